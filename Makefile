@@ -1,0 +1,76 @@
+# Two commands matter: `make demo` and `make test`. Both work from a clean clone with python3, make and pip.
+# Neither installs anything a second time unless pyproject.toml or constraints.txt changed.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# Results must not depend on the shell that called make. PIP_* stays: mirrors and proxies are configured there.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
+unexport $(filter ORCHESTRATOR_% RAY_% MLFLOW_% PYTEST_%,$(.VARIABLES))
+
+# A virtual environment knows its own path: one that was moved or copied along with the checkout is made anew.
+ifneq ($(CURDIR),$(shell cat $(VENV)/.created 2>/dev/null))
+.PHONY: $(VENV)/.created
+endif
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+
+.PHONY: demo
+demo: $(VENV)/.installed ## install, then run the quickstart sweep
+	$(BIN)/orchestrator submit quickstart -y
+
+.PHONY: test
+test: $(VENV)/.installed-dev ## install, then run the test suite
+	$(BIN)/python -m pytest -m "not slow and not bench" $(ARGS)
+
+.PHONY: test-all
+test-all: $(VENV)/.installed-dev ## every test, the slow ones included
+	$(BIN)/python -m pytest -m "not bench" $(ARGS)
+
+.PHONY: bench
+bench: $(VENV)/.installed-dev ## measure speed and memory
+	$(BIN)/python -m pytest -m bench -s --timeout=0 $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## ruff, mypy, import layers, sizes and names
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_house_style.py
+
+.PHONY: clean
+clean: ## remove .venv, caches and build output (keeps .orchestrator, where results live)
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .grimp_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Without the ensurepip module (Debian splits it off) the caller's own pip puts pip into the new environment.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed, but $(PYTHON) is " \
+		+ sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+		$(PYTHON) -m venv --clear $(VENV); \
+	else \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check pip; \
+	fi
+	@printf '%s' '$(CURDIR)' > $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): minutes and about 6.5 GB the first time, nothing afterwards."
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+# The development install contains the other one, so whichever command comes first installs once.
+$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): minutes and about 6.5 GB the first time, nothing afterwards."
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,1 @@
+"""Where attempts run: Ray runners, this process, or (in tests) a script."""

@@ -1,0 +1,205 @@
+"""Everything the control plane and the data plane share, and nothing else.
+
+A ``JobRequest`` goes in, a ``JobResult`` comes out or an error of ``orchestrator.errors`` is raised; a backend turns the
+error into a ``JobFailure`` value. All of them are plain JSON on the wire, so that a restarted controller, another
+version or a person with ``jq`` can read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.errors import FailureKind
+
+if TYPE_CHECKING:
+    from orchestrator.storage.protocol import ObjectStore
+
+ENTRY_POINT = "workloads.run:execute"
+"""The one function of the data plane that backends call, by name, inside a runner."""
+
+
+class JobKind(StrEnum):
+    """What a job does; the first part of its name and key."""
+
+    DATASET = "dataset"
+    INDEX = "index"
+    EMBED = "embed"
+    CLUSTER = "cluster"
+    LABELS = "labels"
+    PRETRAIN = "pretrain"
+    FINETUNE = "finetune"
+    PROBE = "probe"
+    KNN = "knn"
+    SEARCH = "search"
+    ANALYZE = "analyze"
+    THEORY = "theory"
+
+
+class Outcome(StrEnum):
+    """How an attempt that did not fail ended."""
+
+    COMMITTED = "committed"
+    ALREADY_COMMITTED = "already_committed"
+    """Another writer committed the key first; this attempt's parts are garbage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one attempt occupies on the cluster. Execution, never identity."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_gib: float = 0.0
+
+    def __str__(self) -> str:
+        return f"cpus={self.cpus:g} gpus={self.gpus:g} memory_gib={self.memory_gib:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How to run an attempt without changing its result."""
+
+    num_threads: int = 1
+    checkpoint_every_steps: int = 0
+    """0 = at the end of every epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One attempt at one job, complete in itself.
+
+    ``identity`` is the job's canonical identity: ``{"kind", "code_version", "parameters": {...}, "inputs": {role: key}}``.
+    """
+
+    attempt_id: str
+    attempt_number: int
+    sweep: str
+    job: str
+    key: str
+    kind: JobKind
+    identity: Mapping[str, Any]
+    store_uri: str
+    execution: Execution = field(default_factory=Execution)
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The identity's parameters of this kind."""
+        parameters: Mapping[str, Any] = self.identity["parameters"]
+        return parameters
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Artifact keys by role."""
+        inputs: Mapping[str, str] = self.identity["inputs"]
+        return inputs
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        kind, execution = JobKind(document["kind"]), Execution(**document["execution"])
+        return cls(**{**document, "kind": kind, "execution": execution})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Seconds that one attempt spent, by phase."""
+
+    import_s: float = 0.0
+    """Loading the data plane; 0 on a warm runner."""
+    setup_s: float = 0.0
+    """From the start of ``execute`` to the first training step (0 for kinds that do not train)."""
+    work_s: float = 0.0
+    """All of ``execute``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """An attempt that ended with its key committed."""
+
+    attempt_id: str
+    key: str
+    outcome: Outcome
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Final scalars of the committed record; rates are fractions in [0, 1]."""
+    timings: Timings = field(default_factory=Timings)
+    resumed_from_step: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        outcome, timings = Outcome(document["outcome"]), Timings(**document["timings"])
+        return cls(**{**document, "outcome": outcome, "timings": timings})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailure:
+    """An attempt that ended without a commit, as a value."""
+
+    attempt_id: str
+    key: str
+    kind: FailureKind
+    message: str
+    traceback: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        return cls(**{**document, "kind": FailureKind(document["kind"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a running attempt is; shown live, never truth."""
+
+    phase: str
+    """``setup``, ``train``, ``evaluate``, ``write`` or what else the kind does."""
+    step: int = 0
+    total_steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        return cls(**document)
+
+
+def _ignore(_: Progress) -> None:
+    return None
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionContext:
+    """What a backend gives to ``execute``: the store, a scratch directory and two callbacks."""
+
+    store: ObjectStore
+    scratch: Path
+    """A directory of this attempt, deleted by the backend afterwards."""
+    cache: Path
+    """A directory of this node, shared by all its attempts and kept between them."""
+    report: Callable[[Progress], None] = _ignore
+    should_stop: Callable[[], bool] = _never
+    """True once the attempt must write a checkpoint and raise ``PreemptedError``; asked once per step."""

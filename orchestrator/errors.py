@@ -1,0 +1,121 @@
+"""The tree of errors of both planes.
+
+Every error says what is wrong (with the value), why it matters and what to do. All of them survive pickling, because
+Ray ships exceptions between processes: an error keeps its constructor arguments in ``args``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FailureKind(StrEnum):
+    """Why an attempt failed; the policy table in ``orchestrator.state.policy`` maps a kind to an action."""
+
+    USER_ERROR = "user_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    BAD_DATA = "bad_data"
+    NUMERICS = "numerics"
+    TIMEOUT = "timeout"
+    HANG = "hang"
+    PREEMPTED = "preempted"
+    NODE_LOST = "node_lost"
+    STORAGE = "storage"
+    INFEASIBLE = "infeasible"
+    UNKNOWN = "unknown"
+
+
+class OrchestratorError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    failure_kind: FailureKind = FailureKind.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLocation:
+    """A place in a YAML file; ``line`` and ``column`` count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+class SpecError(OrchestratorError):
+    """A sweep.yaml is wrong. Carries one message per problem found, each starting with ``file:line:column``."""
+
+    failure_kind = FailureKind.USER_ERROR
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class UserError(OrchestratorError):
+    """The job can never succeed as it was asked for (wrong model name, batch not reachable, ...): no retry."""
+
+    failure_kind = FailureKind.USER_ERROR
+
+
+class BadDataError(OrchestratorError):
+    """A shard or sample is not what its index says, or cannot be decoded."""
+
+    failure_kind = FailureKind.BAD_DATA
+
+
+class NumericsError(OrchestratorError):
+    """A loss or gradient is NaN or infinite."""
+
+    failure_kind = FailureKind.NUMERICS
+
+
+class PreemptedError(OrchestratorError):
+    """The attempt was asked to stop, wrote a checkpoint and returned."""
+
+    failure_kind = FailureKind.PREEMPTED
+
+
+class InfeasibleError(OrchestratorError):
+    """A job asks for more than any node of the cluster has."""
+
+    failure_kind = FailureKind.INFEASIBLE
+
+
+class StorageError(OrchestratorError):
+    """Base of the errors of an object store."""
+
+    failure_kind = FailureKind.STORAGE
+
+
+class NotFoundError(StorageError):
+    """No object has this name."""
+
+
+class PreconditionFailedError(StorageError):
+    """A conditional write lost: the object exists already, or has another etag than expected."""
+
+
+class CorruptObjectError(StorageError):
+    """An object's bytes differ from the size or sha256 that its record or manifest names."""
+
+
+class IdentityMismatchError(StorageError):
+    """A committed record under this key holds another identity: a hash collision or a store altered by hand."""
+
+
+class ControllerError(OrchestratorError):
+    """The controller refuses a command (stale epoch, another holder, unknown sweep)."""
+
+
+class TransitionError(ControllerError):
+    """A journal holds an event that the state of its job does not allow."""
+
+
+class ClusterError(OrchestratorError):
+    """The Ray cluster or the local stack cannot be started or reached."""

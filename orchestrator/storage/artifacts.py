@@ -1,0 +1,177 @@
+"""The commit protocol: parts under the attempt's own nonce, then one ``record.json`` by ``put_if_absent``.
+
+The record names its objects with sizes and sha256. Nothing under a committed name is ever rewritten; of two writers of
+one key the first commit wins and the other's parts are garbage, which no reader can reach.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any, Self
+
+from orchestrator.contract import JobRequest, Outcome
+from orchestrator.errors import CorruptObjectError, IdentityMismatchError, NotFoundError, PreconditionFailedError
+from orchestrator.ids import canonical_json
+from orchestrator.storage.layout import artifact_folder, parts_folder, record_name
+from orchestrator.storage.protocol import ObjectStore
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One object of a committed artifact; ``path`` is relative to the artifact's folder."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The committed output of a job.
+
+    ``metrics`` are final scalars (rates as fractions); ``summary`` is whatever else the kind wants to say in JSON.
+    """
+
+    key: str
+    identity: Mapping[str, Any]
+    attempt_id: str
+    job: str
+    sweep: str
+    created_at_s: float
+    parts: Mapping[str, Part]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    package_digest: str = ""
+    version: int = RECORD_VERSION
+
+    def to_bytes(self) -> bytes:
+        """JSON document, sorted and indented for people."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Inverse of ``to_bytes``."""
+        document = json.loads(content)
+        parts = {name: Part(**part) for name, part in document["parts"].items()}
+        return cls(**{**document, "parts": parts})
+
+
+class ArtifactWriter:
+    """Collects the parts of one attempt and commits them; use once."""
+
+    def __init__(self, store: ObjectStore, request: JobRequest) -> None:
+        self._store = store
+        self._request = request
+        self._folder = parts_folder(request.key, request.attempt_number, secrets.token_hex(8))
+        self._parts: dict[str, Part] = {}
+
+    def add(self, name: str, content: bytes) -> None:
+        """Write a part from memory."""
+        self._store.put(f"{self._folder}/{name}", content)
+        self._remember(name, len(content), sha256(content).hexdigest())
+
+    def add_file(self, name: str, path: Path) -> Part:
+        """Write a part from a local file."""
+        with path.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+        self._store.put_file(f"{self._folder}/{name}", path)
+        return self._remember(name, path.stat().st_size, digest)
+
+    def commit(
+        self,
+        *,
+        now: float,
+        metrics: Mapping[str, float] | None = None,
+        summary: Mapping[str, Any] | None = None,
+        package_digest: str = "",
+    ) -> Outcome:
+        """Publish the record, or notice that another writer already did.
+
+        Raises:
+            IdentityMismatchError: the committed record of this key has another identity.
+        """
+        request = self._request
+        record = Record(
+            key=request.key,
+            identity=request.identity,
+            attempt_id=request.attempt_id,
+            job=request.job,
+            sweep=request.sweep,
+            created_at_s=now,
+            parts=self._parts,
+            metrics=dict(metrics or {}),
+            summary=dict(summary or {}),
+            package_digest=package_digest,
+        )
+        try:
+            # All parts are durable before the record names them: a crash before this line leaves only garbage.
+            self._store.put_if_absent(record_name(request.key), record.to_bytes())
+        except PreconditionFailedError:
+            read_record(self._store, request.key, identity=request.identity)
+            return Outcome.ALREADY_COMMITTED
+        return Outcome.COMMITTED
+
+    def _remember(self, name: str, size_bytes: int, digest: str) -> Part:
+        relative = f"{self._folder}/{name}".removeprefix(artifact_folder(self._request.key) + "/")
+        self._parts[name] = Part(path=relative, size_bytes=size_bytes, sha256=digest)
+        return self._parts[name]
+
+
+def is_committed(store: ObjectStore, key: str) -> bool:
+    """Whether a key has its record."""
+    return store.exists(record_name(key))
+
+
+def read_record(store: ObjectStore, key: str, *, identity: Mapping[str, Any] | None = None) -> Record:
+    """Read a committed record and, if given, compare its identity.
+
+    Raises:
+        NotFoundError: the key is not committed.
+        IdentityMismatchError: the stored identity differs from ``identity``.
+    """
+    record = Record.from_bytes(store.get(record_name(key)))
+    if identity is not None and canonical_json(record.identity) != canonical_json(identity):
+        message = f"{key} is committed with another identity in {store.uri}; run fsck, then delete the altered record"
+        raise IdentityMismatchError(message)
+    return record
+
+
+def part_object(record: Record, name: str) -> str:
+    """Full object name of a part. Raises ``NotFoundError`` if the record has no such part."""
+    if name not in record.parts:
+        message = f"artifact {record.key} has no part {name!r}; it has {sorted(record.parts)}"
+        raise NotFoundError(message)
+    return f"{artifact_folder(record.key)}/{record.parts[name].path}"
+
+
+def read_part(store: ObjectStore, record: Record, name: str) -> bytes:
+    """Read a part and verify its size and sha256. Raises ``CorruptObjectError``."""
+    content = store.get(part_object(record, name))
+    _verify(record, name, len(content), sha256(content).hexdigest())
+    return content
+
+
+def download_part(store: ObjectStore, record: Record, name: str, path: Path) -> Path:
+    """Download a part to a file and verify it. Raises ``CorruptObjectError``."""
+    store.download(part_object(record, name), path)
+    with path.open("rb") as file:
+        digest = file_digest(file, "sha256").hexdigest()
+    _verify(record, name, path.stat().st_size, digest)
+    return path
+
+
+def _verify(record: Record, name: str, size_bytes: int, digest: str) -> None:
+    part = record.parts[name]
+    if (size_bytes, digest) != (part.size_bytes, part.sha256):
+        message = (
+            f"part {name} of {record.key} has {size_bytes} bytes and sha256 {digest[:12]}..., its record says "
+            f"{part.size_bytes} and {part.sha256[:12]}...: the store lost or changed it; delete the record to rebuild it"
+        )
+        raise CorruptObjectError(message)

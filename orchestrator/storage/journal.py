@@ -1,0 +1,62 @@
+"""The append-only log of a sweep: immutable segments, each written by ``put_if_absent`` at the next sequence number.
+
+The sequence number is the fence: a writer that is behind meets a segment it did not write and must stop. Segments hold
+one JSON event per line after a header line with the writer's nonce, so equal events of two writers stay two contents.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from orchestrator.errors import ControllerError, PreconditionFailedError
+from orchestrator.storage.layout import journal_folder, journal_segment
+from orchestrator.storage.protocol import ObjectStore
+
+Event = Mapping[str, Any]
+
+
+class JournalFencedError(ControllerError):
+    """Another writer appended first: this one no longer owns the sweep."""
+
+
+class Journal:
+    """One sweep's journal. ``holder`` names the writer in the headers; readers leave it empty."""
+
+    def __init__(self, store: ObjectStore, sweep: str, *, holder: str = "") -> None:
+        self._store = store
+        self._sweep = sweep
+        self._holder = holder
+        self.next_sequence = 0
+        """Sequence number after the last segment that this object has read or written."""
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Durably append events as one segment: all of them or none.
+
+        Raises:
+            JournalFencedError: somebody else wrote this sequence number.
+        """
+        header = {"sequence": self.next_sequence, "holder": self._holder, "nonce": secrets.token_hex(8)}
+        lines = [json.dumps(line, allow_nan=False) for line in (header, *events)]
+        name = journal_segment(self._sweep, self.next_sequence)
+        try:
+            self._store.put_if_absent(name, ("\n".join(lines) + "\n").encode())
+        except PreconditionFailedError as error:
+            message = f"journal of sweep {self._sweep} has a segment {self.next_sequence} of another writer"
+            raise JournalFencedError(message) from error
+        self.next_sequence += 1
+
+    def read_new(self) -> Iterator[Event]:
+        """Yield the events of all segments from ``next_sequence`` on, advancing it."""
+        while self._store.exists(name := journal_segment(self._sweep, self.next_sequence)):
+            lines = self._store.get(name).decode().splitlines()
+            self.next_sequence += 1
+            for line in lines[1:]:
+                yield json.loads(line)
+
+
+def journal_exists(store: ObjectStore, sweep: str) -> bool:
+    """Whether a sweep has been adopted by any controller yet."""
+    return bool(store.list_children(journal_folder(sweep)))

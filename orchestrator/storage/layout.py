@@ -1,0 +1,98 @@
+"""The one owner of object names (the table of names is in ``docs/design.md``)."""
+
+from __future__ import annotations
+
+
+def artifact_folder(key: str) -> str:
+    """Folder of everything that belongs to a key; its kind is the key's first part."""
+    return f"artifacts/{key.partition('-')[0]}/{key}"
+
+
+def record_name(key: str) -> str:
+    """The object whose existence is the commit of ``key``."""
+    return f"{artifact_folder(key)}/record.json"
+
+
+def parts_folder(key: str, attempt_number: int, nonce: str) -> str:
+    """Folder of the payload of one attempt."""
+    return f"{artifact_folder(key)}/parts/{attempt_number}-{nonce}"
+
+
+def checkpoints_folder(key: str) -> str:
+    """Folder of a job's checkpoints, one sub-folder ``<step>-<nonce>`` each."""
+    return f"{artifact_folder(key)}/checkpoints"
+
+
+def metrics_segment(key: str, attempt_number: int, from_step: int, to_step: int) -> str:
+    """Metrics of the steps ``from_step < step <= to_step`` of one attempt."""
+    return f"metrics/{key}/{attempt_number:06d}/{from_step:012d}-{to_step:012d}.jsonl"
+
+
+def metrics_folder(key: str) -> str:
+    """Folder of all metric segments of a key."""
+    return f"metrics/{key}/"
+
+
+def attempt_name(key: str, number: int) -> str:
+    """The object that allocates attempt ``number`` of a job."""
+    return f"jobs/{key}/attempts/{number:06d}.json"
+
+
+def log_name(sweep: str, job: str, attempt_number: int) -> str:
+    """Text log of one attempt."""
+    return f"logs/{sweep}/{job}/{attempt_number:06d}/rank0.log"
+
+
+def lease_name(cluster: str) -> str:
+    """The lease of the controller of a cluster."""
+    return f"controllers/{cluster}/lease.json"
+
+
+def sweep_folder(sweep: str) -> str:
+    """Folder of everything about one sweep."""
+    return f"sweeps/{sweep}"
+
+
+def spec_name(sweep: str, revision: int) -> str:
+    """The resolved sweep.yaml of a plan revision."""
+    return f"{sweep_folder(sweep)}/spec-{revision:04d}.yaml"
+
+
+def plan_name(sweep: str, revision: int) -> str:
+    """The plan of a revision."""
+    return f"{sweep_folder(sweep)}/plan-{revision:04d}.json"
+
+
+def journal_folder(sweep: str) -> str:
+    """Folder of the journal's segments."""
+    return f"{sweep_folder(sweep)}/journal/"
+
+
+def journal_segment(sweep: str, sequence: int) -> str:
+    """One segment of a sweep's journal."""
+    return f"{journal_folder(sweep)}{sequence:08d}.jsonl"
+
+
+def inbox_folder(sweep: str) -> str:
+    """Folder of clients' messages about a sweep."""
+    return f"{sweep_folder(sweep)}/inbox/"
+
+
+def inbox_message(sweep: str, message_id: str) -> str:
+    """One message of a client."""
+    return f"{inbox_folder(sweep)}{message_id}.json"
+
+
+def progress_name(sweep: str) -> str:
+    """Live progress, overwritten every few seconds; never truth."""
+    return f"{sweep_folder(sweep)}/progress.json"
+
+
+def tracking_name(sweep: str, server: str) -> str:
+    """The publisher's memory of one tracking server."""
+    return f"{sweep_folder(sweep)}/tracking/{server}.json"
+
+
+def report_name(sweep: str, file: str) -> str:
+    """One file of the latest report."""
+    return f"{sweep_folder(sweep)}/report/{file}"

@@ -1,0 +1,212 @@
+"""An object store in a directory of a local (or shared POSIX) file system.
+
+Objects are plain files under their own names, so every tool can read them. Files are never changed in place: an object is
+written to ``.tmp/``, flushed to disk, and then published by ``link`` (exclusive) or ``replace`` (atomic). A reader that
+has opened a file therefore always sees one whole version. NFS: ``link`` is atomic there; ``flock`` needs NFSv4 or a lock
+daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock
+
+from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.storage.protocol import ObjectStat, check_name
+
+_COPY_CHUNK_BYTES = 1024 * 1024
+
+
+class LocalStore:
+    """See ``ObjectStore``. ``root`` is created on first use and may be shared by any number of processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self._staging = self.root / ".tmp"
+        self._locks = self.root / ".locks"
+
+    @property
+    def uri(self) -> str:
+        """``file://`` and the absolute root."""
+        return self.root.as_uri()
+
+    def put(self, name: str, content: bytes) -> ObjectStat:
+        """See ``ObjectStore.put``."""
+        with self._staged(lambda file: _write(file, content)) as staged:
+            return self._replace(name, staged)
+
+    def put_file(self, name: str, path: Path) -> ObjectStat:
+        """See ``ObjectStore.put_file``."""
+        with path.open("rb") as source, self._staged(lambda file: _copy(source, file)) as staged:
+            return self._replace(name, staged)
+
+    def put_if_absent(self, name: str, content: bytes) -> ObjectStat:
+        """See ``ObjectStore.put_if_absent``."""
+        target = self._path(name)
+        with self._staged(lambda file: _write(file, content)) as staged:
+            self._make_parents(target)
+            try:
+                # The content is on disk before the name exists: a crash here leaves garbage in .tmp, never half an object.
+                os.link(staged, target)
+            except FileExistsError:
+                return self._resolve_conflict(name, content)
+            _sync_directory(target.parent)
+        return self.stat(name)
+
+    def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
+        """See ``ObjectStore.put_if_match``."""
+        with self._locked(name):
+            found = self.stat(name).etag if self.exists(name) else None
+            if found != etag:
+                message = f"{name} has etag {found}, expected {etag}: another writer was first; read it again"
+                raise PreconditionFailedError(message)
+            return self.put(name, content)
+
+    def get(self, name: str) -> bytes:
+        """See ``ObjectStore.get``."""
+        return self.get_with_stat(name)[0]
+
+    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+        """See ``ObjectStore.get_with_stat``."""
+        with self._opened(name) as file:
+            return file.read(), _stat_of(name, os.fstat(file.fileno()))
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """See ``ObjectStore.get_range``."""
+        with self._opened(name) as file:
+            file.seek(start)
+            return file.read(length)
+
+    def download(self, name: str, path: Path) -> None:
+        """See ``ObjectStore.download``."""
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+        with self._opened(name) as source, partial.open("wb") as file:
+            _copy(source, file)
+        partial.replace(path)
+
+    def stat(self, name: str) -> ObjectStat:
+        """See ``ObjectStore.stat``."""
+        try:
+            return _stat_of(name, self._path(name).stat())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _not_found(name, self.uri) from error
+
+    def exists(self, name: str) -> bool:
+        """See ``ObjectStore.exists``."""
+        return self._path(name).is_file()
+
+    def list(self, prefix: str) -> Iterator[ObjectStat]:
+        """See ``ObjectStore.list``."""
+        folder = prefix.rpartition("/")[0]
+        start = self._path(folder) if folder else self.root
+        for directory, folders, files in os.walk(start):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for file in files:
+                path = Path(directory, file)
+                name = path.relative_to(self.root).as_posix()
+                if name.startswith(prefix):
+                    with suppress(FileNotFoundError):  # deleted while we walk
+                        yield _stat_of(name, path.stat())
+
+    def list_children(self, prefix: str) -> list[str]:
+        """See ``ObjectStore.list_children``."""
+        folder = self._path(prefix.rstrip("/")) if prefix else self.root
+        try:
+            return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def delete(self, name: str) -> None:
+        """See ``ObjectStore.delete``."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self.root / check_name(name)
+
+    @contextmanager
+    def _staged(self, fill: Callable[[BinaryIO], None]) -> Iterator[Path]:
+        """Write a temporary file, flush it to disk, and delete it afterwards if it was not moved away."""
+        self._staging.mkdir(parents=True, exist_ok=True)
+        staged = self._staging / secrets.token_hex(12)
+        try:
+            with staged.open("xb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            yield staged
+        except OSError as error:
+            message = f"writing under {self.uri} failed: {error}; check free space and permissions"
+            raise StorageError(message) from error
+        finally:
+            staged.unlink(missing_ok=True)
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[BinaryIO]:
+        try:
+            file = self._path(name).open("rb")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise _not_found(name, self.uri) from error
+        with file:
+            yield file
+
+    def _replace(self, name: str, staged: Path) -> ObjectStat:
+        target = self._path(name)
+        self._make_parents(target)
+        stat = _stat_of(name, staged.stat())
+        staged.replace(target)
+        _sync_directory(target.parent)
+        return stat
+
+    def _make_parents(self, target: Path) -> None:
+        """Create missing folders of a name and flush each new folder's entry in its parent."""
+        missing = [folder for folder in target.parents if folder.is_relative_to(self.root) and not folder.exists()]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(missing):
+            _sync_directory(folder.parent)
+
+    def _resolve_conflict(self, name: str, content: bytes) -> ObjectStat:
+        found, stat = self.get_with_stat(name)
+        if found == content:
+            return stat
+        message = f"{name} exists already in {self.uri}: another writer was first; use what it wrote"
+        raise PreconditionFailedError(message)
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        self._locks.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._locks / sha256(name.encode()).hexdigest()[:32]):
+            yield
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+def _copy(source: BinaryIO, file: BinaryIO) -> None:
+    shutil.copyfileobj(source, file, _COPY_CHUNK_BYTES)
+
+
+def _stat_of(name: str, stat: os.stat_result) -> ObjectStat:
+    """Every write makes a new file, so inode + time + size name one version of an object."""
+    etag = f"{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"
+    return ObjectStat(name=name, size_bytes=stat.st_size, etag=etag)
+
+
+def _sync_directory(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _not_found(name: str, uri: str) -> NotFoundError:
+    return NotFoundError(f"no object {name} in {uri}")

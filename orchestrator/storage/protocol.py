@@ -1,0 +1,93 @@
+"""What an object store must do; ``tests/contract/test_object_store.py`` holds every implementation to it.
+
+Names are ``/``-separated, without empty, ``.`` or ``..`` parts. All methods raise ``StorageError`` or its subclasses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.errors import StorageError
+
+_PART = re.compile(r"[A-Za-z0-9_=@+,#~-][A-Za-z0-9._=@+,#~-]*")
+_MAX_NAME = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStat:
+    """What the store knows of one object; ``etag`` changes whenever the content does."""
+
+    name: str
+    size_bytes: int
+    etag: str
+
+
+class ObjectStore(Protocol):
+    """A flat namespace of immutable-by-convention objects with conditional writes."""
+
+    @property
+    def uri(self) -> str:
+        """Absolute URI of the root; ``open_store(store.uri)`` opens the same store elsewhere."""
+
+    def put(self, name: str, content: bytes) -> ObjectStat:
+        """Write an object, replacing any earlier one atomically; durable on return."""
+
+    def put_file(self, name: str, path: Path) -> ObjectStat:
+        """Write an object from a local file, as ``put`` does."""
+
+    def put_if_absent(self, name: str, content: bytes) -> ObjectStat:
+        """Write an object only if none has this name: exactly one of many racing writers wins.
+
+        Raises:
+            PreconditionFailedError: the object exists with other content. The very same content is success, because a
+                retried write meets its own first try after a lost acknowledgement; callers add a nonce where the
+                difference matters.
+        """
+
+    def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
+        """Replace an object only if it still has ``etag``. Never write equal content twice this way (ABA).
+
+        Raises:
+            PreconditionFailedError: the object has another etag or does not exist.
+        """
+
+    def get(self, name: str) -> bytes:
+        """Read a whole object. Raises ``NotFoundError``."""
+
+    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+        """Read a whole object with the etag of exactly these bytes. Raises ``NotFoundError``."""
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """Read ``length`` bytes from ``start``; fewer at the end of the object. Raises ``NotFoundError``."""
+
+    def download(self, name: str, path: Path) -> None:
+        """Stream an object into a local file, atomically. Raises ``NotFoundError``."""
+
+    def stat(self, name: str) -> ObjectStat:
+        """Size and etag. Raises ``NotFoundError``."""
+
+    def exists(self, name: str) -> bool:
+        """Whether an object has this name."""
+
+    def list(self, prefix: str) -> Iterator[ObjectStat]:
+        """All objects whose name starts with ``prefix``, in no promised order."""
+
+    def list_children(self, prefix: str) -> list[str]:
+        """Distinct next name parts below a folder ``prefix`` (which ends in ``/`` or is empty), sorted."""
+
+    def delete(self, name: str) -> None:
+        """Delete an object; deleting a missing one is success."""
+
+
+def check_name(name: str) -> str:
+    """Return the name, or raise ``StorageError`` if it could leave the store or mean two things."""
+    parts = name.split("/")
+    if len(name) > _MAX_NAME or not all(_PART.fullmatch(part) for part in parts):
+        message = f"object name {name!r} is refused: "
+        message += "use parts of letters, digits and ._=@+,#~- (no leading dot) joined by single '/'"
+        raise StorageError(message)
+    return name

@@ -1,0 +1,33 @@
+"""Conversions between the units that names carry (``_bytes``, ``_gib``, ``_s``) and what people read."""
+
+from __future__ import annotations
+
+GIB = 1024**3
+MIB = 1024**2
+KIB = 1024
+
+_BYTE_STEPS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Render a size with a binary prefix: ``1536`` -> ``1.5 KiB``."""
+    for step, name in _BYTE_STEPS:
+        if num_bytes >= step:
+            return f"{num_bytes / step:.1f} {name}"
+    return f"{num_bytes} B"
+
+
+def format_duration(duration_s: float) -> str:
+    """Render a duration: ``0.31`` -> ``0.3s``, ``75`` -> ``1m15s``, ``7300`` -> ``2h01m``."""
+    if duration_s < 60:  # noqa: PLR2004 - seconds in a minute
+        return f"{duration_s:.1f}s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    if minutes < 60:  # noqa: PLR2004 - minutes in an hour
+        return f"{minutes}m{seconds:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
+
+
+def format_percent(fraction: float, *, digits: int = 2) -> str:
+    """Render a fraction in [0, 1] as a percentage; fractions are the only form that is ever stored."""
+    return f"{100 * fraction:.{digits}f}"

@@ -1,0 +1,1 @@
+"""The data plane: data sets, label spaces, training and transfer."""
