@@ -103,8 +103,8 @@ class LocalStore:
         """See ``ObjectStore.exists``."""
         return self._path(name).is_file()
 
-    def list(self, prefix: str) -> Iterator[ObjectStat]:
-        """See ``ObjectStore.list``."""
+    def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
+        """See ``ObjectStore.list_objects``."""
         folder = prefix.rpartition("/")[0]
         start = self._path(folder) if folder else self.root
         for directory, folders, files in os.walk(start):

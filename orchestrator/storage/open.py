@@ -11,11 +11,20 @@ from orchestrator.storage.protocol import ObjectStore
 
 
 def open_store(uri: str) -> ObjectStore:
-    """Open the store at an absolute ``file://`` URI, creating its root.
+    """Open the store at an absolute ``file://`` URI. Creates nothing until the first write.
 
     Raises:
         StorageError: the scheme is unknown or the path is not absolute.
     """
+    return LocalStore(_local_path(uri))
+
+
+def is_initialised(uri: str) -> bool:
+    """Whether something can be in the store at all; asking creates nothing. Raises ``StorageError`` as ``open_store``."""
+    return _local_path(uri).is_dir()
+
+
+def _local_path(uri: str) -> Path:
     parts = urlsplit(uri)
     if parts.scheme != "file":
         message = f"store {uri!r} has the scheme {parts.scheme!r}; supported: file:///absolute/path"
@@ -24,4 +33,4 @@ def open_store(uri: str) -> ObjectStore:
     if parts.netloc not in {"", "localhost"} or not path.is_absolute():
         message = f"store {uri!r} is not absolute; write file:///absolute/path"
         raise StorageError(message)
-    return LocalStore(path)
+    return path

@@ -73,7 +73,7 @@ class ObjectStore(Protocol):
     def exists(self, name: str) -> bool:
         """Whether an object has this name."""
 
-    def list(self, prefix: str) -> Iterator[ObjectStat]:
+    def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
         """All objects whose name starts with ``prefix``, in no promised order."""
 
     def list_children(self, prefix: str) -> list[str]:

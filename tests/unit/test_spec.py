@@ -1,0 +1,167 @@
+"""The sweep language: what is accepted, and how everything else is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import SpecError
+from orchestrator.spec import Sweep, load_sweep, parse_sweep
+from orchestrator.spec.load import shipped_recipes
+from orchestrator.spec.tree import parse_tree
+
+RECIPE = "{epochs: 2, batch_size: 64, lr: 1e-3}"
+GOOD = f"""\
+version: 1
+name: small
+datasets:
+  tree: {{builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}
+  scans: {{builtin: digits}}
+labels:
+  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
+  random: {{dataset: tree, random: {{num_classes: [16, 32]}}}}
+  parity: {{dataset: scans, modulo: 2}}
+pretrain:
+  model: {{name: test_vit, image_size: 32, kwargs: {{depth: 2}}}}
+  labels: ["levels/*", "random/16"]
+  recipe: {RECIPE}
+  seeds: [0, 1]
+transfer:
+  - {{name: top, target: levels/depth1, protocol: finetune, recipe: {RECIPE}, seeds: [0, 1, 2]}}
+report: {{baseline: levels/depth1}}
+resources: {{pretrain: {{cpus: 2}}}}
+"""
+
+
+def parse(text: str) -> Sweep:
+    return parse_sweep(text, "sweep.yaml", {"small": {"epochs": 1, "batch_size": 32, "lr": 0.1}})
+
+
+def problems_of(text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    return str(caught.value)
+
+
+def test_sweep_small_example_is_resolved() -> None:
+    sweep = parse(GOOD)
+    assert list(sweep.labels) == ["levels/depth1", "levels/depth2", "random/16", "random/32", "parity"]
+    assert [space.num_classes for space in sweep.labels.values()] == [2, 8, 16, 32, 2]
+    assert sweep.pretrain.labels == ("levels/depth1", "levels/depth2", "random/16")
+    assert sweep.pretrain.recipe["lr"] == 1e-3
+    assert sweep.pretrain.recipe["momentum"] == 0.9
+    assert sweep.transfer[0].seeds == (0, 1, 2)
+    assert sweep.baseline == "levels/depth1"
+
+
+def test_recipe_name_and_base_take_the_shipped_fields() -> None:
+    named = parse(GOOD.replace(f"  recipe: {RECIPE}", "  recipe: small"))
+    based = parse(GOOD.replace(f"  recipe: {RECIPE}", "  recipe: {base: small, lr: 0.2}"))
+    assert (named.pretrain.recipe["batch_size"], named.pretrain.recipe["lr"]) == (32, 0.1)
+    assert (based.pretrain.recipe["batch_size"], based.pretrain.recipe["lr"]) == (32, 0.2)
+
+
+def test_shipped_files_all_load() -> None:
+    folder = Path("workloads/sweeps")
+    names = [path.stem for path in folder.glob("*.yaml")]
+    assert {"quickstart", "digits"} <= set(names)
+    for name in names:
+        assert load_sweep(name)[0].name == name
+    assert {"default-finetune", "default-probe"} <= set(shipped_recipes())
+
+
+# Each case: what is replaced, by what, and what the error must say.
+WRONG = [
+    ("pretrain:", "pretain:", ["sweep.yaml:10:1", "unknown key 'pretain'", "did you mean 'pretrain'"]),
+    ("  seeds: [0, 1]\n", "  sedes: [0, 1]\n", ["sweep.yaml:14:3", "'sedes'", "did you mean 'seeds'"]),
+    ("version: 1", "version: 2", ["sweep.yaml:1:1", "2 is not one of", "known: 1"]),
+    ("version: 1\n", "", ["'version' is missing", "add 'version: ...'"]),
+    ("name: small", "name: a/b", ["sweep.yaml:2:1", "'a/b'", "letters, digits"]),
+    ("name: small", "name: 7", ["sweep.yaml:2:1", "7 is not text"]),
+    ("num_train: 512", "num_train: many", ["sweep.yaml:4:59", "'many'", "a whole number"]),
+    ("num_train: 512", "num_train: 0", ["num_train", "0 is refused", "greater than or equal to 1"]),
+    ("builtin: digits", "builtin: digit", ["sweep.yaml:5:11", "'digit'", "did you mean 'digits'"]),
+    ("{builtin: digits}", "{val_fraction: 0.2}", ["sweep.yaml:5:3", "'builtin' is missing"]),
+    ("[depth1, depth2]", "[depth1, dept2]", ["sweep.yaml:7:47", "'dept2'", "did you mean 'depth2'", "known: depth1"]),
+    ("[depth1, depth2]", "[depth1, depth1]", ["sweep.yaml:7:47", "a second time"]),
+    ("dataset: scans", "dataset: scan", ["sweep.yaml:9:12", "'scan' is not a data set", "did you mean 'scans'"]),
+    ("modulo: 2", "modulo: 11", ["sweep.yaml:9:28", "11 is more than the 10 classes"]),
+    ("modulo: 2", "modulo: 2, hierarchy: [digit]", ["exactly one of hierarchy, random, modulo"]),
+    ("[16, 32]", "[16, 513]", ["513 classes for 512 training samples"]),
+    ('"random/16"', '"rnd/*"', ["sweep.yaml:12:24", "'rnd/*' matches no label space", "did you mean 'random/"]),
+    ("seeds: [0, 1]\n", "seeds: [0, 0]\n", ["sweep.yaml:14:14", "'0' stands here a second time"]),
+    ("seeds: [0, 1]\n", "seeds: [0, -1]\n", ["seeds[1]", "-1 is refused"]),
+    ("seeds: [0, 1]\n", "seeds: []\n", ["seeds", "at least 1 item"]),
+    (f"  recipe: {RECIPE}", "  recipe: smal", ["sweep.yaml:13:3", "did you mean 'small'"]),
+    (f"  recipe: {RECIPE}", "  recipe: {base: smal}", ["sweep.yaml:13:12", "did you mean 'small'"]),
+    (f"  recipe: {RECIPE}", "  recipe: {epochs: 1, lr: 1}", ["sweep.yaml:13:3", "'batch_size' is missing"]),
+    (f"  recipe: {RECIPE}", "  recipe: {base: small, lerning: 1}", ["sweep.yaml:13:25", "unknown key 'lerning'"]),
+    (f"  recipe: {RECIPE}", "  recipe: {base: small, batch_size: 600}", ["batch_size 600 is more than the 512"]),
+    ("target: levels/depth1", "target: levels/dept1", ["sweep.yaml:16:17", "did you mean 'levels/depth1'"]),
+    ("target: levels/depth1", "target: random/16", ["random ids", "choose a level"]),
+    ("protocol: finetune", "protocol: tune", ["sweep.yaml:16:40", "did you mean 'finetune'"]),
+    ("baseline: levels/depth1", "baseline: parity", ["sweep.yaml:17:10", "not pretrained in this sweep"]),
+    ("{cpus: 2}", "{cpu: 2}", ["sweep.yaml:18:24", "did you mean 'cpus'"]),
+    ("version: 1", "version: 1\nversion: 1", ["sweep.yaml:2:1", "'version' stands here a second time"]),
+    ("seeds: [0, 1]\n", "seeds: [0, 1\n", ["sweep.yaml:", "not valid YAML"]),
+    ("branching: [2, 4]", "branching: [2, 4], patch_size: 7", ["not a multiple of patch_size 7"]),
+    ("branching: [2, 4]", "branching: [2, 4], patch_size: 32", ["an image has 1 patches"]),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), WRONG, ids=[f"{case[1].strip()[:40]}" for case in WRONG])
+def test_sweep_with_one_mistake_is_refused_with_place_value_and_remedy(old: str, new: str, expected: list[str]) -> None:
+    assert old in GOOD
+    text = problems_of(GOOD.replace(old, new, 1))
+    for part in expected:
+        assert part in text
+
+
+def test_sweep_with_several_mistakes_shows_all_of_them() -> None:
+    text = problems_of(GOOD.replace("[depth1, depth2]", "[depth1, dept2]").replace('"random/16"', '"rnd/*"'))
+    assert len(text.splitlines()) == 2
+
+
+def test_transfer_named_twice_is_refused() -> None:
+    line = next(line for line in GOOD.splitlines() if "name: top" in line)
+    assert "'top' stands here a second time" in problems_of(GOOD.replace(line, f"{line}\n{line}"))
+
+
+def test_yaml_pitfalls_are_taken_out() -> None:
+    tree = parse_tree("a: 1e-4\nb: no\nc: 2020-01-01\nd: true\ne: 010\nf: null\ng: 1_000\nh: .5", "f")
+    assert tree.value == {"a": 1e-4, "b": "no", "c": "2020-01-01", "d": True, "e": "010", "f": None, "g": 1000, "h": 0.5}
+
+
+def test_yaml_alias_bomb_is_refused() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 8)]
+    with pytest.raises(SpecError, match="after expanding aliases"):
+        parse_tree("\n".join(lines), "bomb.yaml")
+
+
+def test_yaml_deep_nesting_is_refused() -> None:
+    with pytest.raises(SpecError, match="levels"):
+        parse_tree("a: " + "[" * 60 + "]" * 60, "deep.yaml")
+
+
+def test_yaml_huge_file_is_refused() -> None:
+    with pytest.raises(SpecError, match="more than"):
+        parse_tree("a: " + "x" * 1_000_001, "huge.yaml")
+
+
+def test_yaml_python_tag_is_refused() -> None:
+    with pytest.raises(SpecError):
+        parse_tree("a: !!python/object/apply:os.system ['true']", "evil.yaml")
+
+
+def test_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="not UTF-8"):
+        load_sweep(str(path))
+
+
+def test_file_that_is_missing_is_refused_with_the_shipped_names() -> None:
+    with pytest.raises(SpecError, match="did you mean 'quickstart'"):
+        load_sweep("quikstart")
