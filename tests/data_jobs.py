@@ -1,0 +1,122 @@
+"""Runs data jobs in a store of a test's own, and commits shards made by hand."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from orchestrator.contract import ExecutionContext, JobKind, JobRequest
+from orchestrator.ids import make_key
+from orchestrator.storage.artifacts import ArtifactWriter, Record, read_record
+from orchestrator.storage.local import LocalStore
+from workloads.data.index import SampleIndex
+from workloads.data.jobs import run_dataset, run_index
+from workloads.labels.jobs import run_labels
+from workloads.labels.label_map import LabelMap
+
+TREE = {
+    "builtin": "synthetic-hierarchy",
+    "version": 1,
+    "branching": [2, 2, 3],
+    "image_size": 16,
+    "patch_size": 4,
+    "num_train": 600,
+    "num_val": 72,
+    "seed": 0,
+}
+DIGITS = {"builtin": "digits", "version": 1, "val_fraction": 0.2, "seed": 0}
+
+Member = tuple[str, bytes]
+_HANDLERS = {JobKind.DATASET: run_dataset, JobKind.INDEX: run_index, JobKind.LABELS: run_labels}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlane:
+    """A store and a node in one folder."""
+
+    folder: Path
+
+    @property
+    def store(self) -> LocalStore:
+        return LocalStore(self.folder / "store")
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    def run(self, kind: JobKind, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> Record:
+        """Run one job to its commit."""
+        request = self.request(kind, parameters, inputs or {})
+        scratch = self.folder / "scratch"
+        scratch.mkdir(parents=True, exist_ok=True)
+        _HANDLERS[kind](request, ExecutionContext(store=self.store, scratch=scratch, cache=self.cache))
+        return read_record(self.store, request.key)
+
+    def request(self, kind: JobKind, parameters: Mapping[str, Any], inputs: Mapping[str, str]) -> JobRequest:
+        identity = {"kind": kind.value, "code_version": 1, "parameters": dict(parameters), "inputs": dict(inputs)}
+        key = make_key(kind.value, "", identity)
+        return JobRequest(
+            attempt_id=f"{key}.1",
+            attempt_number=1,
+            sweep="sweep",
+            job=f"{kind.value}/job",
+            key=key,
+            kind=kind,
+            identity=identity,
+            store_uri=self.store.uri,
+        )
+
+    def index(self, dataset_key: str) -> SampleIndex:
+        """Run the index job of a data set and open the result."""
+        record = self.run(JobKind.INDEX, {}, {"dataset": dataset_key})
+        return SampleIndex.open(self.store, record.key, self.cache)
+
+    def builtin(self, parameters: Mapping[str, Any]) -> SampleIndex:
+        """Write and index a built-in data set."""
+        return self.index(self.run(JobKind.DATASET, parameters).key)
+
+    def labels(self, index: SampleIndex, space: Mapping[str, Any]) -> LabelMap:
+        """Run the labels job of a space and open the result."""
+        return LabelMap.open(self.store, self.run(JobKind.LABELS, {"space": space}, {"index": index.key}).key)
+
+    def foreign(self, shards: Mapping[str, bytes], *, num_classes: int = 2) -> str:
+        """Commit shards that this project did not write; returns the key of the data set."""
+        request = self.request(JobKind.DATASET, {"shards": sorted(shards)}, {})
+        writer = ArtifactWriter(self.store, request)
+        for name, content in shards.items():
+            writer.add(name, content)
+        rows = [{"class": leaf, "name": f"c{leaf}", "level": f"l{leaf // 2}"} for leaf in range(num_classes)]
+        writer.add("classes.json", json.dumps(rows).encode())
+        writer.commit(now=0.0)
+        return request.key
+
+
+def tar_of(members: Sequence[Member | tarfile.TarInfo]) -> bytes:
+    """A plain tar of members in this order."""
+    buffer = BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            name, content = member
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, BytesIO(content))
+    return buffer.getvalue()
+
+
+def encoded(format_name: str = "PNG", *, size: tuple[int, int] = (16, 16), seed: int = 0) -> bytes:
+    """A random image of (width, height) pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, format=format_name)
+    return buffer.getvalue()

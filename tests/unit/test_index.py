@@ -1,0 +1,165 @@
+"""The index: columns that find every sample, and the bad data that it refuses."""
+
+import json
+import tarfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from orchestrator.contract import JobKind
+from orchestrator.errors import BadDataError, UserError
+from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_record
+from tests.data_jobs import TREE, DataPlane, Member, encoded, tar_of
+from workloads.data import synthetic
+
+IMAGE = encoded()
+
+
+def link(name: str, target: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = tarfile.SYMTYPE, target
+    return entry
+
+
+def test_index_offsets_find_the_rendered_images(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    split = plane.builtin(TREE).split("train")
+    params = synthetic.SyntheticParameters.from_mapping(
+        {name: value for name, value in TREE.items() if name not in {"builtin", "version"}}
+    )
+    assert split.shard_sizes == (512, 88)
+    for ordinal, sample in enumerate(synthetic.render_split(params, "train")):
+        shard = split.shards[split.shard_ids[ordinal]]
+        content = plane.store.get_range(shard.object_name, int(split.offsets[ordinal]), int(split.lengths[ordinal]))
+        assert np.array_equal(np.asarray(Image.open(BytesIO(content))), sample.image_HWC)
+        assert (split.key(ordinal), split.leaves[ordinal]) == (sample.key, sample.leaf)
+    assert split.rows.tolist() == [*range(512), *range(88)]
+    assert split.place(513) == "train-000001.tar:train-00000513"
+
+
+def test_index_val_split_names_hard_samples(tmp_path: Path) -> None:
+    index = DataPlane(folder=tmp_path).builtin(TREE)
+    val = index.split("val")
+    assert val.subset_names == ("hard", "normal")
+    assert np.bincount(val.subset_ids).tolist() == [36, 36]
+    assert set(index.split("train").subset_ids.tolist()) == {1}
+
+
+def test_index_record_counts_samples_and_classes(tmp_path: Path) -> None:
+    index = DataPlane(folder=tmp_path).builtin(TREE)
+    record = read_record(DataPlane(folder=tmp_path).store, index.key)
+    assert record.metrics == {"num_train": 600, "num_val": 72, "num_classes": 12}
+
+
+def test_index_foreign_shard_with_scattered_members_is_read(tmp_path: Path) -> None:
+    photo = encoded("JPEG", seed=1)
+    members = [
+        ("./", b""),
+        ("a/2.JPG", photo),
+        ("README", b"no extension"),
+        ("a/1.cls", b"1"),
+        ("__meta__.json", b"not a sample"),
+        ("a/2.cls", b"0\n"),
+        ("a/1.png", IMAGE),
+        ("a/1.seg.png", b"another member"),
+    ]
+    plane = DataPlane(folder=tmp_path)
+    split = plane.index(plane.foreign({"train-0.tar": tar_of(members)})).split("train")
+    assert [split.key(ordinal) for ordinal in range(2)] == ["a/2", "a/1"]
+    assert split.leaves.tolist() == [0, 1]
+    assert split.lengths.tolist() == [len(photo), len(IMAGE)]
+
+
+def test_index_name_that_is_not_utf8_is_kept(tmp_path: Path) -> None:
+    latin = b"caf\xe9".decode(errors="surrogateescape")
+    plane = DataPlane(folder=tmp_path)
+    tar = tar_of([(f"{latin}.png", IMAGE), (f"{latin}.cls", b"0")])
+    assert plane.index(plane.foreign({"train-0.tar": tar})).split("train").key(0) == latin
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("a.png", IMAGE)], "train-0.tar:a has no class"),
+        ([("a.png", IMAGE), ("a.cls", b"cat")], "train-0.tar:a has the class b'cat'"),
+        ([("a.png", IMAGE), ("a.cls", b"2")], "train-0.tar:a has the class 2; the class table has 0 to 1"),
+        ([("a.png", IMAGE), ("a.cls", b"-1")], "train-0.tar:a has the class -1"),
+        ([("a.cls", b"0")], "train-0.tar:a has 0 images"),
+        ([("a.png", IMAGE), ("a.jpg", IMAGE), ("a.cls", b"0")], "train-0.tar:a has 2 images"),
+        ([("a.png", b"not an image"), ("a.cls", b"0")], "train-0.tar:a is not a readable image"),
+        ([("a.png", IMAGE[:300] + b"?" + IMAGE[301:]), ("a.cls", b"0")], "train-0.tar:a is not a readable image"),
+        ([("a.png", IMAGE), ("a.cls", b"0"), ("a.png", IMAGE)], "train-0.tar:a has the member .png twice"),
+        ([link("a.png", "b.png"), ("a.cls", b"0")], "train-0.tar:a.png is a link"),
+        ([("a.png", IMAGE), ("a.cls", b"0"), ("a.json", b"{")], "train-0.tar:a has metadata that is not JSON"),
+    ],
+)
+def test_index_bad_sample_is_refused_by_name(
+    tmp_path: Path, members: Sequence[Member | tarfile.TarInfo], message: str
+) -> None:
+    plane = DataPlane(folder=tmp_path)
+    with pytest.raises(BadDataError, match=message):
+        plane.index(plane.foreign({"train-0.tar": tar_of(members)}))
+
+
+def test_index_key_in_two_shards_of_a_split_is_refused(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    tar = tar_of([("a.png", IMAGE), ("a.cls", b"0")])
+    with pytest.raises(BadDataError, match=r"train-1\.tar:a has the key of a sample in train-0\.tar"):
+        plane.index(plane.foreign({"train-0.tar": tar, "train-1.tar": tar}))
+
+
+def test_index_key_in_two_splits_is_accepted(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    tar = tar_of([("a.png", IMAGE), ("a.cls", b"0")])
+    assert set(plane.index(plane.foreign({"train-0.tar": tar, "val-0.tar": tar})).splits) == {"train", "val"}
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "not_a_tar"])
+def test_index_damaged_tar_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+    tar = tar_of([("a.png", IMAGE), ("a.cls", b"0"), ("b.png", IMAGE), ("b.cls", b"1")])
+    second = tar.index(b"b.png")
+    damaged = {"cut": tar[: second + 700], "header": tar[:second] + b"X" + tar[second + 1 :], "not_a_tar": b"?" * 2000}
+    plane = DataPlane(folder=tmp_path)
+    with pytest.raises(BadDataError, match=r"train-0\.tar"):
+        plane.index(plane.foreign({"train-0.tar": damaged[damage]}))
+
+
+def test_index_class_table_with_a_hole_is_refused(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    request = plane.request(JobKind.DATASET, {}, {})
+    writer = ArtifactWriter(plane.store, request)
+    writer.add("classes.json", json.dumps([{"class": 0, "name": "a"}, {"class": 2, "name": "c"}]).encode())
+    writer.commit(now=0.0)
+    with pytest.raises(BadDataError, match=r"classes \[0, 2\]"):
+        plane.index(request.key)
+
+
+def test_index_missing_split_is_a_user_error(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    index = plane.index(plane.foreign({"train-0.tar": tar_of([("a.png", IMAGE), ("a.cls", b"0")])}))
+    with pytest.raises(UserError, match=r"no samples in split 'val'; it has \['train'\]"):
+        index.split("val")
+
+
+def test_index_digest_follows_content_and_not_place(tmp_path: Path) -> None:
+    tars = {f"train-{number}.tar": tar_of([(f"{number}.png", IMAGE), (f"{number}.cls", b"0")]) for number in range(3)}
+    changed = {**tars, "train-2.tar": tar_of([("2.png", IMAGE), ("2.cls", b"1")])}
+    digests = []
+    for folder, shards in (("a", tars), ("b", dict(reversed(tars.items()))), ("c", changed)):
+        plane = DataPlane(folder=tmp_path / folder)
+        index = plane.index(plane.foreign(shards))
+        digests.append(read_record(plane.store, index.key).summary["dataset_digest"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_index_object_names_are_those_of_the_data_set(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    key = plane.foreign({"train-0.tar": tar_of([("a.png", IMAGE), ("a.cls", b"0")])})
+    (shard,) = plane.index(key).split("train").shards
+    record = read_record(plane.store, key)
+    assert shard.object_name == part_object(record, "train-0.tar")
+    assert shard.sha256 == record.parts["train-0.tar"].sha256

@@ -1,0 +1,1 @@
+"""Data sets: shards, their index, the order of samples, and loaders."""

@@ -1,0 +1,1 @@
+"""Label spaces: rules that turn leaf classes or samples into target ids."""
