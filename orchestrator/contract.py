@@ -1,7 +1,7 @@
 """Everything the control plane and the data plane share, and nothing else.
 
-A ``JobRequest`` goes in, a ``JobResult`` comes out or an error of ``orchestrator.errors`` is raised; a backend turns the
-error into a ``JobFailure`` value. All of them are plain JSON on the wire, so that a restarted controller, another
+A ``JobRequest`` goes in, a ``JobResult`` comes out or an error of ``orchestrator.errors`` is raised; a backend turns
+the error into a ``JobFailure`` value. All of them are plain JSON on the wire, so that a restarted controller, another
 version or a person with ``jq`` can read them.
 """
 
@@ -72,7 +72,8 @@ class Execution:
 class JobRequest:
     """One attempt at one job, complete in itself.
 
-    ``identity`` is the job's canonical identity: ``{"kind", "code_version", "parameters": {...}, "inputs": {role: key}}``.
+    ``identity`` is the job's canonical identity:
+    ``{"kind", "code_version", "parameters": {...}, "inputs": {role: key}}``.
     """
 
     attempt_id: str

@@ -19,10 +19,10 @@ def format_bytes(num_bytes: int) -> str:
 
 def format_duration(duration_s: float) -> str:
     """Render a duration: ``0.31`` -> ``0.3s``, ``75`` -> ``1m15s``, ``7300`` -> ``2h01m``."""
-    if duration_s < 60:  # noqa: PLR2004 - seconds in a minute
+    if duration_s < 60:
         return f"{duration_s:.1f}s"
     minutes, seconds = divmod(round(duration_s), 60)
-    if minutes < 60:  # noqa: PLR2004 - minutes in an hour
+    if minutes < 60:
         return f"{minutes}m{seconds:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m"

@@ -51,7 +51,7 @@ class _Builder:
                         self._transfer(transfer, sweep.labels[space], seed, transfer_seed)
         return self._jobs.values()
 
-    def _add(  # noqa: PLR0913 - one place that makes jobs
+    def _add(
         self,
         kind: JobKind,
         name: str,
@@ -78,7 +78,12 @@ class _Builder:
         dataset = self._sweep.datasets[name]
         facets = {"dataset": name}
         self._add(
-            JobKind.DATASET, f"dataset/{name}", dataset.readable, parameters=dataset.parameters, inputs={}, facets=facets
+            JobKind.DATASET,
+            f"dataset/{name}",
+            dataset.readable,
+            parameters=dataset.parameters,
+            inputs={},
+            facets=facets,
         )
         inputs = {"dataset": f"dataset/{name}"}
         self._add(JobKind.INDEX, f"index/{name}", dataset.readable, parameters={}, inputs=inputs, facets=facets)
@@ -90,7 +95,12 @@ class _Builder:
             _readable_space(space),
             parameters={"space": space.space},
             inputs={"index": f"index/{space.dataset}"},
-            facets={"dataset": space.dataset, "label_space": space.name, "level": space.level, "granularity": space.num_classes},
+            facets={
+                "dataset": space.dataset,
+                "label_space": space.name,
+                "level": space.level,
+                "granularity": space.num_classes,
+            },
         )
 
     def _pretrain(self, space: LabelSpace, seed: int) -> None:

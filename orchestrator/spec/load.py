@@ -25,7 +25,9 @@ def load_sweep(reference: str) -> tuple[Sweep, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError((f"{path}:1:1: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8",)) from error
+        raise SpecError(
+            (f"{path}:1:1: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8",)
+        ) from error
     except OSError as error:
         raise SpecError((f"{path}:1:1: cannot be read: {error.strerror}",)) from error
     return parse_sweep(text, _shown_path(path), shipped_recipes()), text

@@ -11,7 +11,7 @@ from orchestrator.contract import JobKind, Resources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A data set; ``parameters`` are its whole identity. ``levels`` maps hierarchy levels to their number of classes."""
+    """A data set; ``parameters`` are its whole identity. ``levels`` maps levels to their number of classes."""
 
     name: str
     readable: str

@@ -91,4 +91,4 @@ def _real_path(loc: tuple[int | str, ...], root: object) -> Path:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - fits a terminal line
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""From the validated schema to the resolved sweep: expands label spaces, globs and recipes, and checks references. Pure."""
+"""From the validated schema to the resolved sweep: label spaces, globs, recipes and references. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class _Resolver:
     def resolve(self) -> Sweep:
         spec = self._spec
         datasets = {name: self._dataset(name, entry) for name, entry in spec.datasets.items()}
-        labels = {space.name: space for name, entry in spec.labels.items() for space in self._spaces(name, entry, datasets)}
+        labels = {
+            space.name: space for name, entry in spec.labels.items() for space in self._spaces(name, entry, datasets)
+        }
         pretrain = self._pretrain(labels)
         transfer = tuple(self._transfer(position, entry, labels) for position, entry in enumerate(spec.transfer))
         self._check_batches(pretrain, transfer, labels, datasets)
@@ -82,7 +84,12 @@ class _Resolver:
         if isinstance(entry, Digits):
             num_train = int(_NUM_DIGITS * (1 - entry.val_fraction))
             return Dataset(
-                name=name, readable="digits", parameters=parameters, levels={"digit": 10}, num_classes=10, num_train=num_train
+                name=name,
+                readable="digits",
+                parameters=parameters,
+                levels={"digit": 10},
+                num_classes=10,
+                num_train=num_train,
             )
         self._check_patches(("datasets", name), entry)
         levels = {f"depth{depth}": prod(entry.branching[:depth]) for depth in range(1, len(entry.branching) + 1)}
@@ -97,13 +104,17 @@ class _Resolver:
 
     def _check_patches(self, path: Path, entry: SyntheticHierarchy) -> None:
         if entry.image_size % entry.patch_size:
-            message = f"{entry.image_size} is not a multiple of patch_size {entry.patch_size}; images hold whole patches"
+            message = (
+                f"{entry.image_size} is not a multiple of patch_size {entry.patch_size}; images hold whole patches"
+            )
             self._complain((*path, "image_size"), message)
             return
         patches = (entry.image_size // entry.patch_size) ** 2
         needed = entry.num_common_patches + entry.num_subclass_patches * (len(entry.branching) - 1)
         if needed > patches:
-            message = f"an image has {patches} patches, but features need {needed}; use smaller patches or fewer of them"
+            message = (
+                f"an image has {patches} patches, but features need {needed}; use smaller patches or fewer of them"
+            )
             self._complain(path, message)
 
     def _spaces(self, name: str, entry: LabelEntry, datasets: Mapping[str, Dataset]) -> Iterator[LabelSpace]:
@@ -128,7 +139,7 @@ class _Resolver:
                 self._complain(("labels", name, "hierarchy", position), message)
                 continue
             space = {"hierarchy": level}
-            yield _space(f"{name}/{level}", name, level, dataset, space, dataset.levels[level])
+            yield _space(f"{name}/{level}", name, level, dataset, (space, dataset.levels[level]))
 
     def _random(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[LabelSpace]:
         assert entry.random is not None  # noqa: S101 - for the type checker
@@ -139,14 +150,14 @@ class _Resolver:
                 message = f"{number} classes for {dataset.num_train} training samples; at most one class per sample"
                 self._complain((*path, position), message)
             space = {"random": {"num_classes": number, "seed": entry.random.seed}}
-            yield _space(f"{name}/{number}", name, str(number), dataset, space, number)
+            yield _space(f"{name}/{number}", name, str(number), dataset, (space, number))
 
     def _modulo(self, name: str, entry: LabelEntry, dataset: Dataset) -> LabelSpace:
         assert entry.modulo is not None  # noqa: S101 - for the type checker
         if entry.modulo > dataset.num_classes:
             message = f"{entry.modulo} is more than the {dataset.num_classes} classes of data set '{dataset.name}'"
             self._complain(("labels", name, "modulo"), message + f"; use 2 to {dataset.num_classes}")
-        return _space(name, name, f"mod{entry.modulo}", dataset, {"modulo": entry.modulo}, entry.modulo)
+        return _space(name, name, f"mod{entry.modulo}", dataset, ({"modulo": entry.modulo}, entry.modulo))
 
     def _pretrain(self, labels: Mapping[str, LabelSpace]) -> Pretrain:
         spec = self._spec.pretrain
@@ -205,7 +216,9 @@ class _Resolver:
         labels: Mapping[str, LabelSpace],
         datasets: Mapping[str, Dataset],
     ) -> None:
-        uses: list[tuple[Path, Mapping[str, Any], Sequence[str]]] = [(("pretrain", "recipe"), pretrain.recipe, pretrain.labels)]
+        uses: list[tuple[Path, Mapping[str, Any], Sequence[str]]] = [
+            (("pretrain", "recipe"), pretrain.recipe, pretrain.labels)
+        ]
         uses += [(("transfer", n, "recipe"), item.recipe, (item.target,)) for n, item in enumerate(transfer)]
         for path, recipe, names in uses:
             for space in filter(None, map(labels.get, names[:1])):
@@ -238,9 +251,6 @@ class _Resolver:
         return Resources(**getattr(self._spec.resources, group).model_dump())
 
 
-def _space(
-    name: str, entry: str, level: str, dataset: Dataset, space: Mapping[str, Any], num_classes: int
-) -> LabelSpace:
-    return LabelSpace(
-        name=name, entry=entry, level=level, dataset=dataset.name, space=space, num_classes=num_classes
-    )
+def _space(name: str, entry: str, level: str, dataset: Dataset, rule: tuple[Mapping[str, Any], int]) -> LabelSpace:
+    space, num_classes = rule
+    return LabelSpace(name=name, entry=entry, level=level, dataset=dataset.name, space=space, num_classes=num_classes)

@@ -50,7 +50,9 @@ class SyntheticHierarchy(Strict):
     hard_fraction: Fraction = Field(0.5, description="Share of validation samples without common-feature patches.")
     noise: float = Field(1.0, ge=0, description="Standard deviation of the pixel noise.")
     feature_amplitude: float = Field(1.0, gt=0, description="Root-mean-square pixel value of a feature patch.")
-    amplitude_jitter: float = Field(0.2, ge=0, lt=1, description="iota: squared amplitudes lie in [1 - iota, 1 + iota].")
+    amplitude_jitter: float = Field(
+        0.2, ge=0, lt=1, description="iota: squared amplitudes lie in [1 - iota, 1 + iota]."
+    )
     weak_amplitude: Fraction = Field(0.2, description="gamma: largest amplitude of a weak feature of another class.")
     num_weak_features: int = Field(2, ge=0, description="Weak features in each remaining patch.")
     num_common_patches: Count = Field(4, description="Patches that name the superclass, in a normal sample.")
@@ -143,15 +145,21 @@ class TransferSpec(Strict):
 
     name: Name
     target: str = Field(description="Label space to transfer to, by its path (levels/depth1).")
-    protocol: Literal["finetune", "probe"] = Field(description="Train everything, or a linear head on a frozen backbone.")
-    recipe: str | dict[str, Any] | None = Field(None, description="As in pretrain; default: the protocol's shipped one.")
+    protocol: Literal["finetune", "probe"] = Field(
+        description="Train everything, or a linear head on a frozen backbone."
+    )
+    recipe: str | dict[str, Any] | None = Field(
+        None, description="As in pretrain; default: the protocol's shipped one."
+    )
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Transfer seeds.")
 
 
 class ReportSpec(Strict):
     """The answer."""
 
-    baseline: str | None = Field(None, description="Label space to compare with: pretrained on the target's own labels.")
+    baseline: str | None = Field(
+        None, description="Label space to compare with: pretrained on the target's own labels."
+    )
     metric: Literal["val_error", "best_val_error"] = Field("val_error", description="What is compared.")
 
 

@@ -1,15 +1,15 @@
 """YAML with positions: plain values plus the place where each of them stands.
 
-Only the safe subset is read, with the pitfalls of YAML 1.1 taken out: ``1e-4`` is a float, only ``true`` and ``false`` are
-booleans (``no``, ``on`` and ``off`` stay text), dates stay text, duplicate keys are refused, and size, depth and the
-expansion of aliases are bounded.
+Only the safe subset is read, with the pitfalls of YAML 1.1 taken out: ``1e-4`` is a float, only ``true`` and
+``false`` are booleans (``no``, ``on`` and ``off`` stay text), dates stay text, duplicate keys are refused, and size,
+depth and the expansion of aliases are bounded.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -44,9 +44,8 @@ _SCALARS = (
 class _Loader(yaml.SafeLoader):
     """A SafeLoader whose plain scalars follow the YAML 1.2 core schema."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
-
+_Loader.yaml_implicit_resolvers = {}  # or else the YAML 1.1 rules of the base class would stay
 for _tag, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_tag, _pattern, _first)
 
@@ -78,7 +77,9 @@ def parse_tree(text: str, file: str) -> Tree:
         SpecError: not YAML, not a mapping, a key twice, too large, too deep or too much expansion.
     """
     if len(text.encode()) > MAX_BYTES:
-        raise SpecError((f"{file}:1:1: the file has more than {MAX_BYTES} bytes; a sweep.yaml is text that people read",))
+        raise SpecError(
+            (f"{file}:1:1: the file has more than {MAX_BYTES} bytes; a sweep.yaml is text that people read",)
+        )
     tree = Tree(file=file)
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -110,7 +111,9 @@ class _Builder:
             limit = f"more than {MAX_NODES} values after expanding aliases, or more than {MAX_DEPTH} levels"
             raise SpecError((f"{place}: {limit}; write the file out flat",))
         if node.tag not in _TAGS:
-            raise SpecError((f"{place}: the tag {node.tag!r} is refused; write plain text, numbers, lists and mappings",))
+            raise SpecError(
+                (f"{place}: the tag {node.tag!r} is refused; write plain text, numbers, lists and mappings",)
+            )
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -133,7 +136,7 @@ class _Builder:
 
     def _scalar(self, node: yaml.Node, place: SourceLocation) -> Any:  # noqa: ANN401
         try:
-            return self._scalars.construct_object(node)  # type: ignore[no-untyped-call]
+            return self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
             raise SpecError((f"{place}: {node.value!r} is not readable: {error}",)) from error
 

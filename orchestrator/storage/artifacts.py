@@ -172,6 +172,6 @@ def _verify(record: Record, name: str, size_bytes: int, digest: str) -> None:
     if (size_bytes, digest) != (part.size_bytes, part.sha256):
         message = (
             f"part {name} of {record.key} has {size_bytes} bytes and sha256 {digest[:12]}..., its record says "
-            f"{part.size_bytes} and {part.sha256[:12]}...: the store lost or changed it; delete the record to rebuild it"
+            f"{part.size_bytes} and {part.sha256[:12]}...: the store lost or changed it; delete the record to redo it"
         )
         raise CorruptObjectError(message)

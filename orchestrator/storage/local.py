@@ -1,9 +1,9 @@
 """An object store in a directory of a local (or shared POSIX) file system.
 
-Objects are plain files under their own names, so every tool can read them. Files are never changed in place: an object is
-written to ``.tmp/``, flushed to disk, and then published by ``link`` (exclusive) or ``replace`` (atomic). A reader that
-has opened a file therefore always sees one whole version. NFS: ``link`` is atomic there; ``flock`` needs NFSv4 or a lock
-daemon.
+Objects are plain files under their own names, so every tool can read them. Files are never changed in place: an object
+is written to ``.tmp/``, flushed to disk, and then published by ``link`` (exclusive) or ``replace`` (atomic). A reader
+that has opened a file therefore always sees one whole version. NFS: ``link`` is atomic there; ``flock`` needs NFSv4 or
+a lock daemon.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO
 
 from filelock import FileLock
@@ -54,7 +55,7 @@ class LocalStore:
         with self._staged(lambda file: _write(file, content)) as staged:
             self._make_parents(target)
             try:
-                # The content is on disk before the name exists: a crash here leaves garbage in .tmp, never half an object.
+                # The content is on disk before the name exists: a crash leaves garbage in .tmp, never half an object.
                 os.link(staged, target)
             except FileExistsError:
                 return self._resolve_conflict(name, content)
@@ -95,9 +96,12 @@ class LocalStore:
     def stat(self, name: str) -> ObjectStat:
         """See ``ObjectStore.stat``."""
         try:
-            return _stat_of(name, self._path(name).stat())
+            found = self._path(name).stat()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _not_found(name, self.uri) from error
+        if not S_ISREG(found.st_mode):  # a folder of objects is no object
+            raise _not_found(name, self.uri)
+        return _stat_of(name, found)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
@@ -120,7 +124,7 @@ class LocalStore:
         """See ``ObjectStore.list_children``."""
         folder = self._path(prefix.rstrip("/")) if prefix else self.root
         try:
-            return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+            return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
             return []
 

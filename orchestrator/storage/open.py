@@ -20,7 +20,11 @@ def open_store(uri: str) -> ObjectStore:
 
 
 def is_initialised(uri: str) -> bool:
-    """Whether something can be in the store at all; asking creates nothing. Raises ``StorageError`` as ``open_store``."""
+    """Whether something can be in the store at all; asking creates nothing.
+
+    Raises:
+        StorageError: as ``open_store``.
+    """
     return _local_path(uri).is_dir()
 
 

@@ -80,7 +80,9 @@ class OverlayStore:
         """See ``ObjectStore.list_objects``."""
         written = {stat.name: stat for stat in self._top.list_objects(prefix)}
         yield from written.values()
-        yield from (stat for stat in self._base.list_objects(prefix) if stat.name not in written and self._visible(stat.name))
+        yield from (
+            stat for stat in self._base.list_objects(prefix) if stat.name not in written and self._visible(stat.name)
+        )
 
     def list_children(self, prefix: str) -> list[str]:
         """See ``ObjectStore.list_children``."""

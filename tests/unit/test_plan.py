@@ -79,7 +79,12 @@ def test_plan_order_is_topological() -> None:
 
 def test_plan_names_are_paths() -> None:
     names = set(plan_of().by_name())
-    expected = {"dataset/tree", "labels/random/16", "pretrain/levels/depth2/seed1", "finetune/top/levels/depth2/seed0/seed1"}
+    expected = {
+        "dataset/tree",
+        "labels/random/16",
+        "pretrain/levels/depth2/seed1",
+        "finetune/top/levels/depth2/seed0/seed1",
+    }
     assert expected <= names
 
 
@@ -139,13 +144,19 @@ IDENTITY = [
     ("name: test_vit", "name: test_resnet", {JobKind.PRETRAIN}),
     ("image_size: 32", "image_size: 48", {JobKind.PRETRAIN}),
     ("image_size: 32", "image_size: 32, kwargs: {depth: 3}", {JobKind.PRETRAIN}),
-    ("  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}", "  recipe: {epochs: 3, batch_size: 64, lr: 1e-3}", {JobKind.PRETRAIN}),
+    (
+        "  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}",
+        "  recipe: {epochs: 3, batch_size: 64, lr: 1e-3}",
+        {JobKind.PRETRAIN},
+    ),
     ("probe, recipe: {epochs: 2", "probe, recipe: {epochs: 5", {JobKind.PROBE}),
 ]
 
 
 @pytest.mark.parametrize(("old", "new", "kinds"), IDENTITY)
-def test_keys_identity_changed_move_the_job_and_exactly_its_descendants(old: str, new: str, kinds: set[JobKind]) -> None:
+def test_keys_identity_changed_move_the_job_and_exactly_its_descendants(
+    old: str, new: str, kinds: set[JobKind]
+) -> None:
     assert changed_by(old, new) == descendants(plan_of(), kinds)
 
 

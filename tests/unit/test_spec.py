@@ -130,7 +130,16 @@ def test_transfer_named_twice_is_refused() -> None:
 
 def test_yaml_pitfalls_are_taken_out() -> None:
     tree = parse_tree("a: 1e-4\nb: no\nc: 2020-01-01\nd: true\ne: 010\nf: null\ng: 1_000\nh: .5", "f")
-    assert tree.value == {"a": 1e-4, "b": "no", "c": "2020-01-01", "d": True, "e": "010", "f": None, "g": 1000, "h": 0.5}
+    assert tree.value == {
+        "a": 1e-4,
+        "b": "no",
+        "c": "2020-01-01",
+        "d": True,
+        "e": "010",
+        "f": None,
+        "g": 1000,
+        "h": 0.5,
+    }
 
 
 def test_yaml_alias_bomb_is_refused() -> None:

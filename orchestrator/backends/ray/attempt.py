@@ -1,0 +1,139 @@
+"""One attempt inside a runner: runs the data plane's entry point and keeps what came of it."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from orchestrator.backends.classify import failure_from
+from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.log import AttemptLog
+from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
+from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
+from orchestrator.errors import FailureKind
+from orchestrator.storage.layout import log_name
+from orchestrator.storage.open import open_store
+
+Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
+
+WARM_UP = "warm_up"
+"""Optional function beside the entry point that imports what most jobs need."""
+
+
+class EntryPoint:
+    """``package.module:function`` of the data plane, loaded by name so that the control plane never imports it."""
+
+    def __init__(self, name: str) -> None:
+        self._module, _, self._function = name.partition(":")
+        self.is_warm = False
+
+    def warm_up(self) -> None:
+        """Import ahead of the first attempt. A failing import is met again, and reported, by the attempt itself."""
+        try:
+            self.load()
+        except Exception:  # noqa: BLE001 - see above
+            traceback.print_exc()
+
+    def load(self) -> Execute:
+        """The function itself. Raises whatever its import raises."""
+        module = importlib.import_module(self._module)
+        execute: Execute = getattr(module, self._function)
+        if not self.is_warm:
+            getattr(module, WARM_UP, lambda: None)()
+            self.is_warm = True
+        return execute
+
+
+class AttemptRun:
+    """An attempt from its acceptance to its release; ``execute`` runs in one thread, all else in any."""
+
+    def __init__(self, request: JobRequest) -> None:
+        self.request = request
+        self._accepted_s = time.monotonic()
+        self._progress = Progress(phase="starting")
+        self._outcome: JobResult | JobFailure | None = None
+        self._ended = threading.Event()
+        self._stop = threading.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is an outcome."""
+        return self._ended.is_set()
+
+    @property
+    def poison(self) -> str:
+        """Why the process that ran this attempt must not run another; empty = it may."""
+        outcome = self._outcome
+        if not isinstance(outcome, JobFailure):
+            return ""
+        if outcome.kind is FailureKind.OUT_OF_MEMORY or "CUDA error" in outcome.message:
+            return f"attempt {outcome.attempt_id} ended with: {outcome.message}"
+        return ""
+
+    def stop(self) -> None:
+        """Ask the attempt to write a checkpoint and end."""
+        self._stop.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until the end or the timeout."""
+        self._ended.wait(timeout_s)
+
+    def report(self) -> dict[str, Any]:
+        """Status, progress and outcome as JSON."""
+        outcome = self._outcome
+        if isinstance(outcome, JobResult):
+            return {"status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
+        if isinstance(outcome, JobFailure):
+            return {"status": AttemptStatus.FAILED.value, "failure": outcome.to_json()}
+        return {"status": AttemptStatus.RUNNING.value, "progress": self._progress.to_json()}
+
+    def execute(self, entry_point: EntryPoint, settings: RunnerSettings) -> None:
+        """Run to the end; whatever happens becomes the outcome."""
+        try:
+            self._outcome = self._run(entry_point, settings)
+        except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
+            self._outcome = failure_from(error, self.request)
+        self._ended.set()
+
+    def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:
+        request = self.request
+        store = open_store(request.store_uri)
+        scratch = Path(tempfile.mkdtemp(prefix="attempt-"))
+        cache = cache_directory()
+        cache.mkdir(parents=True, exist_ok=True)
+        context = ExecutionContext(
+            store=store, scratch=scratch, cache=cache, report=self._show, should_stop=self._stop.is_set
+        )
+        name = log_name(request.sweep, request.job, request.attempt_number)
+        # The log lies beside the scratch directory: a job may empty its scratch.
+        log_path = scratch.with_suffix(".log")
+        try:
+            with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
+                return self._call(entry_point, context)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            log_path.unlink(missing_ok=True)
+
+    def _call(self, entry_point: EntryPoint, context: ExecutionContext) -> JobResult:
+        try:
+            execute = entry_point.load()
+            waited_s = time.monotonic() - self._accepted_s
+            result = execute(self.request, context)
+        except BaseException:
+            traceback.print_exc(file=sys.stderr)  # into the attempt's log
+            raise
+        # The wait for the worker thread is nearly all import: the thread starts with the warm-up.
+        timings = replace(result.timings, import_s=waited_s + result.timings.import_s)
+        return replace(result, timings=timings)
+
+    def _show(self, progress: Progress) -> None:
+        self._progress = progress

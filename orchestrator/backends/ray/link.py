@@ -1,0 +1,202 @@
+"""One runner as the backend sees it: calls in flight, and what the last answers said. Never waits for an answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.runner import MAX_WAIT_S
+from orchestrator.backends.ray.wire import Answer, RunnerDescription
+from orchestrator.contract import JobRequest, Resources
+
+REPORT_WAIT_S = 1.0
+"""How long a runner holds a question for news; its answer then brings the newest progress."""
+_LOG = logging.getLogger(__name__)
+
+
+class LinkState(StrEnum):
+    """Whether a runner may be given work."""
+
+    CREATED = "created"
+    """By this backend; its process may not be up yet, but calls queue."""
+    FOUND = "found"
+    """By its name: another controller created it, and it has not acknowledged our epoch yet."""
+    READY = "ready"
+    GONE = "gone"
+    """Dead, killed, or refusing: nothing here counts any more."""
+
+
+class _Call(StrEnum):
+    ANNOUNCE = "announce"
+    START = "start"
+    REPORT = "report"
+    STOP = "stop"
+    RELEASE = "release"
+
+
+class RunnerLink:
+    """Use from one thread. ``poll_links`` moves all links on."""
+
+    def __init__(self, name: str, shape: Resources, handle: ActorHandle[Any], state: LinkState) -> None:
+        self.name = name
+        self.shape = shape
+        self.state = state
+        self.since_s = time.monotonic()
+        """When this link was made."""
+        self.idle_since_s = self.since_s
+        self.attempt_id = ""
+        """The attempt that occupies the runner; empty = none."""
+        self.request: JobRequest | None = None
+        """Known only for attempts that this backend started."""
+        self.is_started = False
+        """Whether the runner has acknowledged the attempt."""
+        self.refused: Answer | None = None
+        """Why the runner did not take the attempt."""
+        self.digest = ""
+        self.was_found = state is LinkState.FOUND
+        """Whether another controller created it, perhaps of other code."""
+        self.was_warm = False
+        """Whether it was up when it was given its attempt: it may have left just then."""
+        self.report: Mapping[str, Any] = {}
+        """Last report on the attempt."""
+        self.gone_reason = ""
+        self._handle: Any = handle  # Ray's types know no remote methods of an actor found by name
+        self._epoch = 0
+        self._to_release = ""
+        self._must_stop = False
+        self._calls: dict[_Call, ray.ObjectRef[Any]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether an attempt may be given to it."""
+        return not self.attempt_id and self.state in {LinkState.CREATED, LinkState.READY}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its attempt has an outcome."""
+        return self.report.get("status") in {AttemptStatus.SUCCEEDED, AttemptStatus.FAILED}
+
+    @property
+    def refs(self) -> list[ray.ObjectRef[Any]]:
+        """Calls in flight."""
+        return list(self._calls.values())
+
+    def announce(self, epoch: int) -> None:
+        """Raise the runner's epoch; its answer makes the link ready."""
+        self._epoch = epoch
+        self._calls[_Call.ANNOUNCE] = self._handle.announce.remote(epoch)
+
+    def start(self, request: JobRequest) -> None:
+        """Give the runner an attempt, and let go of the former one."""
+        self.attempt_id, self.request = request.attempt_id, request
+        self.was_warm = self.state is LinkState.READY
+        releases, self._to_release = self._to_release, ""
+        self._calls[_Call.START] = self._handle.start.remote(request.to_json(), self._epoch, releases)
+
+    def stop(self) -> None:
+        """Ask the attempt to end; waits for the runner's acceptance, which a stop must not overtake."""
+        self._must_stop = not self.is_started
+        if not self._must_stop:
+            self._calls[_Call.STOP] = self._handle.stop.remote(self.attempt_id, self._epoch)
+
+    def release(self) -> None:
+        """Let go of the ended attempt; the next ``start`` repeats this, should it overtake the call."""
+        self._to_release = self.attempt_id
+        self._calls[_Call.RELEASE] = self._handle.release.remote(self.attempt_id, self._epoch)
+        self._calls.pop(_Call.REPORT, None)
+        self.forget_attempt()
+
+    def forget_attempt(self) -> None:
+        """The runner is not occupied any more, as far as this backend is concerned."""
+        self.attempt_id, self.request, self.report = "", None, {}
+        self.is_started, self.refused, self._must_stop = False, None, False
+        self.idle_since_s = time.monotonic()
+
+    def kill(self, reason: str) -> None:
+        """End the runner's process, whatever it does."""
+        _LOG.info("runner %s is ended: %s", self.name, reason)
+        ray.kill(self._handle, no_restart=True)
+        self.give_up(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Count the runner as lost."""
+        self.state, self.gone_reason = LinkState.GONE, reason
+        self._calls.clear()
+
+    def settle(self, ready: set[ray.ObjectRef[Any]]) -> None:
+        """Take the answers that have come, and ask for news of a running attempt."""
+        for call, ref in list(self._calls.items()):
+            if ref in ready and self._calls.get(call) == ref:
+                del self._calls[call]
+                self._take(call, ref)
+        is_asked = _Call.REPORT in self._calls or self.has_ended
+        if self.state is LinkState.READY and self.attempt_id and self.is_started and not is_asked:
+            self._calls[_Call.REPORT] = self._handle.report.remote(self.attempt_id, min(REPORT_WAIT_S, MAX_WAIT_S))
+
+    def _take(self, call: _Call, ref: ray.ObjectRef[Any]) -> None:
+        try:
+            answer = ray.get(ref)
+        except ActorUnavailableError as error:
+            # The node may only be slow to reach: ask again. Commands are idempotent.
+            _LOG.warning("runner %s does not answer now: %s", self.name, error)
+            self._repeat(call)
+        except RayActorError as error:
+            self.give_up(f"runner {self.name} has died: {_first_line(error)}")
+        except RayError as error:
+            self.kill(f"runner {self.name} failed in {call}: {_first_line(error)}")
+        else:
+            self._apply(call, answer)
+
+    def _repeat(self, call: _Call) -> None:
+        if call is _Call.ANNOUNCE:
+            self.announce(self._epoch)
+        elif call is _Call.START and self.request is not None:
+            self._calls[call] = self._handle.start.remote(self.request.to_json(), self._epoch, self._to_release)
+        elif call is _Call.STOP:
+            self.stop()
+
+    def _apply(self, call: _Call, answer: Any) -> None:  # noqa: ANN401 - decoded JSON
+        if call is _Call.ANNOUNCE:
+            self._introduce(RunnerDescription.from_json(answer))
+        elif call is _Call.START:
+            self.is_started = answer == Answer.ACCEPTED
+            self.refused = None if self.is_started else Answer(answer)
+            self.state = LinkState.READY
+            if self._must_stop and self.is_started:
+                self.stop()
+        elif call is _Call.REPORT:
+            self.report = answer
+
+    def _introduce(self, description: RunnerDescription) -> None:
+        self.digest = description.digest
+        if description.epoch > self._epoch:
+            self.give_up(f"runner {self.name} obeys epoch {description.epoch}; this controller has {self._epoch}")
+        elif description.leaving and not description.attempt_id:
+            self.give_up(f"runner {self.name} leaves: {description.leaving}")
+        else:
+            if self.state is LinkState.FOUND and description.attempt_id:
+                self.attempt_id, self.is_started = description.attempt_id, True
+            self.state = LinkState.READY
+
+
+def poll_links(links: list[RunnerLink]) -> None:
+    """Take every answer that is there; waits for none."""
+    refs = [ref for link in links for ref in link.refs]
+    ready: set[ray.ObjectRef[Any]] = set()
+    if refs:
+        ready.update(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
+    for link in links:
+        if link.state is not LinkState.GONE:
+            link.settle(ready)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

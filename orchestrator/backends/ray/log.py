@@ -1,0 +1,90 @@
+"""The text log of an attempt: everything this process prints and logs while the attempt runs, copied to the store."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from orchestrator.errors import StorageError
+from orchestrator.storage.protocol import ObjectStore
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Tee:
+    """A text stream that writes to two; everything else is the first one's."""
+
+    def __init__(self, original: TextIO, copy: TextIO) -> None:
+        self._original = original
+        self._copy = copy
+
+    def write(self, text: str) -> int:
+        self._copy.write(text)
+        return self._original.write(text)
+
+    def flush(self) -> None:
+        self._original.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._original, name)
+
+
+class AttemptLog:
+    """Context of one attempt. The store has the log a few seconds late, and whole once the context has ended.
+
+    Only what goes through Python is seen; native libraries write to the worker's own files on the node.
+    """
+
+    def __init__(self, store: ObjectStore, name: str, path: Path, *, every_s: float) -> None:
+        self._store = store
+        self._name = name
+        self._path = path
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self._uploaded_bytes = -1
+
+    def __enter__(self) -> Self:
+        self._streams = (sys.stdout, sys.stderr)
+        # Line buffered: what was printed before a kill -9 is in the file, and the last upload has it.
+        self._file = self._path.open("w", encoding="utf-8", errors="backslashreplace", buffering=1)
+        sys.stdout, sys.stderr = _Tee(sys.stdout, self._file), _Tee(sys.stderr, self._file)
+        self._handler = logging.StreamHandler(self._file)
+        self._handler.setFormatter(logging.Formatter(_FORMAT))
+        root = logging.getLogger()
+        self._level = root.level
+        root.setLevel(min(root.level or logging.INFO, logging.INFO))
+        root.addHandler(self._handler)
+        self._thread = threading.Thread(target=self._upload_often, name="attempt-log", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        root = logging.getLogger()
+        root.removeHandler(self._handler)
+        root.setLevel(self._level)
+        sys.stdout, sys.stderr = self._streams
+        self._ended.set()
+        self._thread.join()
+        self._file.close()
+        self._upload()
+
+    def _upload_often(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self._upload()
+
+    def _upload(self) -> None:
+        content = self._path.read_bytes()
+        if len(content) == self._uploaded_bytes:
+            return
+        try:
+            self._store.put(self._name, content)
+            self._uploaded_bytes = len(content)
+        except StorageError as error:
+            # A log is never worth an attempt; the next upload carries all of it again.
+            print(f"log {self._name} was not stored: {error}", file=self._streams[1])

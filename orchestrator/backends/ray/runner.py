@@ -1,0 +1,149 @@
+"""The runner: a warm, detached, named actor that executes one attempt at a time.
+
+It outlives controllers. It keeps the outcome of an ended attempt until the outcome is on record (``release``), so that
+a controller that starts anew can still pull it. It obeys the highest epoch that it has heard of.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.attempt import AttemptRun, EntryPoint
+from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.backends.ray.wire import Answer, RunnerDescription
+from orchestrator.contract import JobRequest
+
+MAX_CONCURRENT_CALLS = 8
+"""Threads for calls. A dead controller's ``report`` may hold one for as long as it waits, at most ``MAX_WAIT_S``."""
+MAX_WAIT_S = 2.0
+_IDLE_CHECK_EVERY_S = 1.0
+
+
+class Runner:
+    """Methods take and return plain JSON; each returns at once but ``report``, which may wait as it is told."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        self._name = name
+        self._settings = RunnerSettings.from_json(settings)
+        self._digest = code_digest()
+        self._entry_point = EntryPoint(self._settings.entry_point)
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._run: AttemptRun | None = None
+        self._jobs_done = 0
+        self._leaving = ""
+        self._idle_since_s = time.monotonic()
+        self._queue: queue.SimpleQueue[AttemptRun] = queue.SimpleQueue()
+        self._self = ray.get_runtime_context().current_actor
+        # One thread runs all attempts: torch keeps settings such as the number of threads per thread.
+        threading.Thread(target=self._work, name="attempts", daemon=True).start()
+        threading.Thread(target=self._leave_when_due, name="leaving", daemon=True).start()
+
+    def announce(self, epoch: int) -> dict[str, Any]:
+        """Refuse lower epochs from now on; the answer describes this runner as it is afterwards."""
+        with self._lock:
+            self._epoch = max(self._epoch, epoch)
+        return self.describe()
+
+    def describe(self) -> dict[str, Any]:
+        """A ``RunnerDescription``."""
+        with self._lock:
+            run = self._run
+            return RunnerDescription(
+                name=self._name,
+                pid=os.getpid(),
+                node_id=ray.get_runtime_context().get_node_id(),
+                epoch=self._epoch,
+                digest=self._digest,
+                attempt_id=run.request.attempt_id if run else "",
+                has_ended=run is not None and run.has_ended,
+                jobs_done=self._jobs_done,
+                is_warm=self._entry_point.is_warm,
+                leaving=self._leaving,
+            ).to_json()
+
+    def start(self, request: Mapping[str, Any], epoch: int, releases: str = "") -> str:
+        """Accept an attempt; repeating it changes nothing. ``releases`` names an ended attempt to let go of first."""
+        with self._lock:
+            if epoch < self._epoch:
+                return Answer.STALE_EPOCH
+            self._epoch = epoch
+            if self._run is not None and self._run.request.attempt_id == request["attempt_id"]:
+                return Answer.ACCEPTED
+            self._drop(releases)
+            if self._run is not None:
+                return Answer.BUSY
+            if self._leaving:
+                return Answer.LEAVING
+            self._run = AttemptRun(JobRequest.from_json(request))
+            self._queue.put(self._run)
+            return Answer.ACCEPTED
+
+    def report(self, attempt_id: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """Status, progress and outcome of an attempt, after its end or ``wait_s``, whichever is first."""
+        run = self._run
+        if run is None or run.request.attempt_id != attempt_id:
+            return {"status": AttemptStatus.LOST.value}
+        run.wait(min(wait_s, MAX_WAIT_S))
+        return run.report()
+
+    def stop(self, attempt_id: str, epoch: int) -> str:
+        """Ask an attempt to write a checkpoint and end; an attempt that is not here has ended already."""
+        with self._lock:
+            if epoch < self._epoch:
+                return Answer.STALE_EPOCH
+            if self._run is not None and self._run.request.attempt_id == attempt_id:
+                self._run.stop()
+            return Answer.ACCEPTED
+
+    def release(self, attempt_id: str, epoch: int) -> str:
+        """Forget an ended attempt, whose end is on record now; one that is not here is forgotten already."""
+        with self._lock:
+            if epoch < self._epoch:
+                return Answer.STALE_EPOCH
+            self._drop(attempt_id)
+            is_here = self._run is not None and self._run.request.attempt_id == attempt_id
+            return Answer.RUNNING if is_here else Answer.ACCEPTED
+
+    def leave(self) -> None:
+        """End this actor as intended. The runner calls it itself; it never interrupts an attempt."""
+        ray.actor.exit_actor()  # type: ignore[no-untyped-call]
+
+    def _drop(self, attempt_id: str) -> None:
+        run = self._run
+        if run is None or run.request.attempt_id != attempt_id or not run.has_ended:
+            return
+        self._run = None
+        self._jobs_done += 1
+        self._idle_since_s = time.monotonic()
+        if self._jobs_done >= self._settings.max_jobs:
+            self._leaving = f"it has run max_jobs={self._settings.max_jobs} jobs"
+        self._leaving = run.poison or self._leaving
+
+    def _work(self) -> None:
+        self._entry_point.warm_up()
+        while True:
+            self._queue.get().execute(self._entry_point, self._settings)
+
+    def _leave_when_due(self) -> None:
+        while not self._is_due():
+            time.sleep(_IDLE_CHECK_EVERY_S)
+        # From here on ``start`` is refused. Only a method of the actor may end it as intended, so it calls itself.
+        self._self.leave.remote()
+
+    def _is_due(self) -> bool:
+        with self._lock:
+            if self._run is not None:
+                return False
+            if time.monotonic() - self._idle_since_s >= self._settings.idle_timeout_s:
+                self._leaving = self._leaving or f"it was idle for idle_timeout_s={self._settings.idle_timeout_s:g}"
+            return bool(self._leaving)

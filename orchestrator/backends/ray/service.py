@@ -1,0 +1,72 @@
+"""Actors that turn a loop: the controller, its watchdog and the publisher are such services.
+
+They hold no state worth keeping: each can be killed at any moment and starts again from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from abc import abstractmethod
+from typing import Any
+
+import ray
+
+from orchestrator.backends.ray.digest import code_digest
+
+BUSY_PAUSE_S = 0.02
+ACTIVE_PAUSE_S = 0.1
+IDLE_PAUSE_S = 0.5
+MAX_BACKOFF_S = 10.0
+_LOG = logging.getLogger(__name__)
+
+
+class LoopActor:
+    """An actor whose work is one background thread; its methods only look. Started anew by Ray, it just goes on."""
+
+    final_errors: tuple[type[Exception], ...] = ()
+    """Errors of a round that end the actor for good: a restart would only meet them again."""
+
+    def __init__(self) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._digest = code_digest()
+        self._news = threading.Event()
+        self._turned_at_s = time.monotonic()
+        self._last_error = ""
+        self._self = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._loop, name=type(self).__name__, daemon=True).start()
+
+    @abstractmethod
+    def turn(self) -> float:
+        """One round; returns how many seconds to pause unless there are news."""
+
+    def ping(self) -> dict[str, Any]:
+        """Who this is and how its loop fares."""
+        return {
+            "pid": os.getpid(),
+            "digest": self._digest,
+            "turn_age_s": time.monotonic() - self._turned_at_s,
+            "last_error": self._last_error,
+        }
+
+    def _loop(self) -> None:
+        backoff_s = ACTIVE_PAUSE_S
+        while True:
+            try:
+                pause_s = self.turn()
+            except self.final_errors as error:
+                _LOG.warning("%s ends: %s", type(self).__name__, error)
+                ray.kill(self._self, no_restart=True)
+                return
+            except Exception as error:  # noqa: BLE001 - the loop is all there is: it must outlive whatever one round meets
+                _LOG.exception("a round of %s failed; the next one is in %.1f s", type(self).__name__, backoff_s)
+                self._last_error = f"{type(error).__name__}: {error}"
+                pause_s = backoff_s
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            else:
+                self._last_error, backoff_s = "", ACTIVE_PAUSE_S
+            self._turned_at_s = time.monotonic()
+            self._news.wait(pause_s)
+            self._news.clear()

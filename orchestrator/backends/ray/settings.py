@@ -1,0 +1,45 @@
+"""What a runner is told when it is created. Execution only: nothing here changes a result."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from orchestrator.contract import ENTRY_POINT
+
+CACHE_VARIABLE = "ORCHESTRATOR_CACHE_DIR"
+"""Environment variable of a node's workers: where its attempts share downloads."""
+KEEP_ALIVE_VARIABLE = "ORCHESTRATOR_KEEP_ALIVE_FILE"
+"""Environment variable of a local stack's workers: the file to touch while a sweep is live, so that the stack stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
+    """How runners behave; the same for all runners of a backend."""
+
+    entry_point: str = ENTRY_POINT
+    idle_timeout_s: float = 300.0
+    """An idle runner leaves after this time and gives its resources back."""
+    max_jobs: int = 500
+    """A runner leaves after so many jobs: slow leaks of native libraries end with it."""
+    log_every_s: float = 3.0
+    """Longest age of what the store has of a running attempt's log."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        return cls(**document)
+
+
+def cache_directory() -> Path:
+    """The directory that all attempts on this node share, from the environment of this process."""
+    default = Path(tempfile.gettempdir(), f"orchestrator-cache-{os.getuid()}")
+    return Path(os.environ.get(CACHE_VARIABLE) or default)

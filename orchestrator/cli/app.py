@@ -1,0 +1,162 @@
+"""All commands. Each command's module is imported when the command runs."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.exits import ExitCode, complain, exit_code_of
+from orchestrator.errors import OrchestratorError
+
+app = typer.Typer(
+    name="orchestrator",
+    help="Pretraining sweeps over label hierarchies: one sweep.yaml in, one answer out.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Output(StrEnum):
+    """Form of a command's result on stdout."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+SweepFile = Annotated[str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep (quickstart, digits).")]
+SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.")]
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the result on stdout.")]
+StoreOption = Annotated[str, typer.Option("--store", help="Object store URI; default: the project's own.")]
+
+
+@app.command()
+def submit(
+    sweep: SweepFile,
+    *,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    wait: Annotated[bool, typer.Option(help="Follow until the sweep ends; Ctrl-C detaches.")] = True,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Run Ray inside this command.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Adopt an unfinished sweep of another cluster.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Plan a sweep, run it, and print its answer."""
+    from orchestrator.cli.submit import SubmitOptions, submit_sweep
+
+    options = SubmitOptions(
+        yes=yes, wait=wait, foreground=foreground, take_over=take_over, as_json=output is Output.JSON
+    )
+    raise typer.Exit(submit_sweep(sweep, options))
+
+
+@app.command()
+def plan(sweep: SweepFile, *, output: OutputOption = Output.TABLE) -> None:
+    """Show what a submit would run and reuse. Changes nothing."""
+    from orchestrator.cli.plan import show_plan
+
+    show_plan(sweep, as_json=output is Output.JSON)
+
+
+@app.command()
+def status(
+    sweep: Annotated[str, typer.Argument(help="Name of a sweep; none: list all sweeps.")] = "",
+    *,
+    output: OutputOption = Output.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show the state of a sweep's jobs, from the store alone."""
+    from orchestrator.cli.status import show_status
+
+    raise typer.Exit(show_status(sweep, store, as_json=output is Output.JSON))
+
+
+@app.command()
+def logs(
+    sweep: SweepName,
+    job: Annotated[str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).")],
+    *,
+    attempt: Annotated[int, typer.Option(help="Number of the attempt; default: the newest.")] = -1,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    store: StoreOption = "",
+) -> None:
+    """Print the log of a job's attempt."""
+    from orchestrator.cli.logs import print_logs
+
+    raise typer.Exit(print_logs(sweep, job, attempt, store, follow=follow))
+
+
+@app.command()
+def report(sweep: SweepName, *, output: OutputOption = Output.TABLE, store: StoreOption = "") -> None:
+    """Compute the answer from the artifacts, print it and save it in the store."""
+    from orchestrator.cli.report import show_report
+
+    raise typer.Exit(show_report(sweep, store, as_json=output is Output.JSON))
+
+
+@app.command()
+def run(
+    job: Annotated[str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).")],
+    *,
+    sweep: Annotated[
+        str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")
+    ] = "quickstart",
+    inprocess: Annotated[bool, typer.Option("--inprocess", help="In this process, without Ray.")] = False,
+    pdb: Annotated[bool, typer.Option("--pdb", help="Open the debugger where the job fails.")] = False,
+    commit: Annotated[bool, typer.Option("--commit", help="Keep the result in the store.")] = False,
+    store: StoreOption = "",
+) -> None:
+    """Reproduce one job in the foreground; by default nothing of it stays in the store."""
+    from orchestrator.cli.run import RunOptions, run_job
+
+    options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, store=store)
+    raise typer.Exit(run_job(job, options))
+
+
+@app.command()
+def cancel(sweep: SweepName, *, store: StoreOption = "") -> None:
+    """Stop a sweep's running jobs after a checkpoint and start no others."""
+    from orchestrator.cli.control import cancel_sweep
+
+    cancel_sweep(sweep, store)
+
+
+@app.command()
+def publish(sweep: SweepName, *, store: StoreOption = "") -> None:
+    """Bring MLflow up to date with a sweep; safe to repeat."""
+    from orchestrator.cli.control import publish_sweep
+
+    publish_sweep(sweep, store)
+
+
+@app.command()
+def up(*, output: OutputOption = Output.TABLE) -> None:
+    """Start this directory's background stack: Ray with its dashboard, and MLflow."""
+    from orchestrator.cli.control import start
+
+    start(as_json=output is Output.JSON)
+
+
+@app.command()
+def down() -> None:
+    """Stop this directory's background stack; sweeps go on where they were at the next submit or up."""
+    from orchestrator.cli.control import stop
+
+    raise typer.Exit(stop())
+
+
+def run_app() -> None:
+    """Run the command of ``sys.argv`` and end the process with its exit code."""
+    try:
+        app()
+    except OrchestratorError as error:
+        complain(str(error))
+        sys.exit(exit_code_of(error))
+    except KeyboardInterrupt:
+        complain("interrupted")
+        sys.exit(ExitCode.INTERRUPTED)

@@ -1,0 +1,120 @@
+"""From the settings to a controller that answers: the user's cluster, this directory's stack, or this very process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.cli.console import stderr_console
+from orchestrator.cli.settings import Settings
+from orchestrator.controller.connect import ControllerLink, ensure_controller, ensure_publisher
+from orchestrator.errors import OrchestratorError
+from orchestrator.stack.attach import attach_cluster, attach_stack, detach
+from orchestrator.stack.description import Stack, touch_stack
+from orchestrator.stack.foreground import foreground_cluster
+from orchestrator.stack.start import ensure_stack
+from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
+
+_CHECK_EVERY_S = 5.0
+_PUBLISH_WAIT_S = 60.0
+_PING_TIMEOUT_S = 5.0
+_POLL_S = 0.2
+
+
+@dataclass(slots=True, kw_only=True)
+class Connection:
+    """A store and the controller that serves it."""
+
+    settings: Settings
+    store: ObjectStore
+    addresses: dict[str, str]
+    """What people may open, by name."""
+    link: ControllerLink
+    publisher: Any
+    """Handle of the publisher's actor."""
+    _checked_at_s: float = field(default_factory=time.monotonic)
+
+    def wake(self, sweep: str = "") -> None:
+        """Tell the controller to look into the inbox now."""
+        self.link.wake(sweep)
+
+    def keep_alive(self) -> None:
+        """Every few seconds: revive a controller that does not answer, and say that the stack is in use."""
+        if time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
+            return
+        if not self.settings.ray_address:
+            touch_stack(self.settings.home)
+        try:
+            self.link = _ensure(self.settings, self.store.uri)
+        except OrchestratorError as error:
+            stderr_console().print(f"{error}; the sweep waits in the store, trying again", markup=False)
+        self._checked_at_s = time.monotonic()
+
+    def wait_for_publisher(self, sweep: str) -> bool:
+        """Wait until MLflow has all of a sweep that has ended; false if that takes too long (it goes on by itself)."""
+        import ray
+
+        deadline_s = time.monotonic() + _PUBLISH_WAIT_S
+        while time.monotonic() < deadline_s:
+            with suppress(ray.exceptions.RayError):
+                if sweep in ray.get(self.publisher.ping.remote(), timeout=_PING_TIMEOUT_S)["caught_up"]:
+                    return True
+            time.sleep(_POLL_S)
+        return False
+
+
+@contextmanager
+def connect(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[Connection]:
+    """Connect to Ray and make sure that a controller and a publisher run; the connection ends with the block.
+
+    Raises:
+        ClusterError: the cluster or the stack cannot be used.
+        ControllerError: the cluster's controller serves another store.
+    """
+    with _attached(settings, foreground=foreground) as addresses:
+        link = _ensure(settings, store_uri)
+        if link.notice:
+            stderr_console().print(link.notice, markup=False)
+        yield Connection(
+            settings=settings,
+            store=open_store(store_uri),
+            addresses=addresses,
+            link=link,
+            publisher=ensure_publisher(store_uri, settings.tracking_uri(), settings.namespace),
+        )
+
+
+@contextmanager
+def _attached(settings: Settings, *, foreground: bool) -> Iterator[dict[str, str]]:
+    if foreground:
+        with foreground_cluster(settings.home, settings.namespace):
+            yield {}
+        return
+    addresses = {}
+    if settings.ray_address:
+        attach_cluster(settings.ray_address, settings.namespace)
+    else:
+        stderr_console().print("Starting Ray and MLflow, or finding them running ...")
+        stack = ensure_stack(settings.home)
+        attach_stack(stack, settings.namespace)
+        addresses = addresses_of(stack)
+    try:
+        yield addresses
+    finally:
+        detach()
+
+
+def addresses_of(stack: Stack) -> dict[str, str]:
+    """What people open or connect to."""
+    return {
+        "Ray dashboard": f"{stack.dashboard_url} (token: {stack.token_path})",
+        "MLflow": stack.mlflow_url,
+    }
+
+
+def _ensure(settings: Settings, store_uri: str) -> ControllerLink:
+    return ensure_controller(store_uri, settings.cluster, settings.namespace)

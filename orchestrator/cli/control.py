@@ -1,0 +1,55 @@
+"""Commands that act on a running sweep or on this directory's stack."""
+
+from __future__ import annotations
+
+import json
+
+from rich.table import Table
+
+from orchestrator.cli.connect import addresses_of
+from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.settings import Settings
+from orchestrator.cli.status import open_existing_store, require_sweep
+from orchestrator.controller.client import cancel, load_plan
+from orchestrator.stack.start import ensure_stack, stop_stack
+from orchestrator.tracking.loop import publish_until_done
+from orchestrator.tracking.publisher import Publisher
+
+_OUTAGE_S = 30.0
+
+
+def cancel_sweep(sweep: str, store_uri: str) -> None:
+    """Leave a message; it is followed by the controller, now or when one starts."""
+    store = open_existing_store(store_uri)
+    require_sweep(store, sweep)
+    cancel(store, sweep)
+    stderr_console().print(f"Asked for the end of {sweep}. See: orchestrator status {sweep}")
+
+
+def publish_sweep(sweep: str, store_uri: str) -> None:
+    """Publish what is in the store now; for a running sweep, go on to its end."""
+    store = open_existing_store(store_uri)
+    require_sweep(store, sweep)
+    uri = load_plan(store, sweep).tracking_uri or Settings().tracking_uri()
+    publish_until_done(Publisher(store, uri), sweep, give_up_s=_OUTAGE_S)
+    stderr_console().print(f"{sweep} is published to {uri}")
+
+
+def start(*, as_json: bool) -> None:
+    """Start the stack, or find it running, and print its addresses."""
+    stack = ensure_stack(Settings().home)
+    if as_json:
+        stdout_console().print_json(json.dumps({"ray_address": stack.ray_address, **addresses_of(stack)}))
+        return
+    table = Table(show_header=False)
+    for name, address in addresses_of(stack).items():
+        table.add_row(name, address)
+    stdout_console().print(table)
+
+
+def stop() -> ExitCode:
+    """Stop the stack; running attempts resume from their checkpoints another time."""
+    stopped = stop_stack(Settings().home)
+    stderr_console().print("Stopped." if stopped else "No stack is running here.")
+    return ExitCode.OK

@@ -1,0 +1,60 @@
+"""``orchestrator logs``: the text log of a job's attempt, from the store."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.status import open_existing_store, require_sweep
+from orchestrator.controller.client import load_plan, load_snapshot
+from orchestrator.errors import NotFoundError
+from orchestrator.spec.suggest import did_you_mean
+from orchestrator.state.transitions import JobState
+from orchestrator.storage.layout import log_name
+from orchestrator.storage.protocol import ObjectStore
+
+_POLL_S = 0.5
+
+
+def print_logs(sweep: str, job: str, attempt: int, store_uri: str, *, follow: bool) -> ExitCode:
+    """Print a log; with ``follow`` go on, over later attempts too, until the job has ended."""
+    store = open_existing_store(store_uri)
+    require_sweep(store, sweep)
+    names = [candidate.name for candidate in load_plan(store, sweep).jobs]
+    if job not in names:
+        message = f"sweep '{sweep}' has no job '{job}': {did_you_mean(job, names)}"
+        raise NotFoundError(message)
+    number = attempt if attempt >= 0 else _newest(store, sweep, job)
+    printed = _print_from(store, log_name(sweep, job, number), 0) if number is not None else 0
+    while follow and _is_live(store, sweep, job):
+        time.sleep(_POLL_S)
+        newest = _newest(store, sweep, job)
+        number, printed = (number, printed) if attempt >= 0 or newest == number else (newest, 0)
+        if number is not None:
+            printed = _print_from(store, log_name(sweep, job, number), printed)
+    if number is None:
+        message = (
+            f"job '{job}' of sweep '{sweep}' has no log yet: no attempt of this sweep has started (or it was reused)"
+        )
+        raise NotFoundError(message)
+    return ExitCode.OK
+
+
+def _newest(store: ObjectStore, sweep: str, job: str) -> int | None:
+    numbers = [name for name in store.list_children(f"logs/{sweep}/{job}/") if name.isdigit()]
+    return int(numbers[-1]) if numbers else None
+
+
+def _is_live(store: ObjectStore, sweep: str, job: str) -> bool:
+    return load_snapshot(store, sweep).jobs[job].state in {JobState.PENDING, JobState.RUNNING}
+
+
+def _print_from(store: ObjectStore, name: str, start: int) -> int:
+    """Print what a log has beyond ``start`` bytes; returns its new length."""
+    if not store.exists(name):
+        return start
+    content = store.get(name)
+    sys.stdout.write(content[start:].decode(errors="replace"))
+    sys.stdout.flush()
+    return len(content)

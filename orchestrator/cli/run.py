@@ -1,0 +1,132 @@
+"""``orchestrator run``: one job in the foreground, to see why it does what it does."""
+
+from __future__ import annotations
+
+import pdb  # noqa: T100 - the debugger is the point of --pdb
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.settings import Settings
+from orchestrator.cli.status import describe_progress
+from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.controller.client import list_sweeps, load_plan
+from orchestrator.errors import NotFoundError, OrchestratorError, UserError
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.spec import load_sweep
+from orchestrator.spec.suggest import did_you_mean
+from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.storage.overlay import OverlayStore
+from orchestrator.storage.protocol import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Flags of the command."""
+
+    sweep: str
+    inprocess: bool
+    pdb: bool
+    commit: bool
+    store: str
+
+
+def run_job(name: str, options: RunOptions) -> ExitCode:
+    """Run a job and whatever of its inputs is not committed yet; print its metrics."""
+    if not options.inprocess:
+        message = "only --inprocess is offered: add it (on the cluster, jobs run by `orchestrator submit`)"
+        raise UserError(message)
+    plan = _find_plan(options)
+    job = _find_job(plan, name)
+    with tempfile.TemporaryDirectory(prefix="orchestrator-run-") as folder:
+        store = _store_for(plan, job, Path(folder), keep=options.commit)
+        try:
+            for needed in (*_missing_inputs(plan, job, store), job):
+                stderr_console().print(f"running {needed.name} ({needed.key})")
+                result = _execute(needed, plan, store, Path(folder))
+        except Exception as error:  # noqa: BLE001 - whatever the job raises is what the user came to see
+            _show_failure(error, debug=options.pdb)
+            return ExitCode.FAILURE
+        for metric, value in sorted(result.metrics.items()):
+            stdout_console().print(f"{metric} {value:.6g}")
+    return ExitCode.OK
+
+
+def _find_plan(options: RunOptions) -> Plan:
+    """A sweep that the store knows, else a file or shipped sweep planned now."""
+    uri = options.store or Settings().store_uri()
+    if is_initialised(uri):
+        store = open_store(uri)
+        if options.sweep in list_sweeps(store):
+            return load_plan(store, options.sweep)
+    sweep, _ = load_sweep(options.sweep)
+    return build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
+
+
+def _find_job(plan: Plan, name: str) -> Job:
+    jobs = plan.by_name()
+    if name not in jobs:
+        message = f"sweep '{plan.sweep}' has no job '{name}': {did_you_mean(name, jobs)}"
+        raise NotFoundError(message)
+    return jobs[name]
+
+
+def _store_for(plan: Plan, job: Job, folder: Path, *, keep: bool) -> ObjectStore:
+    """The plan's store, under an overlay unless the result is kept; there, a committed job is run anew."""
+    base = open_store(plan.store_uri)
+    if keep:
+        return base
+    return OverlayStore(LocalStore(folder / "overlay"), base, hidden=f"artifacts/{job.kind.value}/{job.key}/")
+
+
+def _missing_inputs(plan: Plan, job: Job, store: ObjectStore) -> Iterator[Job]:
+    """Ancestors without a commit, in plan order."""
+    jobs, wanted = plan.by_name(), {job.name}
+    for candidate in reversed(plan.jobs):
+        if candidate.name in wanted:
+            wanted.update(candidate.needs)
+    needed = (jobs[name] for name in jobs if name in wanted and name != job.name)
+    return (candidate for candidate in needed if not is_committed(store, candidate.key))
+
+
+def _execute(job: Job, plan: Plan, store: ObjectStore, folder: Path) -> JobResult:
+    module, _, function = ENTRY_POINT.partition(":")
+    scratch = folder / job.key
+    scratch.mkdir()
+    cache = Settings().home / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    request = JobRequest(
+        attempt_id=f"{job.key}.0",
+        attempt_number=0,
+        sweep=plan.sweep,
+        job=job.name,
+        key=job.key,
+        kind=job.kind,
+        identity=job.identity,
+        store_uri=plan.store_uri,
+        execution=job.execution,
+    )
+    context = ExecutionContext(store=store, scratch=scratch, cache=cache, report=_show_progress)
+    result: JobResult = getattr(import_module(module), function)(request, context)
+    return result
+
+
+def _show_progress(progress: Progress) -> None:
+    stderr_console().print(f"  {describe_progress(progress)}")
+
+
+def _show_failure(error: Exception, *, debug: bool) -> None:
+    if debug:
+        pdb.post_mortem(error.__traceback__)
+    elif isinstance(error, OrchestratorError):
+        complain(str(error))
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)

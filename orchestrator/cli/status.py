@@ -1,0 +1,128 @@
+"""``orchestrator status``: what the journal says, without any cluster."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from orchestrator.cli.console import stdout_console
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.settings import Settings
+from orchestrator.contract import Progress
+from orchestrator.controller.client import LiveProgress, list_sweeps, load_snapshot, read_progress
+from orchestrator.errors import NotFoundError
+from orchestrator.spec.suggest import did_you_mean
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.storage.protocol import ObjectStore
+
+_EXITS = {
+    SweepState.SUCCEEDED: ExitCode.OK,
+    SweepState.FAILED: ExitCode.SWEEP_FAILED,
+    SweepState.CANCELLED: ExitCode.CANCELLED,
+}
+
+
+def exit_code_for(snapshot: Snapshot) -> ExitCode:
+    """What a command about a sweep ends with."""
+    return _EXITS.get(snapshot.state, ExitCode.UNFINISHED)
+
+
+def open_existing_store(uri: str) -> ObjectStore:
+    """The store that commands read. Raises ``NotFoundError`` where nothing was ever written."""
+    resolved = uri or Settings().store_uri()
+    if not is_initialised(resolved):
+        message = f"there is no store at {resolved}: submit a sweep first, or name another with --store"
+        raise NotFoundError(message)
+    return open_store(resolved)
+
+
+def require_sweep(store: ObjectStore, sweep: str) -> None:
+    """Raise ``NotFoundError`` with the nearest name if the store does not know the sweep."""
+    known = list_sweeps(store)
+    if sweep not in known:
+        message = f"store {store.uri} has no sweep '{sweep}': {did_you_mean(sweep, known)}"
+        raise NotFoundError(message)
+
+
+def show_status(sweep: str, store_uri: str, *, as_json: bool) -> ExitCode:
+    """Print one sweep's jobs, or all sweeps when none is named."""
+    store = open_existing_store(store_uri)
+    if not sweep:
+        return _show_all(store, as_json=as_json)
+    require_sweep(store, sweep)
+    snapshot, progress = load_snapshot(store, sweep), read_progress(store, sweep)
+    if as_json:
+        stdout_console().print_json(json.dumps(status_document(snapshot, progress)))
+    else:
+        stdout_console().print(status_table(snapshot, progress))
+    return exit_code_for(snapshot)
+
+
+def status_document(snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> dict[str, Any]:
+    """State of a sweep in JSON."""
+    jobs = [
+        {
+            "job": view.name,
+            "key": view.key,
+            "state": view.state.value,
+            "attempts": view.num_attempts,
+            "metrics": dict(view.metrics),
+            "reason": view.reason,
+            "queued_s": view.queued_s,
+            "overhead_s": view.overhead_s,
+            "timings": asdict(view.timings) if view.timings else None,
+        }
+        for view in snapshot.jobs.values()
+    ]
+    live = {job: asdict(line) for job, line in progress.items()}
+    return {"sweep": snapshot.sweep, "state": snapshot.state.value, "jobs": jobs, "progress": live}
+
+
+def status_table(snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Table:
+    """One row per kind with counts by state, and what is running now."""
+    counts: dict[str, Counter[JobState]] = {}
+    for view in snapshot.jobs.values():
+        counts.setdefault(view.name.partition("/")[0], Counter())[view.state] += 1
+    seen = [state for state in JobState if any(count[state] for count in counts.values())]
+    table = Table(title=f"Sweep {snapshot.sweep}: {snapshot.state.value}", title_justify="left")
+    table.add_column("kind")
+    for state in seen:
+        table.add_column(state.value, justify="right")
+    for kind, count in counts.items():
+        table.add_row(kind, *(str(count[state] or "-") for state in seen))
+    table.caption, table.caption_justify = "\n".join(running_lines(progress)) or None, "left"
+    return table
+
+
+def running_lines(progress: Mapping[str, LiveProgress]) -> list[str]:
+    """``pretrain/levels/depth2/seed0  train 96/512  val_error 0.12`` for each running job."""
+    return [f"{job}  {describe_progress(line.progress)}".rstrip() for job, line in sorted(progress.items())]
+
+
+def describe_progress(progress: Progress) -> str:
+    """``train 96/512  val_error 0.12``."""
+    steps = f" {progress.step}/{progress.total_steps}" if progress.total_steps else ""
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in sorted(progress.metrics.items()))
+    return f"{progress.phase}{steps}  {metrics}"
+
+
+def _show_all(store: ObjectStore, *, as_json: bool) -> ExitCode:
+    states = {name: load_snapshot(store, name) for name in list_sweeps(store)}
+    if as_json:
+        stdout_console().print_json(json.dumps({name: snapshot.state.value for name, snapshot in states.items()}))
+        return ExitCode.OK
+    table = Table(title=f"Sweeps in {store.uri}", title_justify="left")
+    for column in ("sweep", "state", "jobs"):
+        table.add_column(column)
+    for name, snapshot in states.items():
+        counts = Counter(job.state.value for job in snapshot.jobs.values())
+        table.add_row(name, snapshot.state.value, ", ".join(f"{count} {state}" for state, count in counts.items()))
+    stdout_console().print(table)
+    return ExitCode.OK

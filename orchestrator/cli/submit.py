@@ -1,0 +1,91 @@
+"""``orchestrator submit``: a client. It puts a message into the store and watches; nothing depends on its life."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from orchestrator.cli.connect import Connection, connect
+from orchestrator.cli.console import stderr_console
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.follow import follow_sweep
+from orchestrator.cli.plan import look_up, plan_table, summary_line
+from orchestrator.cli.report import print_report
+from orchestrator.cli.settings import Settings
+from orchestrator.cli.status import exit_code_for
+from orchestrator.controller.client import Ownership, submit
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Plan
+from orchestrator.spec import load_sweep
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.protocol import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions:
+    """Flags of the command."""
+
+    yes: bool
+    wait: bool
+    foreground: bool
+    take_over: bool
+    as_json: bool
+
+
+def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
+    """Plan, ask, submit, follow, report."""
+    settings = Settings()
+    sweep, text = load_sweep(reference)
+    plan = build_plan(sweep, store_uri=settings.store_uri(sweep))
+    plan = replace(plan, tracking_uri=settings.tracking_uri(sweep.tracking_uri))
+    found = look_up(plan)
+    stderr_console().print(plan_table(plan, found))
+    stderr_console().print(summary_line(plan, found))
+    if not options.yes and not _confirmed():
+        return ExitCode.REFUSED
+    ownership = Ownership.TAKE if options.take_over else Ownership.KEEP
+    with ExitStack() as stack:
+        connection = stack.enter_context(connect(settings, plan.store_uri, foreground=options.foreground))
+        message = submit(connection.store, plan, text, settings.cluster, ownership=ownership)
+        connection.wake()
+        if not options.wait and not options.foreground:
+            stderr_console().print(f"Submitted. Follow it with: orchestrator status {plan.sweep}")
+            return ExitCode.OK
+        return _follow_to_the_answer(connection, plan, message, options)
+
+
+def _follow_to_the_answer(connection: Connection, plan: Plan, message: str, options: SubmitOptions) -> ExitCode:
+    _show_addresses(connection)
+    try:
+        snapshot = follow_sweep(connection, plan.sweep, message)
+    except KeyboardInterrupt:
+        detached = f"Detached; the sweep goes on. Follow it again with: orchestrator submit {plan.sweep} -y"
+        stderr_console().print(f"\n{detached}, or: orchestrator status {plan.sweep}")
+        return ExitCode.INTERRUPTED
+    return conclude(connection.store, plan.sweep, snapshot, as_json=options.as_json, connection=connection)
+
+
+def conclude(store: ObjectStore, sweep: str, snapshot: Snapshot, *, as_json: bool, connection: Connection) -> ExitCode:
+    """Print the failures and the report of an ended sweep."""
+    for view in snapshot.jobs.values():
+        if view.reason and not view.state.is_done:
+            complain(f"{view.name}: {view.reason}")
+    if snapshot.state is not SweepState.CANCELLED:
+        print_report(store, sweep, as_json=as_json)
+    connection.wait_for_publisher(sweep)
+    _show_addresses(connection)
+    return exit_code_for(snapshot)
+
+
+def _show_addresses(connection: Connection) -> None:
+    for name, address in connection.addresses.items():
+        stderr_console().print(f"{name}: {address}")
+
+
+def _confirmed() -> bool:
+    if not sys.stdin.isatty():
+        complain("a submit asks before it starts; there is no terminal to ask on, so pass -y")
+        return False
+    return input("Submit? [y/N] ").strip().lower() in {"y", "yes"}

@@ -1,0 +1,130 @@
+"""The actors of the controller and of the publisher. They add nothing but a place to run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.service import ACTIVE_PAUSE_S, BUSY_PAUSE_S, IDLE_PAUSE_S, LoopActor
+from orchestrator.backends.ray.settings import KEEP_ALIVE_VARIABLE, RunnerSettings
+from orchestrator.controller.controller import Controller
+from orchestrator.controller.foreground import new_holder
+from orchestrator.controller.lease import LeaseLostError
+from orchestrator.errors import OrchestratorError
+from orchestrator.storage.open import open_store
+
+KEEP_ALIVE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """What a controller is: one per cluster and namespace, with one store."""
+
+    store_uri: str
+    cluster: str
+    namespace: str
+    runners: Mapping[str, Any]
+    """``RunnerSettings`` as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        return cls(**document)
+
+
+class ControllerActor(LoopActor):
+    """Turns the ``Controller`` of one cluster. A newer one of the same cluster ends it."""
+
+    final_errors = (LeaseLostError,)
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = ControllerSettings.from_json(settings)
+        self._controller: Controller | None = None
+        self._backend: RayBackend | None = None
+        self._kept_alive_at_s = 0.0
+        super().__init__()
+
+    def ping(self) -> dict[str, Any]:
+        """Who this is, what it serves and how its loop fares."""
+        controller = self._controller
+        return {
+            **super().ping(),
+            "holder": controller.holder if controller else "",
+            "epoch": controller.epoch if controller else 0,
+            "is_idle": controller.is_idle if controller else False,
+            "settings": self._settings.to_json(),
+        }
+
+    def wake(self, sweep: str = "") -> None:
+        """There is a message in the inbox of a sweep (or of any): look now."""
+        if self._controller is not None:
+            self._controller.wake(sweep)
+        self._news.set()
+
+    def turn(self) -> float:
+        """One tick."""
+        controller, backend = self._start() if self._controller is None else (self._controller, self._backend)
+        try:
+            has_changed = controller.tick()
+        except OrchestratorError:
+            raise  # the store does not answer, or the lease is lost: what is in memory stays true
+        except Exception:
+            self._controller = None  # anything else leaves memory in doubt: fold the journals anew
+            raise
+        if backend is not None:
+            backend.observe(())
+        if controller.is_idle:
+            return IDLE_PAUSE_S
+        self._keep_stack_alive()
+        return BUSY_PAUSE_S if has_changed else ACTIVE_PAUSE_S
+
+    def _start(self) -> tuple[Controller, RayBackend]:
+        settings = self._settings
+        backend = RayBackend(settings.namespace, settings=RunnerSettings.from_json(settings.runners))
+        controller = Controller(open_store(settings.store_uri), backend, settings.cluster, new_holder())
+        self._backend, self._controller = backend, controller
+        return controller, backend
+
+    def _keep_stack_alive(self) -> None:
+        path = os.environ.get(KEEP_ALIVE_VARIABLE)
+        if path and time.monotonic() >= self._kept_alive_at_s:
+            self._kept_alive_at_s = time.monotonic() + KEEP_ALIVE_EVERY_S
+            with open(path, "a", encoding="utf-8"):  # noqa: PTH123 - utime needs the file to exist
+                os.utime(path)
+
+
+class PublisherActor(LoopActor):
+    """Publishes all sweeps of a store into a tracking server, again and again. An outage only delays it."""
+
+    def __init__(self, store_uri: str, tracking_uri: str, every_s: float = 2.0) -> None:
+        self._store_uri = store_uri
+        self._tracking_uri = tracking_uri
+        self._every_s = every_s
+        self._publisher: Any = None
+        self._caught_up: dict[str, bool] = {}
+        super().__init__()
+
+    def ping(self) -> dict[str, Any]:
+        """How its loop fares, and which sweeps were published to the end at its last look."""
+        return {**super().ping(), "caught_up": sorted(sweep for sweep, is_done in self._caught_up.items() if is_done)}
+
+    def turn(self) -> float:
+        """Publish what is new of every sweep."""
+        store = open_store(self._store_uri)
+        if self._publisher is None:
+            # MLflow takes seconds and 200 MB to import: only this process pays for it.
+            self._publisher = importlib.import_module("orchestrator.tracking.publisher").Publisher(
+                store, self._tracking_uri
+            )
+        for sweep in store.list_children("sweeps/"):
+            self._caught_up[sweep] = self._publisher.publish_once(sweep)
+        return self._every_s

@@ -1,0 +1,132 @@
+"""Attempts: their numbers, their requests, and what the journal makes of a backend's report."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.backends.protocol import AttemptReport, AttemptStatus
+from orchestrator.contract import JobRequest, JobResult, Outcome, Timings
+from orchestrator.errors import FailureKind, NotFoundError, PreconditionFailedError
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.state.events import AttemptEvent, AttemptFailed, AttemptLost, AttemptSucceeded
+from orchestrator.state.snapshot import Attempt
+from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.layout import attempt_name
+from orchestrator.storage.protocol import ObjectStore
+
+_MAX_TEXT = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimant:
+    """Who asks for an attempt number."""
+
+    sweep: str
+    cluster: str
+    epoch: int
+
+
+def attempt_id(key: str, number: int) -> str:
+    """``<key>.<number>``."""
+    return f"{key}.{number}"
+
+
+def allocate_attempt(store: ObjectStore, job: Job, claimant: Claimant) -> int:
+    """Take the next attempt number of a key, over all sweeps and clusters, and return it; numbers start at 1."""
+    taken = store.list_children(attempt_name(job.key, 0).rpartition("/")[0] + "/")
+    number = 1 + max((int(name.removesuffix(".json")) for name in taken), default=0)
+    while not _claim(store, job, number, claimant):
+        number += 1
+    return number
+
+
+def make_request(plan: Plan, job: Job, number: int) -> JobRequest:
+    """The request of one attempt at a job."""
+    return JobRequest(
+        attempt_id=attempt_id(job.key, number),
+        attempt_number=number,
+        sweep=plan.sweep,
+        job=job.name,
+        key=job.key,
+        kind=job.kind,
+        identity=job.identity,
+        store_uri=plan.store_uri,
+        execution=job.execution,
+    )
+
+
+def judge_report(store: ObjectStore, attempt: Attempt, report: AttemptReport, now: float) -> AttemptEvent | None:
+    """The event that ends an attempt; ``None`` while it runs. Only the store's record makes a success."""
+    if report.status is AttemptStatus.RUNNING:
+        return None
+    if report.status is AttemptStatus.SUCCEEDED:
+        return _success(store, attempt, report.result, now)
+    # A runner may die between its commit and its report.
+    record = find_record(store, attempt.key)
+    if record is not None and record.attempt_id == attempt.attempt_id:
+        return _success(store, attempt, None, now)
+    if report.status is AttemptStatus.FAILED and report.failure is not None:
+        return AttemptFailed(
+            at_s=now,
+            job=attempt.job,
+            attempt_id=attempt.attempt_id,
+            kind=report.failure.kind,
+            message=report.failure.message[:_MAX_TEXT],
+            traceback=report.failure.traceback[-_MAX_TEXT:],
+        )
+    reason = report.lost_reason or f"the backend reports {report.status} and says nothing more"
+    return AttemptLost(at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, reason=reason[:_MAX_TEXT])
+
+
+def find_record(store: ObjectStore, key: str) -> Record | None:
+    """The record of a key, if it is committed."""
+    try:
+        return read_record(store, key)
+    except NotFoundError:
+        return None
+
+
+def _claim(store: ObjectStore, job: Job, number: int, claimant: Claimant) -> bool:
+    document = {
+        "sweep": claimant.sweep,
+        "cluster": claimant.cluster,
+        "epoch": claimant.epoch,
+        "job": job.name,
+        "nonce": secrets.token_hex(8),
+    }
+    try:
+        store.put_if_absent(attempt_name(job.key, number), json.dumps(document).encode())
+    except PreconditionFailedError:
+        return False
+    return True
+
+
+def _success(store: ObjectStore, attempt: Attempt, result: JobResult | None, now: float) -> AttemptEvent:
+    record = find_record(store, attempt.key)
+    if record is None:
+        return AttemptFailed(
+            at_s=now,
+            job=attempt.job,
+            attempt_id=attempt.attempt_id,
+            kind=FailureKind.STORAGE,
+            message=f"the attempt reports success, but {store.uri} holds no record of {attempt.key}; it runs again",
+        )
+    own = record.attempt_id == attempt.attempt_id
+    return AttemptSucceeded(
+        at_s=now,
+        job=attempt.job,
+        attempt_id=attempt.attempt_id,
+        outcome=Outcome.COMMITTED if own else Outcome.ALREADY_COMMITTED,
+        metrics=_finite(record.metrics),
+        timings=Timings() if result is None else result.timings,
+        resumed_from_step=None if result is None else result.resumed_from_step,
+    )
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """JSON knows no NaN: a journal must stay readable whatever a workload measured."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -1,0 +1,205 @@
+"""From a Ray connection to a controller that answers, and a watchdog that keeps it so.
+
+A dead controller is restarted by Ray. One that hangs (SIGSTOP, a blocked file system) is not, and its callers would
+wait for ever: it is killed by its handle and created anew, here and in the watchdog.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorClass, ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.service import LoopActor
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.controller.actor import ControllerActor, ControllerSettings, PublisherActor
+from orchestrator.controller.lease import LEASE_DURATION_S
+from orchestrator.errors import ClusterError, ControllerError
+
+CONTROLLER_NAME = "controller"
+WATCHDOG_NAME = "watchdog"
+PUBLISHER_NAME = "publisher"
+NAMESPACE = "orchestrator"
+WATCH_EVERY_S = 3.0
+PING_TIMEOUT_S = 8.0
+START_TIMEOUT_S = 60.0
+"""For a new actor's process to come up on a busy machine."""
+_HEAD = "node:__internal_head__"
+_RETRY_EVERY_S = 0.1
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerLink:
+    """A controller that has just answered."""
+
+    handle: ActorHandle[Any]
+    epoch: int
+    holder: str
+    pid: int
+    is_idle: bool
+    notice: str = ""
+    """Something the user should know (it runs other code); empty = nothing."""
+
+    def wake(self, sweep: str = "") -> None:
+        """Make the controller look into an inbox now; does not wait."""
+        self.handle.wake.remote(sweep)
+
+
+class WatchdogActor(LoopActor):
+    """Replaces a controller that does not answer: Ray restarts a dead one, but not one that hangs or is stopped."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = ControllerSettings.from_json(settings)
+        super().__init__()
+
+    def turn(self) -> float:
+        """Ask the controller for a sign of life."""
+        revive_controller(self._settings)
+        return WATCH_EVERY_S
+
+
+def ensure_controller(
+    store_uri: str,
+    cluster: str,
+    namespace: str = NAMESPACE,
+    *,
+    runners: RunnerSettings | None = None,
+) -> ControllerLink:
+    """The controller of a namespace: found, replaced or created; also starts its watchdog.
+
+    Raises:
+        ControllerError: the namespace's controller serves another store or cluster.
+        ClusterError: no controller answers in time.
+    """
+    settings = ControllerSettings(
+        store_uri=store_uri, cluster=cluster, namespace=namespace, runners=(runners or RunnerSettings()).to_json()
+    )
+    pong = revive_controller(settings)
+    _check_same(settings, pong)
+    notice = ""
+    if pong["digest"] != code_digest():
+        if pong["is_idle"]:
+            _end(_controller(settings), "it is idle and runs other code")
+            pong = revive_controller(settings)
+        else:
+            notice = (
+                f"the controller (pid {pong['pid']}) runs other code than this command and has unfinished sweeps; it "
+                "goes on with its own code and is replaced by the first command after they have ended"
+            )
+    _get_or_create(ray.remote(WatchdogActor), WATCHDOG_NAME, namespace, settings.to_json())
+    return ControllerLink(
+        handle=_controller(settings),
+        epoch=pong["epoch"],
+        holder=pong["holder"],
+        pid=pong["pid"],
+        is_idle=pong["is_idle"],
+        notice=notice,
+    )
+
+
+def ensure_publisher(store_uri: str, tracking_uri: str, namespace: str = NAMESPACE) -> ActorHandle[Any]:
+    """The publisher of a namespace; a missing one is created, and the call does not wait for it."""
+    return _get_or_create(ray.remote(PublisherActor), PUBLISHER_NAME, namespace, store_uri, tracking_uri)
+
+
+def revive_controller(settings: ControllerSettings) -> dict[str, Any]:
+    """The answer of the namespace's controller, which is created, or killed and created anew, if it has none.
+
+    Raises:
+        ClusterError: even a new controller does not answer.
+    """
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    has_answered = _is_known(settings.namespace)
+    while time.monotonic() < deadline_s:
+        handle = _controller(settings)
+        try:
+            # A process that just starts, or restarts after its death, gets longer than one that was up.
+            pong = _ping(handle, PING_TIMEOUT_S if has_answered else START_TIMEOUT_S)
+        except GetTimeoutError:
+            _end(handle, "it does not answer")
+            has_answered = False
+            continue
+        except RayActorError as error:
+            # Ray is restarting it, or frees its name: neither needs our help, only a moment.
+            _LOG.info("the controller of namespace %s is not there now: %s", settings.namespace, error)
+            time.sleep(_RETRY_EVERY_S)
+            continue
+        if pong["turn_age_s"] <= LEASE_DURATION_S:
+            return _settled(handle, pong, deadline_s)
+        _end(handle, f"its loop has not turned for {pong['turn_age_s']:.0f} s")
+    message = (
+        f"no controller answers in namespace {settings.namespace!r} after START_TIMEOUT_S={START_TIMEOUT_S:g} s: "
+        "sweeps wait until one does; look at the actor 'controller' in the Ray dashboard, or restart the cluster"
+    )
+    raise ClusterError(message)
+
+
+def _settled(handle: ActorHandle[Any], pong: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+    """The answer once the controller has its lease, or has said why it has none."""
+    while not pong["epoch"] and not pong["last_error"] and time.monotonic() < deadline_s:
+        time.sleep(_RETRY_EVERY_S)
+        pong = _ping(handle, PING_TIMEOUT_S)
+    if not pong["epoch"]:
+        message = f"the controller cannot start: {pong['last_error'] or 'its store does not answer'}"
+        raise ClusterError(message)
+    return pong
+
+
+def _ping(handle: ActorHandle[Any], timeout_s: float) -> dict[str, Any]:
+    untyped: Any = handle  # Ray's types know no methods of an actor found by name
+    pong: dict[str, Any] = ray.get(untyped.ping.remote(), timeout=timeout_s)
+    return pong
+
+
+def _check_same(settings: ControllerSettings, pong: dict[str, Any]) -> None:
+    found = ControllerSettings.from_json(pong["settings"])
+    if (found.store_uri, found.cluster) != (settings.store_uri, settings.cluster):
+        message = (
+            f"the controller of namespace {settings.namespace!r} serves store {found.store_uri} as cluster "
+            f"{found.cluster!r}, not store {settings.store_uri} as {settings.cluster!r}: a controller has one store; "
+            "submit to that store, or set ORCHESTRATOR_NAMESPACE to another name"
+        )
+        raise ControllerError(message)
+
+
+def _is_known(namespace: str) -> bool:
+    try:
+        ray.get_actor(CONTROLLER_NAME, namespace=namespace)
+    except ValueError:
+        return False
+    return True
+
+
+def _controller(settings: ControllerSettings) -> ActorHandle[Any]:
+    return _get_or_create(ray.remote(ControllerActor), CONTROLLER_NAME, settings.namespace, settings.to_json())
+
+
+def _get_or_create(actor_class: ActorClass[Any], name: str, namespace: str, *arguments: object) -> ActorHandle[Any]:
+    """One detached actor per name and namespace, however many clients ask at once."""
+    resources = {_HEAD: 0.001} if _HEAD in ray.cluster_resources() else {}  # type: ignore[no-untyped-call]
+    handle: Any = actor_class.options(
+        name=name,
+        namespace=namespace,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=4,
+        resources=resources,
+    ).remote(*arguments)
+    return cast("ActorHandle[Any]", handle)
+
+
+def _end(handle: ActorHandle[Any], reason: str) -> None:
+    """Kill an actor for good. A name is free again once Ray knows of the death."""
+    _LOG.warning("the controller is replaced: %s", reason)
+    ray.kill(handle, no_restart=True)

@@ -1,0 +1,209 @@
+"""The loop that owns all sweeps of a cluster: observe -> append -> fold -> decide -> execute.
+
+Everything it knows is in the store or comes from the backend, so it may die between any two lines: the next controller
+replays the journals, asks the backend about the attempts that these believe live, and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+
+from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
+from orchestrator.controller.attempts import judge_report
+from orchestrator.controller.execution import Executor
+from orchestrator.controller.fleet import Fleet, Holding, Identification
+from orchestrator.controller.inbox import Message, discard
+from orchestrator.controller.lease import Lease
+from orchestrator.controller.submission import settle
+from orchestrator.errors import OrchestratorError
+from orchestrator.state.scheduler import Command, decide
+from orchestrator.storage.protocol import ObjectStore
+
+INBOX_EVERY_S = 1.0
+_LOG = logging.getLogger(__name__)
+
+
+class Controller:
+    """Serves all sweeps of one cluster on one store. Call ``tick`` again and again, from one thread.
+
+    ``holder`` names this very incarnation (host, pid, something random); ``now`` is the clock in unix seconds.
+    ``max_live_attempts`` bounds how many attempts run at once, whatever fits.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        backend: Backend,
+        cluster: str,
+        holder: str,
+        now: Callable[[], float] = time.time,
+        *,
+        max_live_attempts: int | None = None,
+    ) -> None:
+        self._store = store
+        self._backend = backend
+        self._now = now
+        self._max_live_attempts = max_live_attempts
+        self._lease = Lease(store, cluster, holder, now)
+        self._cluster = cluster
+        self._holder = holder
+        self._fleet: Fleet | None = None
+        self._executor = Executor(store, backend)
+        self._orphans: set[str] = set()
+        self._inbox_at_s = 0.0
+        self._woken: set[str] = set()
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of its lease; 0 until the first tick."""
+        return self._lease.epoch
+
+    @property
+    def holder(self) -> str:
+        """Name of this incarnation."""
+        return self._holder
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every sweep in its hands has ended (false before the first tick)."""
+        return self._fleet is not None and not self._fleet.active()
+
+    def wake(self, sweep: str = "") -> None:
+        """Make the next tick look into the inbox of a sweep (or of all); callable from any thread."""
+        self._woken.add(sweep)
+
+    def tick(self) -> bool:
+        """One round; true if anything changed, so that another round may find more to do.
+
+        Raises:
+            LeaseLostError: a newer controller of this cluster has started; end this one.
+            StorageError: the store does not answer; call again later. What is known in memory stays true.
+        """
+        fleet = self._start() if self._fleet is None else self._fleet
+        self._lease.keep()
+        before = fleet.num_appends
+        fleet.reload()
+        self._release_ended(fleet)
+        self._read_inbox(fleet)
+        self._observe(fleet)
+        self._act(fleet)
+        self._drop_fenced(fleet)
+        self._show_progress(fleet)
+        return fleet.num_appends != before
+
+    def _start(self) -> Fleet:
+        epoch = self._lease.acquire()
+        # Runners refuse the former controller from here on; only then does this one read what that one wrote last.
+        self._backend.announce(epoch)
+        me = Identification(cluster=self._cluster, epoch=epoch, holder=self._holder)
+        fleet = Fleet(self._store, me, self._now)
+        fleet.adopt_all()
+        self._fleet = fleet
+        return fleet
+
+    def _release_ended(self, fleet: Fleet) -> None:
+        """An end may be in the journal and its runner not released: the writer died, or lost the acknowledgement."""
+        for holding in fleet.take_loaded():
+            for view in holding.snapshot.jobs.values():
+                if view.attempt is None and view.last_attempt_id:
+                    self._backend.release(view.last_attempt_id)
+
+    def _read_inbox(self, fleet: Fleet) -> None:
+        woken, self._woken = self._woken, set()
+        if self._now() >= self._inbox_at_s or "" in woken:
+            self._inbox_at_s = self._now() + INBOX_EVERY_S
+            sweeps: Sequence[str] = self._store.list_children("sweeps/")
+            fleet.check_fences()
+        else:
+            sweeps = sorted(woken)
+        for holding, message in fleet.messages(sweeps):
+            with fleet.guard(holding.snapshot.sweep):
+                self._settle(fleet, holding, message)
+
+    def _settle(self, fleet: Fleet, holding: Holding, message: Message) -> None:
+        if message.message_id not in holding.snapshot.handled:
+            events = settle(self._store, holding.ledger, message, now=self._now())
+            fleet.append(holding, events)
+            self._executor.forget_keys(holding.snapshot)
+        # Only now: a message that is deleted before its event is durable would be lost by a crash in between.
+        discard(self._store, holding.snapshot.sweep, message.message_id)
+
+    def _observe(self, fleet: Fleet) -> None:
+        holdings = fleet.active()
+        asked = {attempt.attempt_id for holding in holdings for attempt in holding.snapshot.live_attempts}
+        asked |= self._orphans
+        if not asked:
+            return
+        reports = {report.attempt_id: report for report in self._backend.observe(sorted(asked))}
+        for holding in holdings:
+            with fleet.guard(holding.snapshot.sweep):
+                self._record(fleet, holding, reports)
+        for attempt_id in self._orphans & reports.keys():
+            if reports[attempt_id].status is not AttemptStatus.RUNNING:
+                self._orphans.discard(attempt_id)
+                self._backend.release(attempt_id)
+
+    def _record(self, fleet: Fleet, holding: Holding, reports: Mapping[str, AttemptReport]) -> None:
+        ended = []
+        for attempt in holding.snapshot.live_attempts:
+            report = reports.get(attempt.attempt_id)
+            event = judge_report(self._store, attempt, report, self._now()) if report else None
+            if event is not None:
+                ended.append(event)
+                holding.board.remove(attempt.job)
+                self._executor.forget_key(attempt.key)
+            elif report is not None and report.progress is not None:
+                holding.board.show(attempt.job, attempt.attempt_id, report.progress)
+        if not ended:
+            return
+        fleet.append(holding, ended)
+        # A runner keeps the outcome until here: a crash before this line lets the next controller ask again.
+        for event in ended:
+            self._backend.release(event.attempt_id)
+
+    def _act(self, fleet: Fleet) -> None:
+        while commands := self._decide(fleet):
+            for sweep, group in groupby(commands, key=lambda command: command.sweep):
+                holding = fleet.get(sweep)
+                if holding is not None:
+                    with fleet.guard(sweep):
+                        self._executor.execute(fleet, holding, list(group), self._now())
+
+    def _decide(self, fleet: Fleet) -> list[Command]:
+        for holding in fleet.active():
+            with fleet.guard(holding.snapshot.sweep):
+                self._executor.look_up(fleet, holding, self._now())
+        snapshots = [holding.snapshot for holding in fleet.active()]
+        if not snapshots:
+            return []
+        capacity = self._backend.capacity()
+        commands = decide(
+            snapshots,
+            total=capacity.total,
+            largest_node=capacity.largest_node,
+            now=self._now(),
+            committed=self._executor.committed,
+            max_live_attempts=self._max_live_attempts,
+        )
+        return self._executor.without_repeats(commands)
+
+    def _drop_fenced(self, fleet: Fleet) -> None:
+        if not fleet.fenced:
+            return
+        # A newer controller of this very cluster goes on with our attempts; only another cluster's takeover ends them.
+        self._lease.verify()
+        for holding in fleet.fenced:
+            for attempt in holding.snapshot.live_attempts:
+                self._orphans.add(attempt.attempt_id)
+                self._backend.stop(attempt.attempt_id)
+        fleet.fenced.clear()
+
+    def _show_progress(self, fleet: Fleet) -> None:
+        for holding in fleet.holdings():
+            try:
+                holding.board.flush(self._now())
+            except OrchestratorError as error:
+                _LOG.warning("progress of sweep %s is not shown: %s", holding.snapshot.sweep, error)

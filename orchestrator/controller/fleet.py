@@ -1,0 +1,166 @@
+"""The sweeps that one controller owns, and what happens when one of them cannot be read or written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from orchestrator.controller.inbox import Message, Ownership, Submit, read_inbox
+from orchestrator.controller.ledger import SweepLedger
+from orchestrator.controller.progress import ProgressBoard
+from orchestrator.errors import OrchestratorError
+from orchestrator.state.events import Event, SweepAdopted
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.journal import JournalFencedError
+from orchestrator.storage.protocol import ObjectStore
+
+RETRY_EVERY_S = 1.0
+_LOG = logging.getLogger(__name__)
+# A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
+_SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, KeyError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One sweep in this controller's hands."""
+
+    ledger: SweepLedger
+    board: ProgressBoard
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Where the sweep stands."""
+        return self.ledger.snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identification:
+    """Who this controller is, as its adoptions tell."""
+
+    cluster: str
+    epoch: int
+    holder: str
+
+
+class Fleet:
+    """Sweeps by name: those adopted, and finished ones that may be reopened."""
+
+    def __init__(self, store: ObjectStore, me: Identification, now: Callable[[], float]) -> None:
+        self._store = store
+        self._me = me
+        self._now = now
+        self._holdings: dict[str, Holding] = {}
+        self._retry_at_s: dict[str, float] = {}
+        self._ignored: set[str] = set()
+        self._loaded: list[Holding] = []
+        self.fenced: list[Holding] = []
+        """Sweeps that another controller took, until the controller has let go of their attempts."""
+        self.num_appends = 0
+
+    def active(self) -> list[Holding]:
+        """Unfinished sweeps with a plan, oldest submission first."""
+        found = [holding for holding in self._holdings.values() if _is_active(holding.snapshot)]
+        return sorted(found, key=lambda holding: (holding.snapshot.accepted_at_s, holding.snapshot.sweep))
+
+    def holdings(self) -> list[Holding]:
+        """All sweeps in hand, finished ones included."""
+        return list(self._holdings.values())
+
+    def get(self, sweep: str) -> Holding | None:
+        """A sweep in hand."""
+        return self._holdings.get(sweep)
+
+    def take_loaded(self) -> list[Holding]:
+        """Sweeps read from their journals since the last call."""
+        loaded, self._loaded = self._loaded, []
+        return loaded
+
+    def adopt_all(self) -> None:
+        """Take every sweep of this cluster; unfinished ones get an adoption at once, which fences dead writers."""
+        for sweep in self._store.list_children("sweeps/"):
+            self._retry_at_s[sweep] = self._now()
+        self.reload()
+
+    def reload(self) -> None:
+        """Read again the sweeps whose journal may hold more, or other, than this controller knows."""
+        due = [sweep for sweep, at_s in self._retry_at_s.items() if self._now() >= at_s]
+        for sweep in due:
+            del self._retry_at_s[sweep]
+            with self.guard(sweep):
+                self._load(sweep)
+
+    def check_fences(self) -> None:
+        """Drop the sweeps that another cluster has taken over."""
+        for holding in self.active():
+            with self.guard(holding.snapshot.sweep):
+                holding.ledger.check_fence()
+
+    def append(self, holding: Holding, events: Sequence[Event]) -> None:
+        """Journal some events of a sweep; use inside ``guard``."""
+        holding.ledger.append(events)
+        self.num_appends += 1
+
+    @contextmanager
+    def guard(self, sweep: str) -> Iterator[None]:
+        """Keep a sweep's fault from the others: a fenced sweep is dropped, any other fault means reading it again.
+
+        After a failed append nobody knows whether the events are in the journal, so memory is dropped in any case.
+        """
+        try:
+            yield
+        except JournalFencedError as error:
+            _LOG.warning("sweep %s belongs to another controller now: %s", sweep, error)
+            holding = self._holdings.pop(sweep, None)
+            self.fenced += [holding] if holding else []
+        except _SWEEP_FAULTS:
+            _LOG.exception("sweep %s cannot be served now; it is read again in %s s", sweep, RETRY_EVERY_S)
+            self._holdings.pop(sweep, None)
+            self._retry_at_s[sweep] = self._now() + RETRY_EVERY_S
+
+    def messages(self, sweeps: Sequence[str]) -> Iterator[tuple[Holding, Message]]:
+        """Messages for this controller. Those for others are noted and not read again."""
+        for sweep in sweeps:
+            if sweep in self._retry_at_s:
+                continue  # first its journal must be read
+            with self.guard(sweep):
+                for message in read_inbox(self._store, sweep, skip=self._ignored):
+                    if sweep in self._retry_at_s:
+                        break  # settling the message before this one failed
+                    holding = self._addressee(sweep, message)
+                    if holding is None:
+                        self._ignored.add(message.message_id)
+                    else:
+                        yield holding, message
+
+    def _addressee(self, sweep: str, message: Message) -> Holding | None:
+        if not isinstance(message, Submit):
+            return self._holdings.get(sweep)
+        if message.cluster == self._me.cluster:
+            return self._holdings.get(sweep) or self._load(sweep, submit=message)
+        holding = self._holdings.get(sweep)
+        if holding and (message.ownership is Ownership.TAKE or not _is_active(holding.snapshot)):
+            return None  # its new owner fences us by adopting it
+        return holding
+
+    def _load(self, sweep: str, *, submit: Submit | None = None) -> Holding | None:
+        """Read a sweep and hold it if it is ours, or becomes ours by ``submit``."""
+        ledger = SweepLedger(self._store, sweep, holder=self._me.holder)
+        snapshot = ledger.refresh()
+        is_free = submit is not None and (submit.ownership is Ownership.TAKE or not _is_active(snapshot))
+        if snapshot.cluster != self._me.cluster and not is_free:
+            return None
+        me = self._me
+        ledger.adopt(SweepAdopted(at_s=self._now(), cluster=me.cluster, epoch=me.epoch, holder=me.holder))
+        holding = Holding(ledger=ledger, board=ProgressBoard(self._store, sweep))
+        self._holdings[sweep] = holding
+        self._loaded.append(holding)
+        if _is_active(snapshot):
+            self.append(holding, [])
+        return holding
+
+
+def _is_active(snapshot: Snapshot) -> bool:
+    return snapshot.state in {SweepState.RUNNING, SweepState.CANCELLING}

@@ -1,0 +1,83 @@
+"""A whole sweep inside one process: no cluster, no actors, the same controller, journal and artifacts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from orchestrator.backends.inprocess import InprocessBackend
+from orchestrator.backends.protocol import Backend
+from orchestrator.contract import ENTRY_POINT
+from orchestrator.controller.client import submit
+from orchestrator.controller.controller import Controller
+from orchestrator.controller.inbox import Ownership
+from orchestrator.controller.ledger import SweepLedger
+from orchestrator.errors import ControllerError
+from orchestrator.plan.graph import Plan
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.protocol import ObjectStore
+
+INPROCESS_CLUSTER = "inprocess"
+_IDLE_WAIT_S = 0.02
+
+
+def new_holder() -> str:
+    """A name for one incarnation of a controller: host, pid and a nonce."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def run_sweep_inprocess(
+    store: ObjectStore,
+    plan: Plan,
+    spec_text: str = "",
+    *,
+    directory: Path | None = None,
+    entry_point: str = ENTRY_POINT,
+    backend: Backend | None = None,
+    on_change: Callable[[Snapshot], None] | None = None,
+) -> Snapshot:
+    """Submit a plan and run it to its end here; returns the final snapshot.
+
+    Takes the sweep over if another cluster owns it. ``directory`` keeps the cache (default: temporary);
+    ``on_change`` sees a snapshot after every tick that changed something.
+
+    Raises:
+        ControllerError: the plan was refused.
+        LeaseLostError: another in-process run started on the same store.
+    """
+    with ExitStack() as stack:
+        folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orchestrator-")))
+        chosen = backend or InprocessBackend(store, folder, entry_point=entry_point)
+        controller = Controller(store, chosen, INPROCESS_CLUSTER, new_holder(), max_live_attempts=1)
+        message_id = submit(store, plan, spec_text, INPROCESS_CLUSTER, ownership=Ownership.TAKE)
+        controller.wake(plan.sweep)
+        return drive(controller, store, plan.sweep, message_id, on_change=on_change)
+
+
+def drive(
+    controller: Controller,
+    store: ObjectStore,
+    sweep: str,
+    message_id: str,
+    *,
+    on_change: Callable[[Snapshot], None] | None = None,
+) -> Snapshot:
+    """Tick until a message is settled and its sweep has ended. Raises ``ControllerError`` if it was refused."""
+    ledger = SweepLedger(store, sweep)
+    while True:
+        if not controller.tick():
+            time.sleep(_IDLE_WAIT_S)  # only a backoff or another process can be waited for
+            continue
+        snapshot = ledger.refresh()
+        if on_change is not None:
+            on_change(snapshot)
+        if message_id in snapshot.refusals:
+            raise ControllerError(snapshot.refusals[message_id])
+        if message_id in snapshot.handled and snapshot.state.is_final:
+            return snapshot

@@ -1,0 +1,98 @@
+"""Messages of clients to whichever controller owns a sweep; they wait in the store while none is running.
+
+A message is settled by an event that carries its id; only then is it deleted. A crash between the two leaves a message
+whose id is in the journal already: it is deleted without being followed again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from orchestrator.errors import NotFoundError
+from orchestrator.storage.layout import inbox_folder, inbox_message
+from orchestrator.storage.protocol import ObjectStore
+
+
+class Ownership(StrEnum):
+    """What a submit may do with an unfinished sweep that another cluster owns."""
+
+    KEEP = "keep"
+    TAKE = "take"
+    """Adopt it; what the other cluster still runs for it is done again or found committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Run this plan on this cluster."""
+
+    message_id: str
+    cluster: str
+    plan: Mapping[str, Any]
+    spec_text: str
+    ownership: Ownership = Ownership.KEEP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """End the sweep: stop what runs, start nothing."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """An object in the inbox that is no message of this version."""
+
+    message_id: str
+    reason: str
+
+
+Message: TypeAlias = Submit | Cancel | Unreadable
+
+
+def new_message_id(now: float) -> str:
+    """An id that sorts by time, so that a cancel after a submit is followed after it."""
+    return f"{int(now * 1e6):017d}-{secrets.token_hex(8)}"
+
+
+def post(store: ObjectStore, sweep: str, message: Submit | Cancel) -> None:
+    """Put a message into a sweep's inbox."""
+    document = {"type": type(message).__name__.lower(), **asdict(message)}
+    store.put_if_absent(inbox_message(sweep, message.message_id), json.dumps(document).encode())
+
+
+def read_inbox(store: ObjectStore, sweep: str, *, skip: Collection[str] = ()) -> Iterator[Message]:
+    """Messages in the order of their ids, without those to skip and those that are deleted meanwhile."""
+    for name in store.list_children(inbox_folder(sweep)):
+        message_id = name.removesuffix(".json")
+        if message_id in skip:
+            continue
+        try:
+            content = store.get(inbox_message(sweep, message_id))
+        except NotFoundError:
+            continue
+        yield _decode(message_id, content)
+
+
+def discard(store: ObjectStore, sweep: str, message_id: str) -> None:
+    """Delete a settled message."""
+    store.delete(inbox_message(sweep, message_id))
+
+
+def _decode(message_id: str, content: bytes) -> Message:
+    try:
+        document = json.loads(content)
+        kind = document.pop("type")
+        if kind == "cancel":
+            return Cancel(message_id=message_id)
+        if kind == "submit":
+            document["ownership"] = Ownership(document["ownership"])
+            return Submit(**{**document, "message_id": message_id})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return Unreadable(message_id=message_id, reason=f"not a message: {error!r}; send it again with `orchestrator`")
+    return Unreadable(message_id=message_id, reason=f"unknown message {kind!r}; update the running controller")

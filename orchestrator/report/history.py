@@ -1,0 +1,104 @@
+"""A job's metric history out of its segments.
+
+Attempts write immutable segments ``metrics/<key>/<attempt>/<from>-<to>.jsonl``. An attempt that resumes from step s
+repeats the steps after s, so its segments supersede what earlier attempts wrote about them. Which lines count follows
+from the names alone, so a reader never opens a segment that it has read before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from orchestrator.errors import CorruptObjectError
+from orchestrator.storage.layout import metrics_folder
+from orchestrator.storage.protocol import ObjectStore
+
+_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricLine:
+    """Metrics of one step, measured at ``at_s`` (unix seconds); ``epoch`` is fractional."""
+
+    step: int
+    epoch: float
+    at_s: float
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """One line of a segment."""
+        return cls(
+            step=int(document["step"]),
+            epoch=float(document["epoch"]),
+            at_s=float(document["at_s"]),
+            metrics=dict(document["metrics"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One segment and how much of it counts: the steps ``from_step < step <= valid_to_step``."""
+
+    name: str
+    attempt: int
+    from_step: int
+    valid_to_step: int
+
+
+def list_segments(store: ObjectStore, key: str) -> list[Segment]:
+    """Segments of a key of which anything counts, in order of steps."""
+    folder = metrics_folder(key)
+    names = [stat.name for stat in store.list_objects(folder) if stat.name.endswith(_SUFFIX)]
+    return supersede([_parse(name, folder) for name in names])
+
+
+def supersede(segments: Sequence[Segment]) -> list[Segment]:
+    """Cut every segment at the first step that a later attempt starts from; drop those without any step left."""
+    starts: dict[int, int] = {}
+    for segment in segments:
+        starts[segment.attempt] = min(segment.from_step, starts.get(segment.attempt, segment.from_step))
+    cut = []
+    for segment in segments:
+        later = [start for attempt, start in starts.items() if attempt > segment.attempt]
+        valid_to_step = min([segment.valid_to_step, *later])
+        # An attempt without a step (only its evaluation at the start) has from_step == to_step and counts for nothing.
+        if valid_to_step > segment.from_step:
+            cut.append(replace(segment, valid_to_step=valid_to_step))
+    return sorted(cut, key=lambda segment: (segment.from_step, segment.attempt))
+
+
+def read_segment(store: ObjectStore, segment: Segment) -> list[MetricLine]:
+    """The lines of a segment that count, in order of steps.
+
+    Raises:
+        CorruptObjectError: a line is not what the layout promises.
+    """
+    try:
+        documents = [json.loads(line) for line in store.get(segment.name).splitlines()]
+        lines = [MetricLine.from_json(document) for document in documents]
+    except (ValueError, KeyError, TypeError) as error:
+        message = (
+            f"metric segment {segment.name} cannot be read ({error!r}): was it altered? Delete it to go on without"
+        )
+        raise CorruptObjectError(message) from error
+    counted = [line for line in lines if segment.from_step < line.step <= segment.valid_to_step]
+    return sorted(counted, key=lambda line: line.step)
+
+
+def read_metric_history(store: ObjectStore, key: str) -> list[MetricLine]:
+    """All lines of a job that count, in order of steps; empty if it reported none (yet)."""
+    return [line for segment in list_segments(store, key) for line in read_segment(store, segment)]
+
+
+def _parse(name: str, folder: str) -> Segment:
+    try:
+        attempt, steps = name.removeprefix(folder).removesuffix(_SUFFIX).split("/")
+        from_step, to_step = steps.split("-")
+        return Segment(name=name, attempt=int(attempt), from_step=int(from_step), valid_to_step=int(to_step))
+    except ValueError as error:
+        message = f"{name} is not named <attempt>/<from>-<to>.jsonl as metric segments are; remove it from the store"
+        raise CorruptObjectError(message) from error

@@ -1,0 +1,58 @@
+"""A report on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from orchestrator.report.results import Report
+from orchestrator.report.text import TextTable, answers, caveats, text_table
+
+_UNLIMITED = 10_000
+"""Width in characters at which a table is measured."""
+
+
+def render_terminal(report: Report) -> Group:
+    """Something ``rich.console.Console.print`` prints: the tables, then the answer in words, then what is missing."""
+    parts: list[RenderableType] = [_FittingTable(table=text_table(table)) for table in report.tables]
+    for answer in answers(report):
+        parts += [Text(answer.title, style="bold"), *(Text(f"  {sentence}") for sentence in answer.sentences)]
+    parts += [Text(f"Note: {caveat}", style="yellow") for caveat in caveats(report)]
+    if not report.tables:
+        parts.append(Text(f"Sweep {report.sweep} has no transfer to report on.", style="yellow"))
+    return Group(*parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FittingTable:
+    """A table that leaves out what it can where the terminal is too narrow; the saved report has it all."""
+
+    table: TextTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unlimited = options.update(width=_UNLIMITED)
+        columns = list(range(len(self.table.header)))
+        for left_out in (range(0), *self.table.expendable):
+            columns = [column for column in columns if column not in left_out]
+            rich_table = _rich_table(self.table, columns)
+            if Measurement.get(console, unlimited, rich_table).maximum <= options.max_width:
+                break
+        yield rich_table
+
+
+def _rich_table(table: TextTable, columns: Sequence[int]) -> RichTable:
+    rich_table = RichTable(title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        header = Text(table.header[column].replace(" [", "\n["))  # the unit below the name
+        rich_table.add_column(header, justify="right" if column else "left", no_wrap=column == 0)
+    for index, row in enumerate(table.rows):
+        # Text, not markup: a label space may be called anything.
+        style = "bold green" if index == table.best else None
+        rich_table.add_row(*(Text(row[column]) for column in columns), style=style)
+    return rich_table

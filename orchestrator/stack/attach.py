@@ -1,0 +1,79 @@
+"""Connecting this process to a Ray cluster. Ray itself is imported only here and late: it takes a second."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+from orchestrator.errors import ClusterError
+from orchestrator.stack.description import Stack
+from orchestrator.stack.environment import client_environment
+
+_ANSWER_TIMEOUT_S = 5.0
+
+
+def attach_stack(stack: Stack, namespace: str) -> None:
+    """Connect this process to a stack's Ray.
+
+    Raises:
+        ClusterError: it does not answer.
+    """
+    set_ray_environment(client_environment(stack.token_path))
+    attach_cluster(stack.ray_address, namespace)
+
+
+def attach_cluster(address: str, namespace: str) -> None:
+    """Connect this process to the Ray cluster at an address (``RAY_ADDRESS``), with the credentials it already has.
+
+    Raises:
+        ClusterError: it does not answer, refuses us, or the address is ``auto``, which may mean anybody's cluster.
+    """
+    if address == "auto":
+        message = "ray address 'auto' may mean any cluster that runs on this machine; give host:port"
+        raise ClusterError(message)
+    _check_answers(address)
+    import ray
+
+    try:
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        message = (
+            f"the Ray cluster at {address} cannot be used: {error}; check the address, and RAY_AUTH_TOKEN_PATH if it "
+            "asks for a token"
+        )
+        raise ClusterError(message) from error
+
+
+def detach() -> None:
+    """Disconnect this process; the cluster and everything on it goes on."""
+    import ray
+
+    ray.shutdown()
+
+
+def set_ray_environment(variables: Mapping[str, str]) -> None:
+    """Set variables that Ray reads once, as it is imported; if that has happened already, make it read them again."""
+    changed = any(os.environ.get(name) != value for name, value in variables.items())
+    os.environ.update(variables)
+    if changed and "ray" in sys.modules:
+        from ray._private import ray_constants
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+        ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1") == "1"
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself tries for minutes before it says that nobody is there."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return  # ray:// and its kind
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_TIMEOUT_S).close()
+    except OSError as error:
+        message = f"nobody answers at Ray address {address} ({error}); check RAY_ADDRESS and that the cluster is up"
+        raise ClusterError(message) from error

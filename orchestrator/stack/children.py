@@ -1,0 +1,115 @@
+"""The two children of a supervisor: how they are started, and how each is ended with all that it started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from orchestrator.stack.description import DATABASE_FILE, LOG_FOLDER, MLFLOW_ARTIFACTS
+from orchestrator.stack.environment import LOOPBACK, child_environment, python
+from orchestrator.units import MIB
+
+OBJECT_STORE_BYTES = 256 * MIB  # everything large goes through the object store of the project, not through Ray's
+READY_TIMEOUT_S = 90.0
+"""For Ray's head to come up on a busy machine."""
+GRACE_S = 10.0
+"""From the request to end to the kill."""
+IDLE_TIMEOUT_S = 30 * 60.0
+"""A stack that nobody has used for this long leaves."""
+_POLL_S = 0.05
+
+
+class Child:
+    """A server in its own session, so that a signal to its process group reaches what it started, and nothing else."""
+
+    def __init__(self, name: str, command: list[str], directory: Path, environment: dict[str, str]) -> None:
+        self.name = name
+        self.log_path = directory / LOG_FOLDER / f"{name}.log"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """``None`` while it runs."""
+        return self._process.poll()
+
+    def log_tail(self, num_lines: int = 20) -> str:
+        """Last lines of what it printed."""
+        return "\n".join(self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
+
+    def terminate(self) -> None:
+        """Ask it to end; does not wait."""
+        self._signal(signal.SIGTERM)
+
+    def end(self, deadline_s: float) -> None:
+        """Wait for its end until a time of the monotonic clock, then kill its whole process group."""
+        while self._process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        # Also after a clean exit: a grandchild may have outlived its parent.
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def ray_directory(directory: Path) -> Path:
+    """Where Ray keeps sessions and sockets: short, because a socket's path may have 107 characters."""
+    digest = sha256(str(directory).encode()).hexdigest()[:8]
+    return Path(tempfile.gettempdir(), f"orc-{os.getuid()}-{digest}")
+
+
+def start_ray(directory: Path, *, port: int, dashboard_port: int, agent_port: int) -> Child:
+    """Start a Ray head that stays in the foreground of its own session."""
+    home = ray_directory(directory)
+    shutil.rmtree(home, ignore_errors=True)  # the last stack's sessions: their logs end with the next start
+    command = [
+        python(), "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
+        "--include-dashboard=true", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={dashboard_port}",
+        f"--dashboard-agent-listen-port={agent_port}", f"--temp-dir={home}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
+    ]  # fmt: skip
+    return Child("ray", command, directory, child_environment(directory))
+
+
+def is_ray_ready(directory: Path) -> bool:
+    """Whether Ray's head has come up: it then writes its address into its directory."""
+    return (ray_directory(directory) / "ray_current_cluster").exists()
+
+
+def start_mlflow(directory: Path, *, port: int) -> Child:
+    """Start an MLflow server on the project's database, behind everything else that wants the processor."""
+    command = [
+        "nice", "-n", "10", python(), "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port),
+        "--workers", "1", "--backend-store-uri", tracking_uri(directory),
+        "--artifacts-destination", str(directory / MLFLOW_ARTIFACTS),
+    ]  # fmt: skip
+    # No job runners: they are for evaluations inside the server, and take three more processes.
+    environment = {
+        **child_environment(directory),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    return Child("mlflow", command, directory, environment)
+
+
+def tracking_uri(directory: Path) -> str:
+    """The project's MLflow database; works without any server."""
+    return f"sqlite:///{directory / DATABASE_FILE}"

@@ -1,0 +1,104 @@
+"""``stack.json``: what a running stack says of itself. Its truth is the supervisor, so every read checks for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+STACK_FILE = "stack.json"
+TOUCH_FILE = "stack.touch"
+TOKEN_FILE = "ray_token"  # noqa: S105 - the file's name
+DATABASE_FILE = "mlflow.db"
+MLFLOW_ARTIFACTS = "mlflow-artifacts"
+LOG_FOLDER = "logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Addresses of a running stack."""
+
+    directory: str
+    ray_address: str
+    """Of Ray's control store, for ``attach_stack``."""
+    dashboard_url: str
+    """Asks for the Ray token once per browser: paste the content of ``token_path``."""
+    mlflow_url: str
+    """Of the MLflow server, which may answer some seconds after Ray does."""
+    tracking_uri: str
+    """Of the database behind it, which needs no server."""
+    token_path: str
+    pid: int
+    """Supervisor."""
+    pid_started_at: int
+    """Its start time in clock ticks since boot: a pid alone may be anybody's after a while."""
+    started_at_s: float
+    """Unix time at which the stack was ready."""
+    start_s: float = 0.0
+    """How long it took to be ready."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its supervisor runs."""
+        return process_started_at(self.pid) == self.pid_started_at
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Inverse of ``to_bytes``."""
+        return cls(**json.loads(content))
+
+    def to_bytes(self) -> bytes:
+        """JSON document."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+
+def read_stack(directory: Path) -> Stack | None:
+    """The directory's running stack; ``None`` if there is none, or its description is of one that has died."""
+    try:
+        stack = Stack.from_bytes((directory / STACK_FILE).read_bytes())
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return stack if stack.is_alive else None
+
+
+def write_stack(directory: Path, stack: Stack) -> None:
+    """Publish the description: a reader sees the whole of it or nothing."""
+    partial = directory / f"{STACK_FILE}.{secrets.token_hex(4)}"
+    partial.write_bytes(stack.to_bytes())
+    partial.replace(directory / STACK_FILE)
+
+
+def touch_stack(directory: Path) -> None:
+    """Say that somebody uses the stack, so that it does not leave for idleness."""
+    (directory / TOUCH_FILE).touch()
+
+
+def touched_at_s(directory: Path) -> float:
+    """Unix time of the last use; now if it was never used."""
+    try:
+        return (directory / TOUCH_FILE).stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
+
+
+def process_started_at(pid: int) -> int | None:
+    """Start time of a live process in clock ticks since boot (field 22 of proc_pid_stat(5)); ``None`` if there is none.
+
+    A zombie has ended, only its parent has not looked yet.
+    """
+    try:
+        # The command in parentheses may hold anything, spaces and parentheses too: count from its end.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def own_identity() -> tuple[int, int]:
+    """Pid and start time of this process."""
+    pid = os.getpid()
+    return pid, process_started_at(pid) or 0

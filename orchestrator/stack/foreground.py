@@ -1,0 +1,42 @@
+"""A Ray cluster inside this command, for tests and notebooks: it ends with the command, and so does what runs on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.stack.attach import set_ray_environment
+from orchestrator.stack.children import OBJECT_STORE_BYTES, ray_directory
+from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
+
+
+@contextmanager
+def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None = None) -> Iterator[None]:
+    """Connect this process to a cluster of its own; ``num_cpus`` may be more than there are (default: all)."""
+    home = directory.absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    ensure_token(home)
+    inherited = dict(os.environ)
+    set_ray_environment(
+        {name: value for name, value in child_environment(home).items() if inherited.get(name) != value}
+    )
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            namespace=namespace,
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _node_ip_address=LOOPBACK,
+            _temp_dir=f"{ray_directory(home)}-fg",
+        )
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,32 @@
+"""Free ports for servers that must be told theirs."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack, suppress
+from random import SystemRandom
+
+# ``ray start`` refuses 10002-19999, where its workers listen; the kernel hands out 32768 and above to everybody.
+FIRST_PORT, LAST_PORT = 20_000, 32_000
+_MAX_TRIES = 200
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct ports on which nobody listens at this moment; whoever binds late may still lose one and must say so.
+
+    Raises:
+        OSError: no free ports were found.
+    """
+    chosen: list[int] = []
+    with ExitStack() as held:
+        for port in SystemRandom().sample(range(FIRST_PORT, LAST_PORT), _MAX_TRIES):
+            if len(chosen) == count:
+                break
+            with suppress(OSError):
+                probe = held.enter_context(socket.socket())
+                probe.bind(("", port))
+                chosen.append(port)
+    if len(chosen) < count:
+        message = f"found {len(chosen)} of {count} free ports between {FIRST_PORT} and {LAST_PORT}; close some servers"
+        raise OSError(message)
+    return chosen

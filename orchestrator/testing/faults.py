@@ -1,0 +1,129 @@
+"""A store that fails where a test says: before, after or instead of its n-th write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from orchestrator.errors import StorageError
+from orchestrator.storage.protocol import ObjectStat, ObjectStore
+
+Written = TypeVar("Written")
+
+
+class SimulatedCrash(BaseException):
+    """The process dies here. Not an ``Exception``: nothing may catch it."""
+
+
+class Moment(StrEnum):
+    """What happens at the chosen write."""
+
+    ERROR_BEFORE = "error_before"
+    """The write fails and leaves nothing."""
+    ERROR_AFTER = "error_after"
+    """The write is durable, its acknowledgement is lost."""
+    CRASH_BEFORE = "crash_before"
+    CRASH_AFTER = "crash_after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Strikes once, at the ``nth`` write (from 1) that goes to a name containing ``within``."""
+
+    moment: Moment
+    nth: int = 1
+    within: str = ""
+
+
+class FaultyStore:
+    """An ``ObjectStore`` around another; ``writes`` records the names of all writes and deletions, in order."""
+
+    def __init__(self, store: ObjectStore, faults: Sequence[Fault] = ()) -> None:
+        self._store = store
+        self._countdown = {fault: fault.nth for fault in faults}
+        self.writes: list[str] = []
+
+    @property
+    def uri(self) -> str:
+        """See ``ObjectStore.uri``."""
+        return self._store.uri
+
+    def put(self, name: str, content: bytes) -> ObjectStat:
+        """See ``ObjectStore.put``."""
+        return self._write(name, lambda: self._store.put(name, content))
+
+    def put_file(self, name: str, path: Path) -> ObjectStat:
+        """See ``ObjectStore.put_file``."""
+        return self._write(name, lambda: self._store.put_file(name, path))
+
+    def put_if_absent(self, name: str, content: bytes) -> ObjectStat:
+        """See ``ObjectStore.put_if_absent``."""
+        return self._write(name, lambda: self._store.put_if_absent(name, content))
+
+    def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
+        """See ``ObjectStore.put_if_match``."""
+        return self._write(name, lambda: self._store.put_if_match(name, content, etag))
+
+    def delete(self, name: str) -> None:
+        """See ``ObjectStore.delete``."""
+        self._write(name, lambda: self._store.delete(name))
+
+    def get(self, name: str) -> bytes:
+        """See ``ObjectStore.get``."""
+        return self._store.get(name)
+
+    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+        """See ``ObjectStore.get_with_stat``."""
+        return self._store.get_with_stat(name)
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """See ``ObjectStore.get_range``."""
+        return self._store.get_range(name, start, length)
+
+    def download(self, name: str, path: Path) -> None:
+        """See ``ObjectStore.download``."""
+        self._store.download(name, path)
+
+    def stat(self, name: str) -> ObjectStat:
+        """See ``ObjectStore.stat``."""
+        return self._store.stat(name)
+
+    def exists(self, name: str) -> bool:
+        """See ``ObjectStore.exists``."""
+        return self._store.exists(name)
+
+    def list_children(self, prefix: str) -> list[str]:
+        """See ``ObjectStore.list_children``."""
+        return self._store.list_children(prefix)
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
+        """See ``ObjectStore.list_objects``."""
+        return self._store.list_objects(prefix)
+
+    def _write(self, name: str, write: Callable[[], Written]) -> Written:
+        self.writes.append(name)
+        moment = self._due(name)
+        if moment is Moment.CRASH_BEFORE:
+            raise SimulatedCrash(name)
+        if moment is Moment.ERROR_BEFORE:
+            message = f"simulated: {name} was not written"
+            raise StorageError(message)
+        result = write()
+        if moment is Moment.CRASH_AFTER:
+            raise SimulatedCrash(name)
+        if moment is Moment.ERROR_AFTER:
+            message = f"simulated: {name} was written and the answer lost"
+            raise StorageError(message)
+        return result
+
+    def _due(self, name: str) -> Moment | None:
+        due = None
+        for fault in self._countdown:
+            if fault.within in name:
+                self._countdown[fault] -= 1
+                if self._countdown[fault] == 0:
+                    due = fault.moment
+        return due

@@ -1,0 +1,168 @@
+"""What a run on the tracking server says about a sweep or job; pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from orchestrator.ids import canonical_json, sha256_hex
+from orchestrator.plan.graph import Job
+from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.tracking.timeline import RunIdentity, Timeline
+
+SWEEP_JOB = "(sweep)"
+"""In place of a job's name, the run of the sweep itself; no job can be called so."""
+_MAX_TAG_CHARACTERS = 4000
+_MAX_PARAM_CHARACTERS = 6000
+
+
+class RunStatus(StrEnum):
+    """MLflow's statuses of a run."""
+
+    SCHEDULED = "SCHEDULED"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    FAILED = "FAILED"
+    KILLED = "KILLED"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a run with this status has an end."""
+        return self not in {RunStatus.SCHEDULED, RunStatus.RUNNING}
+
+
+_JOB_STATUS = {
+    JobState.PENDING: RunStatus.SCHEDULED,
+    JobState.RUNNING: RunStatus.RUNNING,
+    JobState.SUCCEEDED: RunStatus.FINISHED,
+    JobState.REUSED: RunStatus.FINISHED,
+    JobState.FAILED: RunStatus.FAILED,
+    JobState.SKIPPED: RunStatus.KILLED,
+    JobState.CANCELLED: RunStatus.KILLED,
+}
+_SWEEP_STATUS = {
+    SweepState.SUBMITTED: RunStatus.SCHEDULED,
+    SweepState.RUNNING: RunStatus.RUNNING,
+    SweepState.CANCELLING: RunStatus.RUNNING,
+    SweepState.SUCCEEDED: RunStatus.FINISHED,
+    SweepState.FAILED: RunStatus.FAILED,
+    SweepState.CANCELLED: RunStatus.KILLED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """Everything about a run but its metrics and parameters, which never change once they are known."""
+
+    job: str
+    key: str
+    status: RunStatus
+    start_s: float
+    end_s: float | None
+    """Of the latest attempt; None unless the status is final."""
+    tags: Mapping[str, str]
+
+    @property
+    def identity(self) -> RunIdentity:
+        """What the run is found by."""
+        return self.job, self.key
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the run's status, times or tags do."""
+        return sha256_hex(canonical_json(asdict(self)))[:16]
+
+
+def sweep_facts(timeline: Timeline) -> RunFacts:
+    """The run that stands for a sweep; its children are the jobs."""
+    snapshot = timeline.snapshot
+    status = _SWEEP_STATUS[snapshot.state]
+    # Zeros too: a tag that is not said again would keep its old value.
+    counts = {f"num_{state.value}": str(snapshot.counts.get(state, 0)) for state in JobState}
+    return RunFacts(
+        job=SWEEP_JOB,
+        key="",
+        status=status,
+        start_s=timeline.submitted_at_s or snapshot.accepted_at_s,
+        end_s=snapshot.finished_at_s if snapshot.state.is_final else None,
+        tags={
+            **_identity_tags(snapshot.sweep, SWEEP_JOB, ""),
+            "kind": "sweep",
+            "state": snapshot.state.value,
+            "revision": str(snapshot.revision),
+            **counts,
+        },
+    )
+
+
+def job_facts(timeline: Timeline, view: JobView, kind: str) -> RunFacts | None:
+    """The run of a job; None while there is nothing to tell, because it waits for its first attempt."""
+    started_s = timeline.first_launches_s.get((view.name, view.key), view.ended_at_s)
+    if started_s is None:
+        return None
+    tags = {
+        **_identity_tags(timeline.snapshot.sweep, view.name, view.key),
+        "kind": kind,
+        "state": view.state.value,
+        "attempts": str(view.num_attempts),
+        **_failure_tags(view),
+    }
+    return RunFacts(
+        job=view.name,
+        key=view.key,
+        status=_JOB_STATUS[view.state],
+        start_s=started_s,
+        end_s=view.ended_at_s if view.state.is_final else None,
+        tags=tags,
+    )
+
+
+def dropped_facts(sweep: str, identity: RunIdentity, ended_at_s: float) -> RunFacts:
+    """The run of a job that a later revision of the plan no longer has."""
+    job, key = identity
+    tags = {**_identity_tags(sweep, job, key), "state": "dropped"}
+    return RunFacts(job=job, key=key, status=RunStatus.KILLED, start_s=ended_at_s, end_s=ended_at_s, tags=tags)
+
+
+def sweep_params(snapshot: Snapshot) -> dict[str, str]:
+    """Parameters of the sweep's run."""
+    if snapshot.plan is None:
+        return {}
+    plan = snapshot.plan
+    params = {"baseline": plan.baseline, "metric": plan.metric, "store": plan.store_uri}
+    return {name: value for name, value in params.items() if value}
+
+
+def job_params(job: Job, granularity: int | None) -> dict[str, str]:
+    """Parameters of a job's run: what people compare by, the recipe's fields, and the key."""
+    parameters = dict(job.identity["parameters"])
+    model, recipe = parameters.pop("model", {}), parameters.pop("recipe", {})
+    found: dict[str, Any] = {**parameters, **recipe, **_model_params(model), **job.facets, "key": job.key}
+    if granularity is not None:
+        found["granularity"] = granularity
+    return {name: _text(value)[:_MAX_PARAM_CHARACTERS] for name, value in found.items() if value not in (None, "")}
+
+
+def _model_params(model: Mapping[str, Any]) -> dict[str, Any]:
+    renamed = {"name": "model", "kwargs": "model_kwargs"}
+    return {renamed.get(name, name): value for name, value in model.items() if value != {}}
+
+
+def _identity_tags(sweep: str, job: str, key: str) -> dict[str, str]:
+    """By these a run is found again whatever happened to the publisher's memory."""
+    return {"sweep": sweep, "job": job, "key": key}
+
+
+def _failure_tags(view: JobView) -> dict[str, str]:
+    tags = {"reason": view.reason}  # empty too, so that a job that got a new chance loses the old one
+    if view.last_failure is not None:
+        tags["last_failure"] = f"{view.last_failure.kind}: {view.last_failure.message}"
+    return {name: text[:_MAX_TAG_CHARACTERS] for name, text in tags.items()}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

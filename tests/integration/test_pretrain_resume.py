@@ -1,0 +1,184 @@
+"""Interrupted training ends with the weights of undisturbed training, bit for bit."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract import Execution, JobKind, JobResult
+from orchestrator.errors import PreemptedError
+from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.layout import checkpoints_folder, metrics_folder
+from orchestrator.storage.local import LocalStore
+from tests.tiny_training import BATCHNORM, NO_BATCHNORM, TinyTraining
+
+ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05}
+GHOST: dict[str, Any] = {
+    "batch_size": 32,
+    "norm_group": 16,
+    "augment": "crop_flip",
+    "label_smoothing": 0.1,
+    "grad_clip": 1.0,
+}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sgd": (NO_BATCHNORM, {"nesterov": True}),
+    "adamw": (NO_BATCHNORM, ADAMW),
+    "sgd-batchnorm": (BATCHNORM, {"augment": "flip"}),
+    "adamw-ghost-batchnorm": (BATCHNORM, ADAMW | GHOST),
+}
+TIMED = ("images_per_s",)
+
+
+class CrashError(Exception):
+    """Stands for a death without warning: no checkpoint is written on the way out."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the data set, to be copied: interrupted and undisturbed runs of one key need a store each."""
+    folder = tmp_path_factory.mktemp("prepared")
+    TinyTraining(LocalStore(folder / "store"), folder)
+    return folder
+
+
+@pytest.fixture
+def fresh(prepared: Path, tmp_path: Path) -> Callable[[], TinyTraining]:
+    numbers = itertools.count()
+
+    def copy() -> TinyTraining:
+        folder = tmp_path / str(next(numbers))
+        shutil.copytree(prepared, folder)
+        return TinyTraining(LocalStore(folder / "store"), folder)
+
+    return copy
+
+
+def _stop_after(calls: int, error: type[Exception] | None = None) -> Callable[[], bool]:
+    """Asked once per step: True (or a crash) at question number ``calls``, from 0."""
+    counter = itertools.count()
+
+    def should_stop() -> bool:
+        is_time = next(counter) == calls
+        if is_time and error is not None:
+            raise error
+        return is_time
+
+    return should_stop
+
+
+def _lines(tiny: TinyTraining, key: str) -> list[dict[str, Any]]:
+    """Metric lines as a reader sees them: a later attempt supersedes the earlier ones' lines after its first step."""
+    lines: list[dict[str, Any]] = []
+    seen = set()
+    for stat in sorted(tiny.store.list_objects(metrics_folder(key)), key=lambda stat: stat.name):
+        attempt, _, segment = stat.name.removeprefix(metrics_folder(key)).partition("/")
+        if attempt not in seen:
+            seen.add(attempt)
+            lines = [line for line in lines if line["step"] <= int(segment.partition("-")[0])]
+        lines += map(json.loads, tiny.store.get(stat.name).decode().splitlines())
+    return lines
+
+
+def _stable(lines: list[dict[str, Any]]) -> list[tuple[int, float, dict[str, float]]]:
+    """Lines without what a clock decides."""
+    return [(x["step"], x["epoch"], {n: v for n, v in x["metrics"].items() if n not in TIMED}) for x in lines]
+
+
+def _record(tiny: TinyTraining, result: JobResult) -> Record:
+    return read_record(tiny.store, result.key)
+
+
+def _weights(record: Record) -> str:
+    return str(record.summary["weights_sha256"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pretrain_stopped_at_several_steps_equals_undisturbed(fresh: Callable[[], TinyTraining], case: str) -> None:
+    model, recipe = CASES[case]
+    plain, stopped = fresh(), fresh()
+    expected = plain.run(plain.training(model=model, recipe=recipe))
+    # 15 steps (8 with batches of 32), 6 (3) per epoch: at once, within an epoch, right after its end, twice in a row.
+    stops = [0, 2, 4, 0, 1] if "ghost" in case else [0, 4, 2, 0, 5]
+    steps = []
+    for attempt, calls in enumerate(stops, start=1):
+        request = stopped.training(model=model, recipe=recipe, attempt=attempt)
+        with pytest.raises(PreemptedError, match="stopped at step"):
+            stopped.run(request, should_stop=_stop_after(calls))
+        steps.append(sum(stops[:attempt]))
+    result = stopped.run(stopped.training(model=model, recipe=recipe, attempt=9))
+    assert result.resumed_from_step == steps[-1]
+    record, undisturbed = _record(stopped, result), _record(plain, expected)
+    assert record.metrics == undisturbed.metrics
+    assert _weights(record) == _weights(undisturbed)
+    assert record.summary["resumed_steps"] == sorted({*steps} - {0})
+    assert record.summary["fingerprint_changes"] == []
+    assert _stable(_lines(stopped, result.key)) == _stable(_lines(plain, expected.key))
+
+
+@pytest.mark.parametrize(("every_steps", "calls", "resumed"), [(0, 5, None), (0, 8, 6), (4, 11, 8)])
+def test_pretrain_crashed_resumes_from_its_checkpoint(
+    fresh: Callable[[], TinyTraining], every_steps: int, calls: int, resumed: int | None
+) -> None:
+    plain, crashed = fresh(), fresh()
+    execution = Execution(checkpoint_every_steps=every_steps)
+    expected = plain.run(plain.training(model=BATCHNORM))
+    with pytest.raises(CrashError):
+        crashed.run(crashed.training(model=BATCHNORM, execution=execution), should_stop=_stop_after(calls, CrashError))
+    result = crashed.run(crashed.training(model=BATCHNORM, execution=execution, attempt=2))
+    assert result.resumed_from_step == resumed
+    assert _weights(_record(crashed, result)) == _weights(_record(plain, expected))
+    assert _stable(_lines(crashed, result.key)) == _stable(_lines(plain, expected.key))
+
+
+def test_pretrain_with_damaged_checkpoint_falls_back_to_the_older(fresh: Callable[[], TinyTraining]) -> None:
+    plain, crashed = fresh(), fresh()
+    expected = plain.run(plain.training())
+    request = crashed.training()
+    with pytest.raises(CrashError):
+        crashed.run(request, should_stop=_stop_after(14, CrashError))
+    newest = max(stat.name for stat in crashed.store.list_objects(f"{checkpoints_folder(request.key)}/000000000012"))
+    crashed.store.put(newest, b"damaged")
+    result = crashed.run(crashed.training(attempt=2))
+    assert result.resumed_from_step == 6
+    assert _weights(_record(crashed, result)) == _weights(_record(plain, expected))
+
+
+@pytest.mark.parametrize("kind", [JobKind.FINETUNE, JobKind.PROBE])
+@pytest.mark.parametrize("recipe", [{}, {"augment": "crop_flip", "optimizer": "adam"}], ids=["sgd", "adam-augmented"])
+def test_transfer_stopped_equals_undisturbed(
+    fresh: Callable[[], TinyTraining], kind: JobKind, recipe: Mapping[str, Any]
+) -> None:
+    plain, stopped = fresh(), fresh()
+    records = []
+    for tiny, stops in ((plain, []), (stopped, [3, 5])):
+        backbone = tiny.run(tiny.training(model=BATCHNORM)).key
+        wanted: dict[str, Any] = {
+            "model": BATCHNORM,
+            "recipe": recipe,
+            "backbone": backbone,
+            "space": {"hierarchy": "depth1"},
+        }
+        for attempt, calls in enumerate(stops, start=1):
+            with pytest.raises(PreemptedError):
+                tiny.run(tiny.training(kind, attempt=attempt, **wanted), should_stop=_stop_after(calls))
+        records.append(_record(tiny, tiny.run(tiny.training(kind, attempt=9, **wanted))))
+    assert _weights(records[0]) == _weights(records[1])
+    assert records[0].metrics == records[1].metrics
+
+
+def test_pretrain_committed_leaves_no_checkpoints(fresh: Callable[[], TinyTraining]) -> None:
+    tiny = fresh()
+    result = tiny.run(tiny.training(execution=Execution(checkpoint_every_steps=2)))
+    assert list(tiny.store.list_objects(f"{checkpoints_folder(result.key)}/")) == []
+
+
+def test_pretrain_checkpoint_cadence_changes_no_result(fresh: Callable[[], TinyTraining]) -> None:
+    plain, other = fresh(), fresh()
+    expected = plain.run(plain.training())
+    result = other.run(other.training(execution=Execution(checkpoint_every_steps=1)))
+    assert result.key == expected.key
+    assert _weights(_record(other, result)) == _weights(_record(plain, expected))

@@ -1,0 +1,387 @@
+"""The publisher against a real MLflow on sqlite, read back through a client of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract import JobKind
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.report.report import REPORT_FILES
+from orchestrator.state.events import SweepStatus
+from orchestrator.storage.artifacts import part_object, read_record
+from orchestrator.storage.layout import record_name, report_name, tracking_name
+from orchestrator.storage.local import LocalStore
+from orchestrator.tracking.errors import TrackingError
+from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.server import TrackingServer
+from tests.sample_journal import SampleJournal, write_segment
+from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
+
+SPACES = (BASELINE, "levels/depth3")
+
+
+@pytest.fixture(scope="module")
+def tracking_uri(tmp_path_factory):
+    """One database for all tests, because making one takes seconds: every test has a sweep of its own."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def client(tracking_uri):
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=tracking_uri)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def plan(store, request) -> Plan:
+    sweep = request.node.name.replace("[", "-").replace("]", "")
+    return sample_plan(store.uri, sweep=sweep, spaces=SPACES, seeds=(0, 1), transfers=("superclass",))
+
+
+@pytest.fixture
+def publisher(store, tracking_uri) -> Publisher:
+    return Publisher(store, tracking_uri)
+
+
+def _runs(client, plan: Plan) -> dict[str, Any]:
+    """Runs of a sweep by job name; fails if a job has two."""
+    experiment = client.get_experiment_by_name(plan.experiment or plan.sweep)
+    found = [] if experiment is None else client.search_runs([experiment.experiment_id])
+    by_job = {run.data.tags["job"]: run for run in found}
+    assert len(by_job) == len(found)
+    return by_job
+
+
+def _job(plan: Plan, kind: JobKind) -> Job:
+    return next(job for job in plan.jobs if job.kind is kind)
+
+
+def _history(client, run, metric: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, metric)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    store: LocalStore
+    plan: Plan
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tracking_uri) -> Finished:
+    """A sweep that ran to its end, published once; nobody may change it."""
+    store = LocalStore(tmp_path_factory.mktemp("finished"))
+    plan = sample_plan(store.uri, sweep="finished", spaces=SPACES, seeds=(0, 1), transfers=("superclass",))
+    write_segment(store, _job(plan, JobKind.PRETRAIN).key, 1, 0, [3.0, 2.0])
+    SampleJournal(store, plan).run_all()
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+    return Finished(store=store, plan=plan)
+
+
+def test_publisher_finished_sweep_has_a_nested_run_per_job(client, finished):
+    runs = _runs(client, finished.plan)
+    sweep_run = runs.pop("(sweep)")
+    assert set(runs) == set(finished.plan.by_name())
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {sweep_run.info.run_id}
+    assert {run.info.status for run in [sweep_run, *runs.values()]} == {"FINISHED"}
+    assert sweep_run.info.run_name == "finished"
+
+
+def test_publisher_transfer_run_says_what_people_compare_by(client, finished):
+    job = finished.plan.by_name()["finetune/superclass/levels/depth3/seed1/seed0"]
+    run = _runs(client, finished.plan)[job.name]
+    expected = {
+        "dataset": "tree",
+        "label_space": "levels/depth3",
+        "level": "depth3",
+        "granularity": "32",
+        "pretrain_seed": "1",
+        "transfer": "superclass",
+        "protocol": "finetune",
+        "target": BASELINE,
+        "transfer_seed": "0",
+        "seed": "0",
+        "model": "test_resnet",
+        "image_size": "32",
+        "lr": "0.1",
+        "batch_size": "64",
+        "key": job.key,
+    }
+    assert expected.items() <= run.data.params.items()
+    tags = {"sweep": "finished", "job": job.name, "kind": "finetune", "key": job.key, "state": "succeeded"}
+    assert tags.items() <= run.data.tags.items()
+    assert run.data.tags["attempts"] == "1"
+    assert "reused_from" not in run.data.tags
+    assert run.data.metrics == pytest.approx(dict(read_record(finished.store, job.key).metrics))
+
+
+def test_publisher_finished_sweep_has_its_report_attached(client, finished, tracking_uri):
+    run = _runs(client, finished.plan)["(sweep)"]
+    names = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert names == set(REPORT_FILES)
+    downloaded = Path(client.download_artifacts(run.info.run_id, "report.md"))
+    assert downloaded.read_bytes() == finished.store.get(report_name("finished", "report.md"))
+    # Beside the database, wherever the publisher happened to run.
+    assert run.info.artifact_uri.startswith(Path(tracking_uri.removeprefix("sqlite:///")).parent.as_uri())
+
+
+def test_publisher_second_pass_changes_nothing(client, finished, tracking_uri):
+    job = _job(finished.plan, JobKind.PRETRAIN)
+    before = {name: run.to_dictionary() for name, run in _runs(client, finished.plan).items()}
+
+    assert Publisher(finished.store, tracking_uri).publish_once("finished")
+
+    after = _runs(client, finished.plan)
+    assert {name: run.to_dictionary() for name, run in after.items()} == before
+    assert _history(client, after[job.name], "train_loss")[:2] == [(1, 3.0), (2, 2.0)]
+
+
+def test_publisher_times_come_from_the_journal(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    job = plan.jobs[0]
+    journal.launch(job)
+    launched_s = journal.now
+    journal.fail(job)
+    journal.run(job)
+    publisher.publish_once(plan.sweep)
+
+    runs = _runs(client, plan)
+    run = runs[job.name]
+    assert run.info.start_time == 1000 * launched_s
+    assert run.info.end_time == 1000 * journal.now
+    assert run.data.tags["attempts"] == "2"
+    assert run.data.tags["last_failure"] == "unknown: boom"
+    assert runs["(sweep)"].info.start_time == 1000 * (START_S + 1)
+    assert runs["(sweep)"].info.status == "RUNNING"
+
+
+def test_publisher_every_end_has_its_status(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    dataset, index, labels = plan.jobs[:3]
+    journal.run(dataset)
+    journal.launch(index)
+    publisher.publish_once(plan.sweep)
+    assert _runs(client, plan)[index.name].info.status == "RUNNING"
+    assert labels.name not in _runs(client, plan)
+
+    journal.fail(index)
+    publisher.publish_once(plan.sweep)
+    assert _runs(client, plan)[index.name].info.status == "SCHEDULED"
+
+    journal.give_up(index)
+    for job in plan.jobs[2:]:
+        journal.skip(job, index)
+    journal.finish(SweepStatus.FAILED)
+    publisher.publish_once(plan.sweep)
+    runs = _runs(client, plan)
+    found = [runs[name].info.status for name in (dataset.name, index.name, labels.name, "(sweep)")]
+    assert found == ["FINISHED", "FAILED", "KILLED", "FAILED"]
+    assert runs[labels.name].data.tags["reason"] == f"needs {index.name}"
+
+
+def test_publisher_metric_segments_become_history(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    job = _job(plan, JobKind.PRETRAIN)
+    for earlier in plan.jobs[: plan.jobs.index(job)]:
+        journal.run(earlier)
+    journal.launch(job)
+    write_segment(store, job.key, 1, 0, [3.0, 2.0])
+    publisher.publish_once(plan.sweep)
+    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 3.0), (2, 2.0)]
+
+    write_segment(store, job.key, 1, 2, [1.5])
+    journal.succeed(job)
+    publisher.publish_once(plan.sweep)
+
+    run = _runs(client, plan)[job.name]
+    final = dict(read_record(store, job.key).metrics)
+    assert _history(client, run, "train_loss") == [(1, 3.0), (2, 2.0), (3, 1.5), (3, final["train_loss"])]
+    assert _history(client, run, "val_error") == [(3, final["val_error"])]
+    times = [point.timestamp for point in client.get_metric_history(run.info.run_id, "train_loss")]
+    assert times[:3] == [1000 * (START_S + step) for step in (1, 2, 3)]
+
+
+def test_publisher_resumed_attempt_supersedes_later_steps(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    job = plan.jobs[0]
+    journal.launch(job)
+    write_segment(store, job.key, 1, 0, [5.0, 4.0])
+    write_segment(store, job.key, 1, 2, [9.0, 9.0])
+    journal.fail(job)
+    journal.launch(job)
+    write_segment(store, job.key, 2, 2, [3.0, 2.0])
+    publisher.publish_once(plan.sweep)
+
+    history = _history(client, _runs(client, plan)[job.name], "train_loss")
+    assert history == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0)]
+
+
+def test_publisher_steps_superseded_after_publishing_do_not_stay(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    job = plan.jobs[0]
+    journal.launch(job)
+    write_segment(store, job.key, 1, 0, [5.0, 9.0])
+    publisher.publish_once(plan.sweep)
+    journal.fail(job)
+    journal.launch(job)
+    write_segment(store, job.key, 2, 1, [4.0])
+    publisher.publish_once(plan.sweep)
+
+    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
+
+
+@pytest.mark.parametrize("survives", ["nothing", "first_memory"])
+def test_publisher_crash_before_the_memory_is_written_leaves_no_duplicate(
+    *, client, store, plan, publisher, tracking_uri, survives, monkeypatch
+):
+    journal = SampleJournal(store, plan)
+    job = plan.jobs[0]
+    write_segment(store, job.key, 1, 0, [3.0, 2.0])
+    if survives == "first_memory":
+        journal.run(job)
+        publisher.publish_once(plan.sweep)
+    journal.run(plan.jobs[1])
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestrator.tracking.memory.MemoryFile.save", _crash)
+        with pytest.raises(_CrashedError):
+            publisher.publish_once(plan.sweep)
+    made = _runs(client, plan)
+    assert plan.jobs[1].name in made
+
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+
+    runs = _runs(client, plan)
+    assert runs[plan.jobs[1].name].info.run_id == made[plan.jobs[1].name].info.run_id
+    assert runs[plan.jobs[1].name].data.params["key"] == plan.jobs[1].key
+
+
+def test_publisher_lost_memory_finds_its_runs_and_repeats_no_metric(client, store, plan, publisher, tracking_uri):
+    journal = SampleJournal(store, plan)
+    job = plan.jobs[0]
+    write_segment(store, job.key, 1, 0, [3.0, 2.0])
+    journal.run(job)
+    publisher.publish_once(plan.sweep)
+    before = _runs(client, plan)
+    for stat in list(store.list_objects(tracking_name(plan.sweep, "x").rpartition("/")[0] + "/")):
+        store.delete(stat.name)
+
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+
+    after = _runs(client, plan)
+    assert {run.info.run_id for run in after.values()} == {run.info.run_id for run in before.values()}
+    assert _history(client, after[job.name], "train_loss") == [(1, 3.0), (2, 2.0)]
+
+
+def test_publisher_reused_job_has_its_own_run_in_each_sweep(client, store, plan, publisher):
+    first = plan.jobs[0]
+    commit(store, first, sweep="earlier")
+    SampleJournal(store, plan).reuse(first)
+    publisher.publish_once(plan.sweep)
+
+    run = _runs(client, plan)[first.name]
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["reused_from"] == f"earlier/{first.name}"
+    assert run.data.metrics == {"num_samples": 4096.0}
+
+
+def test_publisher_job_of_an_earlier_revision_is_killed(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    job = plan.jobs[0]
+    journal.launch(job)
+    publisher.publish_once(plan.sweep)
+    journal.accept(replace(plan, revision=2, jobs=(replace(job, key=f"{job.key[:-1]}x"),)))
+    publisher.publish_once(plan.sweep)
+
+    run = _runs(client, plan)[job.name]
+    assert run.info.status == "KILLED"
+    assert run.data.tags["state"] == "dropped"
+
+
+def test_publisher_deleted_run_is_made_anew(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    job = plan.jobs[0]
+    journal.launch(job)
+    publisher.publish_once(plan.sweep)
+    client.delete_run(_runs(client, plan)[job.name].info.run_id)
+    journal.succeed(job)
+
+    assert not publisher.publish_once(plan.sweep)
+    assert publisher.publish_once(plan.sweep)
+    assert _runs(client, plan)[job.name].info.status == "FINISHED"
+
+
+def test_publisher_two_at_the_same_time_agree_on_the_runs(*, client, store, plan, publisher, tracking_uri, monkeypatch):
+    SampleJournal(store, plan).run(plan.jobs[0])
+    rival = Publisher(store, tracking_uri)
+    find_runs = TrackingServer.find_runs
+
+    def find_then_rival_publishes(server: TrackingServer, experiment_id: str, sweep: str):
+        found = find_runs(server, experiment_id, sweep)
+        monkeypatch.setattr(TrackingServer, "find_runs", find_runs)
+        assert rival.publish_once(sweep)
+        return found
+
+    monkeypatch.setattr(TrackingServer, "find_runs", find_then_rival_publishes)
+    assert not publisher.publish_once(plan.sweep)
+    assert publisher.publish_once(plan.sweep)
+    assert set(_runs(client, plan)) == {"(sweep)", plan.jobs[0].name}
+
+
+def test_publisher_server_out_of_reach_raises_and_loses_nothing(client, store, plan, tracking_uri):
+    SampleJournal(store, plan).run(plan.jobs[0])
+    with pytest.raises(TrackingError, match="nothing is lost"):
+        Publisher(store, "http://127.0.0.1:9").publish_once(plan.sweep)  # the discard port: nothing listens
+
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+    assert plan.jobs[0].name in _runs(client, plan)
+
+
+def test_publisher_artifact_gone_from_the_store_still_has_its_metrics(client, store, plan, publisher):
+    SampleJournal(store, plan).run(plan.jobs[0])
+    record = read_record(store, plan.jobs[0].key)
+    store.delete(part_object(record, "weights.bin"))
+    store.delete(record_name(record.key))
+
+    assert publisher.publish_once(plan.sweep)
+    assert _runs(client, plan)[plan.jobs[0].name].data.metrics == {"num_samples": 4096.0}
+
+
+def test_publisher_ended_sweep_that_is_reopened_is_published_again(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    for job in plan.jobs:
+        journal.skip(job, plan.jobs[0])
+    journal.finish(SweepStatus.FAILED)
+    assert publisher.publish_once(plan.sweep)
+    assert publisher.has_ended(plan.sweep)
+
+    journal.accept(replace(plan, revision=2))
+    journal.run(plan.jobs[0])
+    assert publisher.publish_once(plan.sweep)
+
+    runs = _runs(client, plan)
+    found = [(runs[name].info.status, runs[name].data.tags["state"]) for name in ("(sweep)", plan.jobs[0].name)]
+    assert found == [("RUNNING", "running"), ("FINISHED", "succeeded")]
+    assert runs[plan.jobs[0].name].data.tags["reason"] == ""
+
+
+def test_publisher_sweep_nobody_accepted_yet_publishes_nothing(client, store, plan, publisher):
+    assert publisher.publish_once(plan.sweep)
+    assert not publisher.has_ended(plan.sweep)
+    assert _runs(client, plan) == {}
+
+
+class _CrashedError(BaseException):
+    """Not an Exception, as SIGKILL is not: nothing may catch it and go on."""
+
+
+def _crash(*_: object) -> None:
+    raise _CrashedError

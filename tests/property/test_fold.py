@@ -1,0 +1,173 @@
+"""Any sweep, any failures, any interruption: what holds for every journal that the scheduler can lead to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.contract import Outcome, Resources
+from orchestrator.errors import FailureKind
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.state import events
+from orchestrator.state.events import Event, decode_event, encode_event
+from orchestrator.state.fold import apply, fold
+from orchestrator.state.scheduler import (
+    CancelJob,
+    Command,
+    FailJob,
+    FinishSweep,
+    LaunchJob,
+    MarkReused,
+    SkipJob,
+    StopAttempt,
+    decide,
+)
+from orchestrator.state.snapshot import Attempt, Snapshot
+from orchestrator.state.transitions import JobState
+from tests.scripted_sweep import make_job, make_plan
+
+TOTAL = Resources(cpus=3.0, memory_gib=8.0)
+MAX_ROUNDS = 400
+
+
+@st.composite
+def plans(draw: st.DrawFn, sweep: str) -> Plan:
+    jobs: list[Job] = []
+    for number in range(draw(st.integers(1, 6))):
+        needs = draw(st.lists(st.sampled_from([job.name for job in jobs]), max_size=2, unique=True)) if jobs else []
+        cpus = draw(st.sampled_from([0.5, 1.0, 2.0, 3.0, 4.0]))
+        key = f"pretrain-{draw(st.integers(0, 7))}"  # sweeps, and even jobs of one sweep, share keys
+        jobs.append(make_job(f"pretrain/{number}", *needs, cpus=cpus, key=key))
+    return make_plan(*jobs, sweep=sweep)
+
+
+@dataclass
+class Simulation:
+    """Carries commands out on a world of dice, checking every step."""
+
+    plans: dict[str, Plan]
+    roll: Callable[[int], int]
+    now_s: float = 0.0
+    committed: set[str] = field(default_factory=set)
+    journals: dict[str, list[Event]] = field(default_factory=dict)
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    num_attempts: int = 0
+
+    def append(self, sweep: str, *more: Event) -> None:
+        self.journals.setdefault(sweep, []).extend(more)
+        before = self.snapshots.get(sweep) or Snapshot(sweep=sweep)
+        self.snapshots[sweep] = apply(before, more, lambda _: self.plans[sweep])
+
+    def live(self) -> list[tuple[str, Attempt]]:
+        return [(name, attempt) for name, snapshot in self.snapshots.items() for attempt in snapshot.live_attempts]
+
+    def run(self) -> None:
+        for sweep in self.plans:
+            self.append(sweep, events.PlanAccepted(at_s=0.0, message_id=f"m-{sweep}", revision=1))
+        for _ in range(MAX_ROUNDS):
+            if all(snapshot.state.is_final for snapshot in self.snapshots.values()):
+                return
+            commands = decide(
+                list(self.snapshots.values()),
+                total=TOTAL,
+                largest_node=TOTAL,
+                now=self.now_s,
+                committed=self.committed,
+            )
+            for command in commands:
+                self.carry_out(command)
+            self.check_room()
+            self.end_some()
+            self.now_s += 1000.0 if not commands else 1.0
+        raise AssertionError({name: snapshot.counts for name, snapshot in self.snapshots.items()})
+
+    def carry_out(self, command: Command) -> None:
+        now_s, sweep = self.now_s, command.sweep
+        match command:
+            case LaunchJob(job=name):
+                self.launch(sweep, name)
+            case MarkReused(job=name):
+                key = self.snapshots[sweep].jobs[name].key
+                assert key in self.committed
+                self.append(sweep, events.JobReused(at_s=now_s, job=name, key=key))
+            case FailJob(job=name, reason=reason):
+                self.append(sweep, events.JobFailed(at_s=now_s, job=name, reason=reason))
+            case SkipJob(job=name, because=because):
+                self.append(sweep, events.JobSkipped(at_s=now_s, job=name, because=because))
+            case CancelJob(job=name):
+                self.append(sweep, events.JobCancelled(at_s=now_s, job=name))
+            case FinishSweep(status=status):
+                self.append(sweep, events.SweepFinished(at_s=now_s, status=status))
+            case StopAttempt(attempt_id=attempt_id):
+                self.end(sweep, attempt_id, FailureKind.PREEMPTED)
+
+    def launch(self, sweep: str, name: str) -> None:
+        job = self.plans[sweep].by_name()[name]
+        assert self.snapshots[sweep].needs_are_done(job), "launched before its needs"
+        assert job.key not in {attempt.key for _, attempt in self.live()}, "one key live twice"
+        assert job.key not in self.committed, "launched although committed"
+        self.num_attempts += 1
+        attempt_id = f"{job.key}.{self.num_attempts}"
+        intent = events.AttemptLaunched(
+            at_s=self.now_s, job=name, key=job.key, attempt_id=attempt_id, number=self.num_attempts, epoch=1
+        )
+        self.append(sweep, intent)
+
+    def check_room(self) -> None:
+        assert sum(attempt.resources.cpus for _, attempt in self.live()) <= TOTAL.cpus
+
+    def end_some(self) -> None:
+        for sweep, attempt in self.live():
+            outcome = self.roll(5)
+            if outcome in {0, 1}:
+                self.committed.add(attempt.key)
+                self.append(
+                    sweep,
+                    events.AttemptSucceeded(
+                        at_s=self.now_s, job=attempt.job, attempt_id=attempt.attempt_id, outcome=Outcome.COMMITTED
+                    ),
+                )
+            elif outcome == 2:
+                kinds = list(FailureKind)
+                self.end(sweep, attempt.attempt_id, kinds[self.roll(len(kinds) - 1)])
+            elif outcome == 3:
+                self.append(
+                    sweep,
+                    events.AttemptLost(at_s=self.now_s, job=attempt.job, attempt_id=attempt.attempt_id, reason=""),
+                )
+        if self.roll(40) == 0:
+            sweep = sorted(self.plans)[self.roll(len(self.plans) - 1)]
+            message_id = f"cancel-{self.now_s}"
+            self.append(sweep, events.CancelRequested(at_s=self.now_s, message_id=message_id))
+
+    def end(self, sweep: str, attempt_id: str, kind: FailureKind) -> None:
+        job = next(a.job for a in self.snapshots[sweep].live_attempts if a.attempt_id == attempt_id)
+        self.append(sweep, events.AttemptFailed(at_s=self.now_s, job=job, attempt_id=attempt_id, kind=kind, message=""))
+
+
+@settings(max_examples=200)
+@given(first=plans("first"), second=plans("second"), dice=st.randoms(use_true_random=False))
+def test_simulated_sweeps_end_without_breaking_a_rule(first, second, dice) -> None:
+    simulation = Simulation(plans={"first": first, "second": second}, roll=lambda top: dice.randint(0, top))
+    simulation.run()
+    for snapshot in simulation.snapshots.values():
+        assert snapshot.live_attempts == []
+        for view in snapshot.jobs.values():
+            assert view.state.is_final
+            assert not view.state.is_done or view.key in simulation.committed
+
+
+@settings(max_examples=100)
+@given(plan=plans("sweep"), dice=st.randoms(use_true_random=False), cut=st.floats(0.0, 1.0))
+def test_fold_of_any_prefix_then_the_rest_equals_the_fold_of_all(plan, dice, cut) -> None:
+    simulation = Simulation(plans={"sweep": plan}, roll=lambda top: dice.randint(0, top))
+    simulation.run()
+    journal = [decode_event(encode_event(event)) for event in simulation.journals["sweep"]]
+    whole = fold("sweep", journal, lambda _: plan)
+    assert whole == simulation.snapshots["sweep"]
+    split = int(cut * len(journal))
+    prefix = fold("sweep", journal[:split], lambda _: plan)
+    assert apply(prefix, journal[split:], lambda _: plan) == whole
+    running = {view.name for view in prefix.jobs.values() if view.state is JobState.RUNNING}
+    assert running == {attempt.job for attempt in prefix.live_attempts}

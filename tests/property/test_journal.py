@@ -1,0 +1,75 @@
+"""The journal: order, atomic segments, and one writer at a time."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import StorageError
+from orchestrator.storage.journal import Journal, JournalFencedError, journal_exists
+from orchestrator.storage.local import LocalStore
+from orchestrator.testing import Fault, FaultyStore, Moment
+
+SEGMENTS = st.lists(
+    st.lists(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5)), max_size=3), max_size=6
+)
+
+
+@settings(max_examples=25)
+@given(segments=SEGMENTS, pause=st.integers(0, 6))
+def test_reader_at_any_pace_sees_all_events_in_order(segments: list[list[dict[str, object]]], pause: int) -> None:
+    with TemporaryDirectory() as folder:
+        store = LocalStore(Path(folder))
+        writer, reader = Journal(store, "s", holder="w"), Journal(store, "s")
+        seen = []
+        for number, events in enumerate(segments):
+            writer.append(events)
+            if number == pause:
+                seen += list(reader.read_new())
+        seen += list(reader.read_new())
+        assert seen == [event for events in segments for event in events]
+        assert reader.next_sequence == writer.next_sequence == len(segments)
+
+
+@settings(max_examples=25)
+@given(turns=st.lists(st.booleans(), max_size=8))
+def test_writer_that_is_behind_is_fenced_and_writes_nothing(turns: list[bool]) -> None:
+    with TemporaryDirectory() as folder:
+        store = LocalStore(Path(folder))
+        writers = {turn: Journal(store, "s", holder=str(turn)) for turn in (False, True)}
+        written: list[dict[str, int]] = []
+        for number, turn in enumerate(turns):
+            is_behind = writers[turn].next_sequence < len(written)
+            if is_behind:
+                with pytest.raises(JournalFencedError, match="another writer"):
+                    writers[turn].append([{"n": number}])
+                list(writers[turn].read_new())
+            else:
+                writers[turn].append([{"n": number}])
+                written.append({"n": number})
+        assert list(Journal(store, "s").read_new()) == written
+
+
+def test_equal_events_of_two_writers_are_two_segments(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    Journal(store, "s", holder="same").append([{"n": 1}])
+    with pytest.raises(JournalFencedError):
+        Journal(store, "s", holder="same").append([{"n": 1}])
+
+
+def test_append_whose_answer_is_lost_is_found_by_the_next_reader(tmp_path: Path) -> None:
+    store = FaultyStore(LocalStore(tmp_path), [Fault(moment=Moment.ERROR_AFTER)])
+    assert not journal_exists(store, "s")
+    with pytest.raises(StorageError):
+        Journal(store, "s", holder="w").append([{"n": 1}])
+    assert list(Journal(store, "s").read_new()) == [{"n": 1}]
+    assert journal_exists(store, "s")
+
+
+def test_event_text_with_line_separators_stays_one_line(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    event = {"message": "a\nb\u2028c\x0bd\x85e"}
+    Journal(store, "s", holder="w").append([event])
+    assert list(Journal(store, "s").read_new()) == [event]

@@ -1,0 +1,138 @@
+"""Classification of exceptions, and whole sweeps inside this process."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.classify import classify, failure_from
+from orchestrator.backends.inprocess import InprocessBackend
+from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress, Resources
+from orchestrator.controller.attempts import make_request
+from orchestrator.controller.client import load_plan
+from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.errors import FailureKind, NotFoundError, NumericsError, PreemptedError
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.local import LocalStore
+from tests.scripted_sweep import diamond, make_job, make_plan
+
+ENTRY_POINT = f"{__name__}:execute"
+JOB = make_job("dataset/tree")
+seen: list[Path] = []
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names its own."""
+
+
+def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
+    (context.scratch / "left-over").write_text("x")
+    seen.append(context.scratch)
+    context.report(Progress(phase="write", step=1, total_steps=1))
+    writer = ArtifactWriter(context.store, request)
+    writer.add("payload", b"x")
+    return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=writer.commit(now=0.0))
+
+
+def interrupted(request: JobRequest, context: ExecutionContext) -> JobResult:
+    raise KeyboardInterrupt
+
+
+def caused(outer: Exception, cause: Exception) -> Exception:
+    outer.__cause__ = cause
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NumericsError("nan"), FailureKind.NUMERICS),
+        (PreemptedError("stopped"), FailureKind.PREEMPTED),
+        (NotFoundError("gone"), FailureKind.STORAGE),
+        (MemoryError(), FailureKind.OUT_OF_MEMORY),
+        (OutOfMemoryError("CUDA"), FailureKind.OUT_OF_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), FailureKind.OUT_OF_MEMORY),
+        (OSError(errno.ENOSPC, "No space left on device"), FailureKind.STORAGE),
+        (OSError(errno.ENOENT, "missing"), FailureKind.UNKNOWN),
+        (ValueError("x"), FailureKind.UNKNOWN),
+        (caused(RuntimeError("worker"), MemoryError()), FailureKind.OUT_OF_MEMORY),
+    ],
+    ids=repr,
+)
+def test_classify_exception_gives_its_kind(error: Exception, kind: FailureKind) -> None:
+    assert classify(error) is kind
+
+
+def test_failure_names_the_exception_and_carries_its_traceback() -> None:
+    request = make_request(make_plan(JOB), JOB, 1)
+    try:
+        int("seven")
+    except ValueError as error:
+        failure = failure_from(error, request)
+    assert failure.message.startswith("ValueError: invalid literal")
+    assert "test_failure_names_the_exception" in failure.traceback
+    assert failure.attempt_id == request.attempt_id
+
+
+def test_sweep_in_this_process_ends_with_all_jobs_done(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    plan = make_plan(*diamond(), store_uri=store.uri)
+    states = []
+    snapshot = run_sweep_inprocess(
+        store,
+        plan,
+        "spec",
+        directory=tmp_path / "node",
+        entry_point=ENTRY_POINT,
+        on_change=lambda seen: states.append(seen.state),
+    )
+    assert snapshot.state is SweepState.SUCCEEDED
+    assert snapshot.counts == {JobState.SUCCEEDED: 5}
+    assert states[-1] is SweepState.SUCCEEDED
+    assert len(load_plan(store, "sweep").jobs) == 5
+    assert not any(scratch.exists() for scratch in seen)
+    assert (tmp_path / "node" / "cache").is_dir()
+
+
+def test_second_run_of_a_sweep_in_this_process_launches_nothing(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    plan = make_plan(*diamond(), store_uri=store.uri)
+    run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+    before = len(seen)
+    snapshot = run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+    assert snapshot.state is SweepState.SUCCEEDED
+    assert len(seen) == before
+
+
+def test_run_after_an_interrupt_takes_the_sweep_up_again(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    plan = make_plan(*diamond(), store_uri=store.uri)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=f"{__name__}:interrupted")
+    snapshot = run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+    assert snapshot.state is SweepState.SUCCEEDED
+    assert snapshot.jobs["dataset/tree"].num_attempts == 2
+
+
+def test_missing_entry_point_fails_the_attempt_with_its_name(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    backend = InprocessBackend(store, tmp_path / "node", entry_point="no_such_module:execute")
+    request = make_request(make_plan(JOB, store_uri=store.uri), JOB, 1)
+    backend.launch(request, Resources())
+    (report,) = backend.observe([request.attempt_id])
+    assert report.failure is not None
+    assert "no_such_module" in report.failure.message
+
+
+def test_progress_of_an_attempt_reaches_the_listener(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    heard: list[tuple[str, str]] = []
+    backend = InprocessBackend(
+        store,
+        tmp_path / "node",
+        entry_point=ENTRY_POINT,
+        on_progress=lambda request, progress: heard.append((request.job, progress.phase)),
+    )
+    backend.launch(make_request(make_plan(JOB, store_uri=store.uri), JOB, 1), Resources())
+    assert heard == [("dataset/tree", "write")]

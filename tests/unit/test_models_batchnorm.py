@@ -1,0 +1,85 @@
+"""Norm groups: own statistics per group, running statistics that move once per step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from orchestrator.errors import UserError
+from tests.tiny_training import RECIPE
+from workloads.models.batchnorm import resolve_norm_group
+from workloads.train.optim import build_optimizer
+from workloads.train.recipe import Recipe
+from workloads.train.step import Update
+
+PLAIN = Recipe.from_mapping({**RECIPE, "momentum": 0.0, "weight_decay": 0.0})
+
+
+def _network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=0.3), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _batch(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(num_samples, 4), torch.randint(0, 3, (num_samples,))
+
+
+def _updated(network: nn.Sequential, group_size: int, num_samples: int = 12) -> tuple[float, int]:
+    update = Update(network, build_optimizer(PLAIN, network), PLAIN, group_size)
+    return update(*_batch(num_samples), 0.1)
+
+
+def test_update_of_groups_moves_running_statistics_once_by_their_mean() -> None:
+    network = _network()
+    inputs, _ = _batch(12)
+    hidden = network[0](inputs).detach().split(4)
+    mean = torch.stack([group.mean(0) for group in hidden]).mean(0)
+    variance = torch.stack([group.var(0, unbiased=True) for group in hidden]).mean(0)
+    _updated(network, group_size=4)
+    norm = network[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.num_batches_tracked is not None
+    torch.testing.assert_close(norm.running_mean, 0.3 * mean)
+    torch.testing.assert_close(norm.running_var, 0.7 + 0.3 * variance)
+    assert int(norm.num_batches_tracked) == 1
+
+
+def test_update_of_groups_equals_the_gradient_of_their_mean_loss() -> None:
+    network = _network()
+    reference = copy.deepcopy(network)
+    inputs, targets = _batch(12)
+    losses = [functional.cross_entropy(reference(x), y) for x, y in zip(inputs.split(4), targets.split(4), strict=True)]
+    torch.stack(losses).mean().backward()
+    _updated(network, group_size=4)
+    for updated, expected in zip(network.parameters(), reference.parameters(), strict=True):
+        assert expected.grad is not None
+        torch.testing.assert_close(updated, expected - 0.1 * expected.grad)
+
+
+def test_update_of_one_group_equals_plain_torch() -> None:
+    network = _network()
+    reference = copy.deepcopy(network)
+    inputs, targets = _batch(12)
+    loss = functional.cross_entropy(reference(inputs), targets)
+    total, errors = _updated(network, group_size=12)
+    assert total == pytest.approx(12 * float(loss.detach()), rel=1e-6)
+    assert errors == int((_network()(inputs).argmax(1) != targets).sum())
+    torch.testing.assert_close(dict(network.named_buffers()), dict(reference.named_buffers()))
+
+
+@pytest.mark.parametrize(("batch_size", "wanted", "group"), [(32, None, 32), (128, None, 64), (128, 16, 16)])
+def test_norm_group_with_batchnorm_is_resolved(batch_size: int, wanted: int | None, group: int) -> None:
+    assert resolve_norm_group(_network(), batch_size, wanted) == group
+
+
+def test_norm_group_without_batchnorm_is_the_whole_batch() -> None:
+    assert resolve_norm_group(nn.Linear(2, 2), 100, None) == 100
+
+
+@pytest.mark.parametrize(("batch_size", "norm_group"), [(100, None), (32, 12), (32, 64)])
+def test_norm_group_that_does_not_divide_the_batch_is_a_user_error(batch_size: int, norm_group: int | None) -> None:
+    with pytest.raises(UserError, match=f"batch_size {batch_size} is not a multiple"):
+        resolve_norm_group(_network(), batch_size, norm_group)

@@ -1,0 +1,105 @@
+"""Backbones and heads: built from a seed, refused with a reason, stored in timm's own names."""
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.errors import UserError
+from workloads.models.build import build_backbone, build_head, memory_format
+from workloads.models.spec import ModelSpec
+from workloads.models.weights import decode_tensors, encode_tensors, weights_sha256
+
+RESNET = ModelSpec(name="test_resnet", image_size=16)
+VIT = ModelSpec(name="test_vit", image_size=32)
+
+
+def test_backbone_same_seed_has_equal_weights() -> None:
+    first, _ = build_backbone(RESNET, 1)
+    again, _ = build_backbone(RESNET, 1)
+    assert weights_sha256(first.state_dict()) == weights_sha256(again.state_dict())
+
+
+def test_backbone_other_seed_has_other_weights() -> None:
+    first, _ = build_backbone(RESNET, 1)
+    other, _ = build_backbone(RESNET, 2)
+    assert weights_sha256(first.state_dict()) != weights_sha256(other.state_dict())
+
+
+def test_build_any_model_leaves_global_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    build_backbone(RESNET, 1)
+    build_head(8, 3, 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_backbone_number_of_features_is_what_it_returns() -> None:
+    backbone, num_features = build_backbone(ModelSpec(name="mobilenetv3_small_050", image_size=32), 0)
+    assert backbone.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, num_features)
+
+
+def test_backbone_of_fixed_size_is_built_for_the_size() -> None:
+    backbone, num_features = build_backbone(VIT, 0)
+    assert backbone(torch.zeros(2, 3, 32, 32)).shape == (2, num_features)
+
+
+def test_backbone_is_built_in_training_mode() -> None:
+    assert build_backbone(RESNET, 0)[0].training
+
+
+def test_backbone_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"test_resnt.*did you mean .*test_resnet"):
+        build_backbone(ModelSpec(name="test_resnt", image_size=32), 0)
+
+
+def test_backbone_hub_name_is_refused_without_download() -> None:
+    with pytest.raises(UserError, match="no model"):
+        build_backbone(ModelSpec(name="hf-hub:timm/resnet18.a1_in1k", image_size=32), 0)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ModelSpec(name="test_convnext", image_size=8),
+        ModelSpec(name="test_resnet", image_size=32, kwargs={"no_such_argument": 1}),
+        ModelSpec(name="test_resnet", image_size=32, kwargs={"global_pool": ""}),
+    ],
+)
+def test_backbone_refused_arguments_are_a_user_error(spec: ModelSpec) -> None:
+    with pytest.raises(UserError, match=rf"{spec.name} refuses image_size={spec.image_size}"):
+        build_backbone(spec, 0)
+
+
+def test_model_spec_reserved_argument_is_refused() -> None:
+    with pytest.raises(UserError, match="num_classes"):
+        ModelSpec(name="test_resnet", image_size=32, kwargs={"num_classes": 10})
+
+
+def test_memory_format_follows_the_kind_of_network() -> None:
+    assert memory_format(build_backbone(RESNET, 0)[0]) == torch.channels_last
+    assert memory_format(build_backbone(VIT, 0)[0]) == torch.contiguous_format
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"b": torch.zeros(2, 3)},
+        {"a": torch.zeros(3, 2)},
+        {"a": torch.zeros(2, 3, dtype=torch.float64)},
+        {"a": torch.zeros(2, 3).index_fill_(0, torch.tensor([1]), 1e-30)},
+    ],
+)
+def test_weights_sha256_any_difference_changes_it(other: dict[str, torch.Tensor]) -> None:
+    assert weights_sha256({"a": torch.zeros(2, 3)}) != weights_sha256(other)
+
+
+def test_weights_sha256_order_and_memory_layout_do_not_change_it() -> None:
+    a, b = torch.randn(2, 3, 4, 4), torch.randn(5).to(torch.bfloat16)
+    laid_out = {"b": b, "a": a.to(memory_format=torch.channels_last)}
+    assert weights_sha256({"a": a, "b": b}) == weights_sha256(laid_out)
+
+
+def test_encode_tensors_shared_and_strided_come_back_equal() -> None:
+    layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    tensors = {"one": layer.weight, "two": layer.weight, "scalar": torch.tensor(7)}
+    decoded = decode_tensors(encode_tensors(tensors))
+    assert all(torch.equal(decoded[name], tensor) for name, tensor in tensors.items())

@@ -1,0 +1,88 @@
+"""The entry point: every kind has its handler, committed keys are not computed again."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobKind, JobRequest, Outcome
+from orchestrator.errors import IdentityMismatchError, UserError
+from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.local import LocalStore
+from workloads.package import package_digest, sources_digest
+from workloads.run import _HANDLERS, execute
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ExecutionContext:
+    return ExecutionContext(store=LocalStore(tmp_path / "store"), scratch=tmp_path, cache=tmp_path)
+
+
+def _request(context: ExecutionContext, kind: JobKind, parameters: dict[str, object]) -> JobRequest:
+    key = f"{kind}-0123456789abcdef"
+    return JobRequest(
+        attempt_id=f"{key}.1",
+        attempt_number=1,
+        sweep="s",
+        job=f"{kind}/x",
+        key=key,
+        kind=kind,
+        identity={"kind": kind.value, "code_version": 1, "parameters": parameters, "inputs": {}},
+        store_uri=context.store.uri,
+    )
+
+
+def test_entry_point_of_the_contract_is_execute() -> None:
+    module, _, name = ENTRY_POINT.partition(":")
+    assert getattr(importlib.import_module(module), name) is execute
+
+
+@pytest.mark.parametrize("handler", _HANDLERS.values(), ids=lambda handler: handler.partition(":")[2])
+def test_run_every_handler_exists(handler: str) -> None:
+    module, _, name = handler.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_run_kind_without_handler_is_a_user_error(context: ExecutionContext) -> None:
+    with pytest.raises(UserError, match="kind knn"):
+        execute(_request(context, JobKind.KNN, {}), context)
+
+
+def test_run_committed_key_returns_its_metrics_without_work(context: ExecutionContext) -> None:
+    # Parameters that no pretraining accepts: any work at all would raise.
+    request = _request(context, JobKind.PRETRAIN, {"nonsense": True})
+    ArtifactWriter(context.store, request).commit(now=0.0, metrics={"val_error": 0.25})
+    result = execute(request, context)
+    assert result.outcome is Outcome.ALREADY_COMMITTED
+    assert result.metrics == {"val_error": 0.25}
+    assert result.attempt_id == request.attempt_id
+
+
+def test_run_committed_key_of_another_identity_is_refused(context: ExecutionContext) -> None:
+    ArtifactWriter(context.store, _request(context, JobKind.PRETRAIN, {"a": 1})).commit(now=0.0)
+    with pytest.raises(IdentityMismatchError):
+        execute(_request(context, JobKind.PRETRAIN, {"a": 2}), context)
+
+
+def test_run_times_add_up(context: ExecutionContext) -> None:
+    parameters = {"builtin": "digits", "version": 1, "val_fraction": 0.2, "seed": 0}
+    timings = execute(_request(context, JobKind.DATASET, parameters), context).timings
+    assert 0 <= timings.import_s <= timings.work_s
+    assert timings.setup_s == 0
+
+
+def test_package_digest_is_one_hash_of_both_packages() -> None:
+    assert len(bytes.fromhex(package_digest())) == 32
+
+
+def test_sources_digest_follows_names_and_contents_of_sources_only(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "a.py").write_text("x = 1\n")
+    before = sources_digest([package])
+    (package / "a.pyc").write_text("compiled")
+    assert sources_digest([package]) == before
+    (package / "a.py").write_text("x = 2\n")
+    edited = sources_digest([package])
+    (package / "a.py").rename(package / "b.py")
+    assert len({before, edited, sources_digest([package])}) == 3

@@ -1,0 +1,113 @@
+"""Single decisions; the properties over many sweeps are in ``tests/property/test_fold.py``."""
+
+from orchestrator.contract import Resources
+from orchestrator.plan.graph import Job
+from orchestrator.state import events
+from orchestrator.state.events import Event
+from orchestrator.state.fold import fold
+from orchestrator.state.scheduler import Command, FailJob, FinishSweep, LaunchJob, MarkReused, SkipJob, decide
+from orchestrator.state.snapshot import Snapshot
+from tests.scripted_sweep import diamond, make_job, make_plan
+
+NODE = Resources(cpus=2.0, memory_gib=8.0)
+
+
+def after(jobs: tuple[Job, ...], *journal: Event, sweep: str = "sweep") -> Snapshot:
+    accepted = events.PlanAccepted(at_s=0.0, message_id="m", revision=1)
+    plan = make_plan(*jobs, sweep=sweep)
+    return fold(sweep, [accepted, *journal], lambda _: plan)
+
+
+def reused(job: Job) -> Event:
+    return events.JobReused(at_s=1.0, job=job.name, key=job.key)
+
+
+def launched(job: Job) -> Event:
+    return events.AttemptLaunched(at_s=1.0, job=job.name, key=job.key, attempt_id=f"{job.key}.1", number=1, epoch=1)
+
+
+def commands(*snapshots: Snapshot, total: Resources = NODE, node: Resources = NODE, **options) -> list[Command]:
+    return decide(snapshots, total=total, largest_node=node, now=options.pop("now", 10.0), **options)
+
+
+def test_decide_fresh_sweep_launches_only_its_root() -> None:
+    assert commands(after(diamond())) == [LaunchJob(sweep="sweep", job="dataset/tree")]
+
+
+def test_decide_ready_jobs_launch_in_plan_order_as_many_as_fit() -> None:
+    jobs = tuple(make_job(f"dataset/{name}") for name in "abc")
+    assert [command.job for command in commands(after(jobs)) if isinstance(command, LaunchJob)] == [
+        "dataset/a",
+        "dataset/b",
+    ]
+
+
+def test_decide_live_attempts_of_other_sweeps_occupy_room() -> None:
+    busy = (make_job("dataset/x", cpus=2.0),)
+    assert commands(after(busy, launched(busy[0]), sweep="busy"), after(diamond())) == []
+
+
+def test_decide_limit_of_live_attempts_holds_whatever_fits() -> None:
+    jobs = tuple(make_job(f"dataset/{name}") for name in "abc")
+    assert len(commands(after(jobs), max_live_attempts=1)) == 1
+
+
+def test_decide_smaller_job_passes_one_that_does_not_fit_now() -> None:
+    jobs = (make_job("dataset/a"), make_job("dataset/b", cpus=2.0), make_job("dataset/c"))
+    found = commands(after(jobs, launched(jobs[0])))
+    assert found == [LaunchJob(sweep="sweep", job="dataset/c")]
+
+
+def test_decide_committed_key_is_reused_even_without_room() -> None:
+    jobs = diamond()
+    found = commands(after(jobs), total=Resources(cpus=0.0), committed={jobs[0].key})
+    assert found == [MarkReused(sweep="sweep", job="dataset/tree")]
+
+
+def test_decide_key_live_elsewhere_waits() -> None:
+    job = make_job("dataset/tree")
+    assert commands(after((job,), launched(job), sweep="other"), after((job,))) == []
+
+
+def test_decide_failed_job_skips_all_its_descendants_in_one_round() -> None:
+    jobs = (*diamond(), make_job("analyze/a", "probe/a"))
+    failed = events.JobFailed(at_s=2.0, job="pretrain/a", reason="")
+    found = commands(after(jobs, reused(jobs[0]), failed))
+    assert SkipJob(sweep="sweep", job="probe/a", because="pretrain/a") in found
+    assert SkipJob(sweep="sweep", job="analyze/a", because="probe/a") in found
+    assert LaunchJob(sweep="sweep", job="pretrain/b") in found
+
+
+def test_decide_infeasible_job_fails_and_names_the_largest_shape() -> None:
+    (command,) = commands(after((make_job("dataset/tree", cpus=3.0),)), total=Resources(cpus=64.0))
+    assert isinstance(command, FailJob)
+    assert "cpus=3" in command.reason
+    assert "cpus=2" in command.reason
+
+
+def test_decide_cluster_without_nodes_fails_nothing() -> None:
+    nothing = Resources(cpus=0.0)
+    assert commands(after(diamond()), total=nothing, node=nothing) == []
+
+
+def test_decide_shape_that_ran_before_waits_for_its_node_to_come_back() -> None:
+    job = make_job("dataset/tree", cpus=8.0)
+    lost = events.AttemptLost(at_s=2.0, job=job.name, attempt_id=f"{job.key}.1", reason="node died")
+    assert commands(after((job,), launched(job), lost)) == []
+
+
+def test_decide_job_in_backoff_waits_for_its_time() -> None:
+    job = make_job("dataset/tree")
+    lost = events.AttemptLost(at_s=10.0, job=job.name, attempt_id=f"{job.key}.1", reason="")
+    snapshot = after((job,), launched(job), lost)
+    assert commands(snapshot, now=10.1) == []
+    assert commands(snapshot, now=10.5) == [LaunchJob(sweep="sweep", job="dataset/tree")]
+
+
+def test_decide_all_jobs_done_finishes_the_sweep() -> None:
+    job = make_job("dataset/tree")
+    assert commands(after((job,), reused(job))) == [FinishSweep(sweep="sweep", status=events.SweepStatus.SUCCEEDED)]
+
+
+def test_decide_empty_plan_finishes_the_sweep() -> None:
+    assert len(commands(after(()))) == 1

@@ -1,0 +1,63 @@
+"""The JSON form of events."""
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from orchestrator.contract import Outcome, Timings
+from orchestrator.errors import ControllerError, FailureKind
+from orchestrator.state import events
+from orchestrator.state.events import EVENT_TYPES, Event, decode_event, encode_event, event_type
+
+SAMPLES: list[Event] = [
+    events.SweepAdopted(at_s=1.0, cluster="c", epoch=3, holder="h"),
+    events.PlanAccepted(at_s=1.0, message_id="m", revision=2),
+    events.SweepReopened(at_s=1.0, message_id="m"),
+    events.CancelRequested(at_s=1.0, message_id="m"),
+    events.MessageRefused(at_s=1.0, message_id="m", reason="why"),
+    events.JobReused(at_s=1.0, job="j", key="k"),
+    events.ArtifactMissed(at_s=1.0, job="j", key="k"),
+    events.AttemptLaunched(at_s=1.0, job="j", attempt_id="k.1", key="k", number=1, epoch=3),
+    events.AttemptSucceeded(
+        at_s=1.0,
+        job="j",
+        attempt_id="k.1",
+        outcome=Outcome.COMMITTED,
+        metrics={"val_error": 0.5},
+        timings=Timings(import_s=1.0, work_s=2.0),
+        resumed_from_step=7,
+    ),
+    events.AttemptFailed(at_s=1.0, job="j", attempt_id="k.1", kind=FailureKind.OUT_OF_MEMORY, message="m\n\u2026"),
+    events.AttemptLost(at_s=1.0, job="j", attempt_id="k.1", reason="gone"),
+    events.JobFailed(at_s=1.0, job="j", reason="why"),
+    events.JobSkipped(at_s=1.0, job="j", because="i"),
+    events.JobCancelled(at_s=1.0, job="j"),
+    events.SweepFinished(at_s=1.0, status=events.SweepStatus.FAILED),
+]
+
+
+def test_samples_cover_every_event_type() -> None:
+    assert {type(event) for event in SAMPLES} == set(EVENT_TYPES)
+
+
+@pytest.mark.parametrize("event", SAMPLES, ids=event_type)
+def test_event_through_json_and_back_is_equal(event: Event) -> None:
+    decoded = decode_event(json.loads(json.dumps(encode_event(event))))
+    assert decoded == event
+    kinds = {item.name: type(getattr(event, item.name)) for item in fields(event)}
+    assert {item.name: type(getattr(decoded, item.name)) for item in fields(decoded)} == kinds
+
+
+def test_event_written_before_a_field_existed_is_read_with_its_default() -> None:
+    document = encode_event(SAMPLES[8])
+    del document["resumed_from_step"]
+    decoded = decode_event(document)
+    assert isinstance(decoded, events.AttemptSucceeded)
+    assert decoded.resumed_from_step is None
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"type": "job_levitated"}])
+def test_event_of_a_newer_program_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ControllerError, match="does not know"):
+        decode_event({**encode_event(SAMPLES[5]), **change})

@@ -1,0 +1,174 @@
+"""The loop on a task in memory: randomness per step, questions per step, messages."""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
+from orchestrator.errors import NumericsError, PreemptedError
+from orchestrator.storage.layout import checkpoints_folder
+from orchestrator.storage.local import LocalStore
+from tests.tiny_training import RECIPE
+from workloads.data.streams import Stage
+from workloads.train.evaluate import EvalInputs
+from workloads.train.loop import Run, TrainingLoop
+from workloads.train.recipe import Recipe
+from workloads.train.schedule import Calendar
+from workloads.train.task import TrainInputs
+
+NUM_SAMPLES = 40
+STEPS = 10
+KEY = "pretrain-0123456789abcdef"
+
+
+class NoisyModel(nn.Module):
+    """A linear model that remembers the random numbers it saw in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.draws: list[float] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.draws.append(float(torch.rand(1)))
+        logits: Tensor = self.linear(inputs)
+        return logits
+
+
+class MemoryTask:
+    """Random points of two classes; ``poisoned_step`` has a NaN among them."""
+
+    subset_names: Sequence[str] = ()
+
+    def __init__(self, poisoned_step: int | None = None) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.model = NoisyModel()
+        self._inputs = torch.randn(NUM_SAMPLES, 3, generator=generator)
+        self._targets = (self._inputs[:, 0] > 0).long()
+        self._poisoned_step = poisoned_step
+
+    def batches(self, start_step: int) -> Generator[TrainInputs, None, None]:
+        for step in range(start_step, STEPS):
+            ordinals = (np.arange(8, dtype=np.int64) + 8 * step) % NUM_SAMPLES
+            inputs = self._inputs[ordinals]
+            if step == self._poisoned_step:
+                inputs[3, 1] = torch.nan
+            yield TrainInputs(inputs=inputs, targets_B=self._targets[ordinals], ordinals_B=ordinals)
+
+    def eval_batches(self) -> Iterable[EvalInputs]:
+        subsets = np.full(NUM_SAMPLES, -1, dtype=np.int16)
+        yield EvalInputs(inputs=self._inputs, targets_B=self._targets, subsets_B=subsets)
+
+    def sample_names(self, ordinals: Sequence[int]) -> list[str]:
+        return [f"sample{ordinal}" for ordinal in ordinals]
+
+
+@pytest.fixture
+def make_loop(tmp_path: Path) -> Callable[..., TrainingLoop]:
+    store = LocalStore(tmp_path)
+
+    def make(task: MemoryTask, *, seed: int = 0, stage: Stage = Stage.PRETRAIN, **callbacks: Any) -> TrainingLoop:
+        recipe = Recipe.from_mapping({**RECIPE, "epochs": 2, "batch_size": 8})
+        request = JobRequest(
+            attempt_id=f"{KEY}.1",
+            attempt_number=1,
+            sweep="s",
+            job="pretrain/x",
+            key=KEY,
+            kind=JobKind.PRETRAIN,
+            identity={},
+            store_uri=store.uri,
+            execution=Execution(checkpoint_every_steps=3),
+        )
+        run = Run(
+            request=request,
+            context=ExecutionContext(store=store, scratch=tmp_path, cache=tmp_path, **callbacks),
+            recipe=recipe,
+            calendar=Calendar.of(recipe, NUM_SAMPLES),
+            stage=stage,
+            seed=seed,
+            device=torch.device("cpu"),
+        )
+        return TrainingLoop(task, run)
+
+    return make
+
+
+def _draws(make_loop: Callable[..., TrainingLoop], **identity: Any) -> list[float]:
+    task = MemoryTask()
+    loop = make_loop(task, **identity)
+    loop.run()
+    loop.discard_checkpoints()
+    return task.model.draws
+
+
+def test_loop_random_numbers_differ_by_step_seed_and_stage(make_loop: Callable[..., TrainingLoop]) -> None:
+    streams = [_draws(make_loop), _draws(make_loop, seed=1), _draws(make_loop, stage=Stage.FINETUNE)]
+    assert len({draw for stream in streams for draw in stream}) == 3 * STEPS
+
+
+def test_loop_random_numbers_do_not_follow_the_global_state(make_loop: Callable[..., TrainingLoop]) -> None:
+    torch.manual_seed(1)
+    first = _draws(make_loop)
+    torch.manual_seed(2)
+    assert _draws(make_loop) == first
+
+
+def test_loop_asks_once_per_step_whether_to_stop(make_loop: Callable[..., TrainingLoop]) -> None:
+    questions: list[None] = []
+
+    def should_stop() -> bool:
+        questions.append(None)
+        return False
+
+    make_loop(MemoryTask(), should_stop=should_stop).run()
+    assert len(questions) == STEPS
+
+
+def test_loop_stopped_before_its_first_step_writes_nothing(
+    make_loop: Callable[..., TrainingLoop], tmp_path: Path
+) -> None:
+    with pytest.raises(PreemptedError, match="step 0"):
+        make_loop(MemoryTask(), should_stop=lambda: True).run()
+    assert list(LocalStore(tmp_path).list_objects(f"{checkpoints_folder(KEY)}/")) == []
+
+
+def test_loop_reports_less_often_than_it_steps(make_loop: Callable[..., TrainingLoop]) -> None:
+    reports: list[Progress] = []
+    make_loop(MemoryTask(), report=reports.append).run()
+    assert 1 <= len(reports) < STEPS
+
+
+def test_loop_not_finite_loss_names_step_and_samples(make_loop: Callable[..., TrainingLoop]) -> None:
+    with pytest.raises(NumericsError, match=r"loss is nan at step 4 .*sample32, sample33"):
+        make_loop(MemoryTask(poisoned_step=4)).run()
+
+
+def test_loop_resumed_under_other_numerics_says_so(make_loop: Callable[..., TrainingLoop]) -> None:
+    with pytest.raises(NumericsError):
+        make_loop(MemoryTask(poisoned_step=4)).run()
+    task = MemoryTask()
+    loop = make_loop(task)
+    assert loop.resumed_from_step == 3
+    assert loop.state.fingerprint_changes == []
+    loop._checkpoints.save(_with_other_torch(loop))
+    changed = make_loop(MemoryTask()).state
+    assert changed.fingerprint_changes == [f"torch: 0.0 -> {torch.__version__}"]
+
+
+def _with_other_torch(loop: TrainingLoop) -> Any:
+    checkpoint = loop._checkpoints.load_newest()
+    assert checkpoint is not None
+    fingerprint = {**checkpoint.state["fingerprint"], "torch": "0.0"}
+    return type(checkpoint)(
+        step=4,
+        model=checkpoint.model,
+        optimizer=checkpoint.optimizer,
+        state={**checkpoint.state, "fingerprint": fingerprint},
+    )

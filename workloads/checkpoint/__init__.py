@@ -1,0 +1,1 @@
+"""Checkpoints of a training job: safetensors and JSON, committed by their manifest."""

@@ -1,0 +1,1 @@
+"""Backbones (timm) and heads: how they are built, named, hashed and stored."""

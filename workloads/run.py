@@ -1,0 +1,65 @@
+"""The one entry point of the data plane: ``execute(request, context) -> JobResult``."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from orchestrator.contract import ExecutionContext, JobKind, JobRequest, JobResult, Outcome, Timings
+from orchestrator.errors import UserError
+from orchestrator.storage.artifacts import is_committed, read_record
+
+Handler = Callable[[JobRequest, ExecutionContext], JobResult]
+
+# By name, so that a job imports only what its kind needs: torch and timm take seconds.
+_HANDLERS = {
+    JobKind.DATASET: "workloads.data.jobs:run_dataset",
+    JobKind.INDEX: "workloads.data.jobs:run_index",
+    JobKind.LABELS: "workloads.labels.jobs:run_labels",
+    JobKind.PRETRAIN: "workloads.train.pretrain:run_pretrain",
+    JobKind.FINETUNE: "workloads.transfer.finetune:run_finetune",
+    JobKind.PROBE: "workloads.transfer.probe:run_probe",
+}
+
+
+def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
+    """Run one attempt of a job to its commit, from its newest checkpoint if it has one.
+
+    A key that is committed already is returned as it is, without work.
+
+    Raises:
+        OrchestratorError: why there is no commit; ``failure_kind`` says what can be done.
+    """
+    started_s = time.perf_counter()
+    if is_committed(context.store, request.key):
+        return _committed(request, context, Timings(work_s=time.perf_counter() - started_s))
+    handler = _load_handler(request.kind)
+    import_s = time.perf_counter() - started_s
+    result = handler(request, context)
+    setup_s = result.timings.setup_s and import_s + result.timings.setup_s
+    timings = Timings(import_s=import_s, setup_s=setup_s, work_s=time.perf_counter() - started_s)
+    if result.outcome is Outcome.ALREADY_COMMITTED:
+        return _committed(request, context, timings)
+    return replace(result, timings=timings)
+
+
+def _committed(request: JobRequest, context: ExecutionContext, timings: Timings) -> JobResult:
+    record = read_record(context.store, request.key, identity=request.identity)
+    return JobResult(
+        attempt_id=request.attempt_id,
+        key=request.key,
+        outcome=Outcome.ALREADY_COMMITTED,
+        metrics=record.metrics,
+        timings=timings,
+    )
+
+
+def _load_handler(kind: JobKind) -> Handler:
+    if kind not in _HANDLERS:
+        known = ", ".join(_HANDLERS)
+        raise UserError(f"this version cannot run jobs of kind {kind}; it runs {known}")
+    module, _, name = _HANDLERS[kind].partition(":")
+    handler: Handler = getattr(importlib.import_module(module), name)
+    return handler

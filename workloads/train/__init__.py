@@ -1,0 +1,1 @@
+"""Training: recipe, schedule, optimiser, the loop, evaluation, metrics and the ``pretrain`` job."""

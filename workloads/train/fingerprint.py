@@ -1,0 +1,73 @@
+"""The numerics of this machine: how they are set, and the fingerprint under which results are bit-exact."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+import torch.utils.deterministic
+
+Fingerprint = Mapping[str, str | int]
+
+
+def pick_device() -> torch.device:
+    """The GPU that the backend gave to this attempt, else the CPU."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in {"", "-1"}
+    return torch.device("cuda" if given and torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def deterministic_numerics(num_threads: int) -> Iterator[None]:
+    """Deterministic kernels and a fixed number of threads, for the calling thread, until the body ends.
+
+    Torch's thread count belongs to the thread that sets it, so this must run in the thread that trains.
+    """
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling every fresh tensor guards against reads of uninitialised memory; it is slow and no kernel here reads any.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_num_threads(threads)
+
+
+def numerics_fingerprint(device: torch.device, *, num_threads: int, micro_batch: int) -> Fingerprint:
+    """Everything that may change the last bits of a result on equal input."""
+    return {
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "numpy": np.__version__,
+        "device": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "num_threads": num_threads,
+        "world_size": 1,
+        "micro_batch": micro_batch,
+        "optimizer_form": "fused",
+    }
+
+
+def difference(before: Fingerprint, now: Fingerprint) -> list[str]:
+    """Readable list of the entries that differ."""
+    names = sorted(before.keys() | now.keys())
+    return [f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
+
+
+@cache
+def _processor() -> str:
+    """Model of the processor: equal instruction sets with other cache sizes already choose other blockings."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{platform.machine()} {next(named, platform.processor())}".strip()

@@ -1,0 +1,38 @@
+"""What a run must remember besides weights and optimiser state, as plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from workloads.train.fingerprint import Fingerprint
+from workloads.train.metrics import Tally
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """Where a run is after ``step`` updates. Every number survives JSON exactly (Python prints floats reversibly)."""
+
+    step: int = 0
+    since_line: Tally = field(default_factory=Tally)
+    """Training samples since the last metrics line."""
+    in_epoch: Tally = field(default_factory=Tally)
+    """Training samples of the present epoch."""
+    latest: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last complete epoch and the last evaluation."""
+    best_val_error: float = 1.0
+    resumed_steps: list[int] = field(default_factory=list)
+    fingerprint: Fingerprint = field(default_factory=dict)
+    fingerprint_changes: list[str] = field(default_factory=list)
+    """Differences of numerics that this run met when it resumed; empty = bit-exact."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form without the step, which the checkpoint itself carries."""
+        return {name: value for name, value in asdict(self).items() if name != "step"}
+
+    @classmethod
+    def from_json(cls, step: int, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        tallies = {name: Tally(**document[name]) for name in ("since_line", "in_epoch")}
+        return cls(**{**document, **tallies, "step": step})

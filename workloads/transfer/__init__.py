@@ -1,0 +1,1 @@
+"""Transfer of a pretrained backbone: the ``finetune`` and ``probe`` jobs."""

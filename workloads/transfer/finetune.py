@@ -1,0 +1,23 @@
+"""The job ``finetune``: a new head on a pretrained backbone, all weights learn."""
+
+from __future__ import annotations
+
+from orchestrator.contract import ExecutionContext, JobRequest, JobResult
+from workloads.data.streams import Stage
+from workloads.train.images import ImageTask, new_head
+from workloads.train.job import Setting, run_training
+from workloads.transfer.backbone import pretrained_backbone
+
+
+def run_finetune(request: JobRequest, context: ExecutionContext) -> JobResult:
+    """Commit ``backbone.safetensors`` (timm's names), ``head.safetensors`` and ``model.json``.
+
+    Raises:
+        UserError, BadDataError, NumericsError, PreemptedError, StorageError: why there is no commit.
+    """
+    return run_training(request, context, Stage.FINETUNE, _finetune_task)
+
+
+def _finetune_task(setting: Setting) -> ImageTask:
+    backbone, num_features = pretrained_backbone(setting)
+    return ImageTask(setting, backbone, new_head(setting, num_features))
