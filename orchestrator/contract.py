@@ -56,7 +56,10 @@ class Resources:
     memory_gib: float = 0.0
 
     def __str__(self) -> str:
-        return f"cpus={self.cpus:g} gpus={self.gpus:g} memory_gib={self.memory_gib:g}"
+        parts = [f"{self.cpus:g} CPU"]
+        parts += [f"{self.gpus:g} GPU"] if self.gpus else []
+        parts += [f"{self.memory_gib:g} GiB"] if self.memory_gib else []
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -17,10 +18,14 @@ from orchestrator.contract import Progress
 from orchestrator.controller.client import LiveProgress, list_sweeps, load_snapshot, read_progress
 from orchestrator.errors import NotFoundError
 from orchestrator.spec.suggest import did_you_mean
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.units import format_duration
+
+_PHASES = ("queued", "launch", "import", "to first step", "work")
+"""Seconds of a job: ready to launched; launched to running and ended to known; loading code; setup; all of the work."""
 
 _EXITS = {
     SweepState.SUCCEEDED: ExitCode.OK,
@@ -86,19 +91,35 @@ def status_document(snapshot: Snapshot, progress: Mapping[str, LiveProgress]) ->
 
 
 def status_table(snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Table:
-    """One row per kind with counts by state, and what is running now."""
-    counts: dict[str, Counter[JobState]] = {}
+    """One row per kind with counts by state and median seconds by phase, and what is running now."""
+    kinds: dict[str, list[JobView]] = {}
     for view in snapshot.jobs.values():
-        counts.setdefault(view.name.partition("/")[0], Counter())[view.state] += 1
-    seen = [state for state in JobState if any(count[state] for count in counts.values())]
+        kinds.setdefault(view.name.partition("/")[0], []).append(view)
+    seen = [state for state in JobState if state in snapshot.counts]
     table = Table(title=f"Sweep {snapshot.sweep}: {snapshot.state.value}", title_justify="left")
     table.add_column("kind")
-    for state in seen:
-        table.add_column(state.value, justify="right")
-    for kind, count in counts.items():
-        table.add_row(kind, *(str(count[state] or "-") for state in seen))
+    for column in (*(state.value for state in seen), *_PHASES):
+        table.add_column(column, justify="right")
+    for kind, views in kinds.items():
+        states = [view.state for view in views]
+        table.add_row(kind, *(str(states.count(state) or "-") for state in seen), *_median_phases(views))
     table.caption, table.caption_justify = "\n".join(running_lines(progress)) or None, "left"
     return table
+
+
+def _median_phases(views: Sequence[JobView]) -> list[str]:
+    """Median of each phase over the jobs that this sweep ran to their end."""
+    ended = [(view, view.timings) for view in views if view.timings is not None]
+    if not ended:
+        return ["-"] * len(_PHASES)
+    columns = (
+        [view.queued_s for view, _ in ended],
+        [view.overhead_s or 0.0 for view, _ in ended],
+        [timings.import_s for _, timings in ended],
+        [timings.setup_s for _, timings in ended],
+        [timings.work_s for _, timings in ended],
+    )
+    return [format_duration(median(column)) for column in columns]
 
 
 def running_lines(progress: Mapping[str, LiveProgress]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.service import ACTIVE_PAUSE_S, BUSY_PAUSE_S, IDLE_PAUSE_S, LoopActor
 from orchestrator.backends.ray.settings import KEEP_ALIVE_VARIABLE, RunnerSettings
+from orchestrator.controller.client import list_sweeps, load_snapshot
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import new_holder
 from orchestrator.controller.lease import LeaseLostError
@@ -103,28 +104,48 @@ class ControllerActor(LoopActor):
 
 
 class PublisherActor(LoopActor):
-    """Publishes all sweeps of a store into a tracking server, again and again. An outage only delays it."""
+    """Publishes all sweeps of a store, again and again. An outage of a tracking server only delays it.
+
+    ``tracking_uri`` is for sweeps whose plan names none.
+    """
 
     def __init__(self, store_uri: str, tracking_uri: str, every_s: float = 2.0) -> None:
-        self._store_uri = store_uri
+        self._store = open_store(store_uri)
         self._tracking_uri = tracking_uri
         self._every_s = every_s
-        self._publisher: Any = None
-        self._caught_up: dict[str, bool] = {}
+        self._publishers: dict[str, Any] = {}
+        self._caught_up: set[str] = set()
         super().__init__()
 
     def ping(self) -> dict[str, Any]:
-        """How its loop fares, and which sweeps were published to the end at its last look."""
-        return {**super().ping(), "caught_up": sorted(sweep for sweep, is_done in self._caught_up.items() if is_done)}
+        """How its loop fares, and which sweeps had ended before they were published the last time."""
+        return {**super().ping(), "caught_up": sorted(self._caught_up)}
 
     def turn(self) -> float:
-        """Publish what is new of every sweep."""
-        store = open_store(self._store_uri)
-        if self._publisher is None:
-            # MLflow takes seconds and 200 MB to import: only this process pays for it.
-            self._publisher = importlib.import_module("orchestrator.tracking.publisher").Publisher(
-                store, self._tracking_uri
-            )
-        for sweep in store.list_children("sweeps/"):
-            self._caught_up[sweep] = self._publisher.publish_once(sweep)
+        """Publish what is new of every sweep; one that fails does not keep the others."""
+        failures: list[OrchestratorError] = []
+        for sweep in list_sweeps(self._store):
+            try:
+                self._publish(sweep)
+            except OrchestratorError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return self._every_s
+
+    def _publish(self, sweep: str) -> None:
+        plan = load_snapshot(self._store, sweep).plan
+        publisher = self._publisher((plan.tracking_uri if plan else "") or self._tracking_uri)
+        # Asked first: what happens after the answer may be missed, what happened before it is published.
+        has_ended = publisher.has_ended(sweep)
+        if publisher.publish_once(sweep) and has_ended:
+            self._caught_up.add(sweep)
+        else:
+            self._caught_up.discard(sweep)
+
+    def _publisher(self, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
+        if tracking_uri not in self._publishers:
+            # MLflow takes seconds and 200 MB to import: only this process pays for it.
+            module = importlib.import_module("orchestrator.tracking.publisher")
+            self._publishers[tracking_uri] = module.Publisher(self._store, tracking_uri)
+        return self._publishers[tracking_uri]

@@ -9,7 +9,8 @@ from orchestrator.controller.lease import LeaseLostError, read_lease
 from orchestrator.errors import FailureKind, StorageError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import read_record
-from orchestrator.storage.layout import inbox_folder, journal_folder
+from orchestrator.storage.journal import Journal
+from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name
 from orchestrator.testing import (
     Fail,
     Fault,
@@ -163,8 +164,18 @@ def test_message_settled_but_not_deleted_is_not_followed_twice(tmp_path: Path) -
         world.tick()
     world.new_controller()
     world.finish()
-    assert world.snapshot().revision == 1
+    settled = [event for event in Journal(world.store, "sweep").read_new() if "message_id" in event]
+    assert [event["message_id"] for event in settled] == [world.last_message["sweep"]]
     assert world.store.list_children(inbox_folder("sweep")) == []
+
+
+def test_plan_left_by_a_dead_controller_is_not_overwritten(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store.put(plan_name("sweep", 1), b'{"left": "behind"}')
+    world.submit(*JOBS)
+    world.finish()
+    assert world.snapshot().revision == 2
+    assert world.store.get(plan_name("sweep", 1)) == b'{"left": "behind"}'
 
 
 def test_lease_is_renewed_without_a_new_epoch(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def numerics_fingerprint(device: torch.device, *, num_threads: int, micro_batch:
         "torch": torch.__version__,
         "timm": timm.__version__,
         "numpy": np.__version__,
-        "device": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": _cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": num_threads,
         "world_size": 1,
@@ -65,7 +65,7 @@ def difference(before: Fingerprint, now: Fingerprint) -> list[str]:
 
 
 @cache
-def _processor() -> str:
+def _cpu_model() -> str:
     """Model of the processor: equal instruction sets with other cache sizes already choose other blockings."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []

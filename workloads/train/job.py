@@ -12,7 +12,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Timings
+from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress, Timings
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.data.streams import Stage
 from workloads.models.build import timm_kwargs
@@ -85,6 +85,7 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
         UserError, BadDataError, NumericsError, PreemptedError, StorageError: why there is no commit.
     """
     started_s = time.perf_counter()
+    context.report(Progress(phase="setup"))
     with deterministic_numerics(request.execution.num_threads):
         setting = _open(request, context, stage)
         task = make_task(setting)
@@ -93,6 +94,7 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
         state = loop.run()
         setup_s = loop.first_step_at_s - started_s
         measured = {"setup_s": setup_s, "train_s": time.perf_counter() - loop.first_step_at_s}
+        context.report(Progress(phase="write", step=state.step, total_steps=state.step, metrics=state.latest))
         writer = ArtifactWriter(context.store, request)
         for name, content in _parts(setting, task).items():
             writer.add(name, content)

@@ -27,7 +27,7 @@ from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar, LearningRate
 from workloads.train.state import RunState
 from workloads.train.step import Update
-from workloads.train.streams import torch_seed
+from workloads.train.streams import seed_device, torch_seed
 from workloads.train.task import Task, TrainInputs
 
 _LOG = logging.getLogger(__name__)
@@ -92,6 +92,8 @@ class TrainingLoop:
             NumericsError: a loss is not finite.
         """
         self._task.model.train()
+        total = self._run.calendar.total_steps
+        _LOG.info("%s: step %d of %d, %s", self._run.request.job, self.state.step, total, self._run.recipe)
         with closing(self._task.batches(self.state.step)) as batches:
             for batch in batches:
                 self._clock.start()
@@ -131,7 +133,7 @@ class TrainingLoop:
     def _advance(self, batch: TrainInputs) -> None:
         run, step = self._run, self.state.step
         # Dropout masks depend on the step alone, so that a resumed run draws the same ones without stored state.
-        torch.default_generator.manual_seed(torch_seed(run.seed, run.stage, Purpose.DROPOUT, step))
+        seed_device(run.device, torch_seed(run.seed, run.stage, Purpose.DROPOUT, step))
         loss, errors = self._update(batch.inputs, batch.targets_B, self._learning_rate.at(step))
         if not math.isfinite(loss):
             raise NumericsError(self._not_finite(loss, batch))
@@ -167,9 +169,10 @@ class TrainingLoop:
     def _add_line(self, evaluated: dict[str, float]) -> None:
         state = self.state
         measured = {"lr": self._learning_rate.at(state.step - 1), "images_per_s": self._clock.lap_images_per_s()}
-        self._log.add(
-            state.step, self._run.calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
-        )
+        epoch, metrics = self._run.calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
+        self._log.add(state.step, epoch, metrics)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        _LOG.info("step %d  epoch %.2f  %s", state.step, epoch, shown)
         state.since_line = Tally()
 
     def _save(self) -> None:

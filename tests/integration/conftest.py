@@ -1,0 +1,79 @@
+"""One Ray cluster for all tests of a run; every test has its own namespace and store on it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stack.attach import set_ray_environment
+from orchestrator.stack.environment import child_environment, ensure_token
+from orchestrator.storage.local import LocalStore
+
+NUM_CPUS = 8  # invented: runners of tests mostly wait
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    # Not pytest's own directory: a socket's path may have 107 characters.
+    home = Path(tempfile.mkdtemp(prefix="orc-t-"))
+    ensure_token(home)
+    set_ray_environment({**child_environment(home), "PYTHONPATH": str(ROOT)})
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=NUM_CPUS,
+        include_dashboard=False,
+        object_store_memory=100 * 1024**2,
+        namespace="tests",
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(home / "r"),
+    )
+    yield ray
+    ray.shutdown()
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        del os.environ[name]
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def namespace(ray_cluster):
+    """A namespace whose actors all end with the test."""
+    name = f"test-{secrets.token_hex(4)}"
+    yield name
+    # First the watchdog: it would bring the controller back.
+    actors = [actor for actor in ray_cluster.util.list_named_actors(all_namespaces=True) if actor["namespace"] == name]
+    for actor in sorted(actors, key=lambda actor: actor["name"] != "watchdog"):
+        try:
+            handle = ray_cluster.get_actor(actor["name"], namespace=name)
+        except ValueError:
+            continue  # it has ended meanwhile
+        ray_cluster.kill(handle, no_restart=True)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """Wait for a condition that another process brings about; fail after a generous deadline."""
+
+    def wait(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+        end_s = time.monotonic() + deadline_s
+        while not condition():
+            assert time.monotonic() < end_s, f"not true after {deadline_s:g} s"
+            time.sleep(0.02)
+
+    return wait

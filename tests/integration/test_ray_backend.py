@@ -1,0 +1,220 @@
+"""Runners and the backend on a real Ray cluster, with jobs that need no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from orchestrator.backends.protocol import AttemptReport, AttemptStatus
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.contract import Outcome, Resources
+from orchestrator.errors import FailureKind
+from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.layout import log_name
+from tests.integration.ray_jobs import ENTRY_POINT, Gate, job, request
+
+ONE_CPU = Resources(cpus=1.0)
+SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
+
+
+@pytest.fixture
+def gate(tmp_path):
+    return Gate(path=tmp_path / "gate")
+
+
+@pytest.fixture
+def make_backend(namespace):
+    def make(epoch: int = 1, settings: RunnerSettings = SETTINGS) -> RayBackend:
+        backend = RayBackend(namespace, settings=settings, spare_runners=0)
+        backend.announce(epoch)
+        return backend
+
+    return make
+
+
+@pytest.fixture
+def runners(ray_cluster, namespace):
+    """Names of the namespace's live runners."""
+
+    def names() -> list[str]:
+        actors = ray_cluster.util.list_named_actors(all_namespaces=True)
+        return [actor["name"] for actor in actors if actor["namespace"] == namespace]
+
+    return names
+
+
+def look(backend: RayBackend, attempt_id: str) -> AttemptReport:
+    (report,) = backend.observe([attempt_id])
+    return report
+
+
+@pytest.fixture
+def finish(until):
+    """Observe an attempt to its end."""
+
+    def finished(backend: RayBackend, attempt_id: str) -> AttemptReport:
+        until(lambda: look(backend, attempt_id).status is not AttemptStatus.RUNNING)
+        return look(backend, attempt_id)
+
+    return finished
+
+
+@pytest.fixture
+def running_pid(until):
+    """Process of the runner in which an attempt runs, once it does."""
+
+    def pid(backend: RayBackend, attempt_id: str) -> int:
+        def progress():
+            report = look(backend, attempt_id)
+            assert report.status is AttemptStatus.RUNNING, report
+            return report.progress if report.progress and "pid" in report.progress.metrics else None
+
+        until(progress)
+        found = progress()
+        assert found is not None
+        return int(found.metrics["pid"])
+
+    return pid
+
+
+def test_backend_quick_job_is_committed_and_logged(make_backend, store, finish):
+    backend, attempt = make_backend(), request(store, job("quick"))
+    backend.launch(attempt, ONE_CPU)
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED
+    assert report.result is not None
+    assert report.result.outcome is Outcome.COMMITTED
+    assert read_record(store, attempt.key).attempt_id == attempt.attempt_id
+    assert b"hello from quick" in store.get(log_name("scripted", "quick", 0))
+
+
+def test_backend_second_job_of_a_shape_runs_in_the_warm_runner(make_backend, store, finish, runners):
+    backend = make_backend()
+    pids = []
+    for name in ("first", "second"):
+        attempt = request(store, job(name))
+        backend.launch(attempt, ONE_CPU)
+        report = finish(backend, attempt.attempt_id)
+        assert report.result is not None
+        pids.append(report.result.metrics["pid"])
+        backend.release(attempt.attempt_id)
+    assert pids[0] == pids[1]
+    assert len(runners()) == 1
+
+
+def test_backend_launch_twice_runs_once(make_backend, store, gate, runners, running_pid):
+    backend, attempt = make_backend(), request(store, job("once", gate=str(gate.path)))
+    backend.launch(attempt, ONE_CPU)
+    backend.launch(attempt, ONE_CPU)
+    running_pid(backend, attempt.attempt_id)
+    assert len(runners()) == 1
+
+
+def test_backend_unknown_attempt_is_lost(make_backend):
+    assert look(make_backend(), "labels-nobody-0.0").status is AttemptStatus.LOST
+
+
+def test_backend_failing_job_reports_kind_and_traceback(make_backend, store, finish):
+    backend, attempt = make_backend(), request(store, job("fails", end="user_error"))
+    backend.launch(attempt, ONE_CPU)
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.FAILED
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.USER_ERROR
+    assert report.failure.message == "no such model"
+    assert "ray_jobs.py" in report.failure.traceback
+    assert b"UserError: no such model" in store.get(log_name("scripted", "fails", 0))
+
+
+def test_backend_runner_after_memory_error_leaves_and_the_next_job_gets_another(
+    make_backend, store, finish, until, runners
+):
+    backend = make_backend()
+    poisoned, healthy = request(store, job("poisoned", end="memory_error")), request(store, job("healthy"))
+    backend.launch(poisoned, ONE_CPU)
+    report = finish(backend, poisoned.attempt_id)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.OUT_OF_MEMORY
+    (before,) = runners()
+    backend.release(poisoned.attempt_id)
+    backend.launch(healthy, ONE_CPU)
+    assert finish(backend, healthy.attempt_id).status is AttemptStatus.SUCCEEDED
+    until(lambda: before not in runners())
+
+
+def test_backend_stopped_attempt_ends_as_preempted(make_backend, store, gate, finish):
+    backend, attempt = make_backend(), request(store, job("stopped", gate=str(gate.path)))
+    backend.launch(attempt, ONE_CPU)
+    backend.stop(attempt.attempt_id)  # before the runner can have accepted it
+    report = finish(backend, attempt.attempt_id)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.PREEMPTED
+
+
+def test_backend_killed_runner_loses_its_attempt(make_backend, store, gate, running_pid, finish):
+    backend, attempt = make_backend(), request(store, job("killed", gate=str(gate.path)))
+    backend.launch(attempt, ONE_CPU)
+    os.kill(running_pid(backend, attempt.attempt_id), signal.SIGKILL)
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.LOST
+    assert "died" in report.lost_reason
+
+
+def test_backend_new_controller_finds_the_running_attempt(make_backend, store, gate, running_pid, finish, runners):
+    first, attempt = make_backend(epoch=1), request(store, job("adopted", gate=str(gate.path)))
+    first.launch(attempt, ONE_CPU)
+    pid = running_pid(first, attempt.attempt_id)
+    second = make_backend(epoch=2)
+    assert running_pid(second, attempt.attempt_id) == pid
+    gate.open()
+    assert finish(second, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+    assert len(runners()) == 1
+
+
+def test_backend_new_controller_pulls_the_outcome_that_the_former_never_saw(make_backend, store, until, finish):
+    first, attempt = make_backend(epoch=1), request(store, job("unseen"))
+    first.launch(attempt, ONE_CPU)
+    until(lambda: store.exists(log_name("scripted", "unseen", 0)))
+    assert finish(make_backend(epoch=2), attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+
+
+def test_backend_of_a_stale_epoch_is_refused(make_backend, store, gate, running_pid, finish):
+    stale, busy = make_backend(epoch=1), request(store, job("busy"))
+    stale.launch(busy, ONE_CPU)
+    finish(stale, busy.attempt_id)
+    stale.release(busy.attempt_id)
+    fresh = make_backend(epoch=2)
+    finish(fresh, "labels-nobody-0.0")  # all runners have acknowledged
+    late = request(store, job("late", gate=str(gate.path)))
+    stale.launch(late, ONE_CPU)
+    report = finish(stale, late.attempt_id)
+    assert report.status is AttemptStatus.LOST
+    assert "later controller" in report.lost_reason
+
+
+def test_backend_idle_runner_leaves_after_its_time(make_backend, store, finish, until, runners):
+    settings = RunnerSettings(entry_point=ENTRY_POINT, idle_timeout_s=0.2)
+    backend, attempt = make_backend(settings=settings), request(store, job("last"))
+    backend.launch(attempt, ONE_CPU)
+    finish(backend, attempt.attempt_id)
+    assert len(runners()) == 1  # with an outcome that nobody has released it stays
+    backend.release(attempt.attempt_id)
+    until(lambda: not runners())
+
+
+def test_backend_idle_runner_makes_room_for_another_shape(make_backend, store, finish):
+    backend = make_backend()
+    for name, cpus in (("wide", backend.capacity().total.cpus), ("narrow", 1.0)):
+        attempt = request(store, job(name))
+        backend.launch(attempt, Resources(cpus=cpus))
+        assert finish(backend, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+        backend.release(attempt.attempt_id)
+
+
+def test_backend_capacity_is_the_whole_cluster(make_backend, ray_cluster):
+    capacity = make_backend().capacity()
+    assert capacity.total.cpus == ray_cluster.cluster_resources()["CPU"]
+    assert capacity.largest_node == capacity.total
