@@ -121,7 +121,7 @@ class Timings:
     setup_s: float = 0.0
     """From the start of ``execute`` to the first training step (0 for kinds that do not train)."""
     work_s: float = 0.0
-    """All of ``execute``."""
+    """All of ``execute`` but loading the data plane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

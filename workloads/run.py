@@ -39,7 +39,7 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     import_s = time.perf_counter() - started_s
     result = handler(request, context)
     setup_s = result.timings.setup_s and import_s + result.timings.setup_s
-    timings = Timings(import_s=import_s, setup_s=setup_s, work_s=time.perf_counter() - started_s)
+    timings = Timings(import_s=import_s, setup_s=setup_s, work_s=time.perf_counter() - started_s - import_s)
     if result.outcome is Outcome.ALREADY_COMMITTED:
         return _committed(request, context, timings)
     return replace(result, timings=timings)

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The controller of a cluster, and what its clients do with the store alone."""

@@ -44,7 +44,7 @@ class Stack:
     @property
     def is_alive(self) -> bool:
         """Whether its supervisor runs."""
-        return process_started_at(self.pid) == self.pid_started_at
+        return start_ticks_of(self.pid) == self.pid_started_at
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
@@ -85,7 +85,7 @@ def touched_at_s(directory: Path) -> float:
         return time.time()
 
 
-def process_started_at(pid: int) -> int | None:
+def start_ticks_of(pid: int) -> int | None:
     """Start time of a live process in clock ticks since boot (field 22 of proc_pid_stat(5)); ``None`` if there is none.
 
     A zombie has ended, only its parent has not looked yet.
@@ -101,4 +101,4 @@ def process_started_at(pid: int) -> int | None:
 def own_identity() -> tuple[int, int]:
     """Pid and start time of this process."""
     pid = os.getpid()
-    return pid, process_started_at(pid) or 0
+    return pid, start_ticks_of(pid) or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ ENTRY_POINT = "tests.integration.ray_jobs:execute"
 
 def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     """Report where it runs, wait for its gate if it has one, then end as told."""
-    print(f"hello from {request.job}", flush=True)
+    sys.stdout.write(f"hello from {request.job}\n")
     place = {"pid": os.getpid()}
     context.report(Progress(phase="train", step=1, total_steps=2, metrics=place))
     gate = request.parameters.get("gate")

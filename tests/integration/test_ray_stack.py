@@ -1,0 +1,161 @@
+"""The background stack: its description, and one real start and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ClusterError
+from orchestrator.stack import ensure_stack, read_stack, stop_stack
+from orchestrator.stack.attach import attach_cluster
+from orchestrator.stack.children import ray_directory
+from orchestrator.stack.description import (
+    STACK_FILE,
+    Stack,
+    own_identity,
+    start_ticks_of,
+    touch_stack,
+    touched_at_s,
+    write_stack,
+)
+from orchestrator.stack.environment import ensure_token, python_path
+from orchestrator.stack.ports import FIRST_PORT, LAST_PORT, free_ports
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def described(tmp_path):
+    """A description whose supervisor is this very process."""
+    pid, pid_started_at = own_identity()
+    stack = Stack(
+        directory=str(tmp_path),
+        ray_address="127.0.0.1:1",
+        dashboard_url="http://127.0.0.1:2",
+        mlflow_url="http://127.0.0.1:3",
+        tracking_uri="sqlite:///x.db",
+        token_path="token",  # noqa: S106 - a path
+        pid=pid,
+        pid_started_at=pid_started_at,
+        started_at_s=1.0,
+    )
+    write_stack(tmp_path, stack)
+    return stack
+
+
+def test_description_of_a_live_supervisor_is_read(described, tmp_path):
+    assert read_stack(tmp_path) == described
+
+
+def test_description_of_a_pid_that_is_somebody_elses_now_is_ignored(described, tmp_path):
+    write_stack(tmp_path, replace(described, pid_started_at=described.pid_started_at - 1))
+    assert read_stack(tmp_path) is None
+
+
+def test_description_of_a_dead_supervisor_is_ignored(described, tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    write_stack(tmp_path, replace(described, pid=ended.pid))
+    assert read_stack(tmp_path) is None
+
+
+def test_description_that_is_torn_is_ignored(tmp_path):
+    (tmp_path / STACK_FILE).write_text('{"pid": 1')
+    assert read_stack(tmp_path) is None
+
+
+def test_start_time_of_a_zombie_is_none():
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended; nobody has collected it
+        assert start_ticks_of(child.pid) is None
+
+
+def test_touch_moves_the_last_use(tmp_path):
+    touch_stack(tmp_path)
+    os.utime(tmp_path / "stack.touch", (1.0, 1.0))
+    assert touched_at_s(tmp_path) == 1.0
+    touch_stack(tmp_path)
+    assert touched_at_s(tmp_path) > 1.0
+
+
+def test_token_is_for_the_user_alone_and_stays(tmp_path):
+    path = ensure_token(tmp_path)
+    token = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(token) == 64
+    assert ensure_token(tmp_path).read_text() == token
+
+
+def test_ports_are_distinct_free_and_outside_of_rays_own():
+    ports = free_ports(4)
+    assert len(set(ports)) == 4
+    assert all(FIRST_PORT <= port < LAST_PORT for port in ports)
+    for port in ports:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", port))
+
+
+def test_python_path_relative_entry_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert python_path({"PYTHONPATH": "lib"}).split(os.pathsep)[0] == str(tmp_path / "lib")
+
+
+def test_stop_without_a_stack_says_so(tmp_path):
+    assert stop_stack(tmp_path) is False
+
+
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:9"])
+def test_attach_to_nobody_fails_at_once(address):
+    with pytest.raises(ClusterError, match=address):
+        attach_cluster(address, "tests")
+
+
+def get(url: str, token: str = "") -> int:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310 - our own server
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def has_processes(directory: Path) -> bool:
+    listing = subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
+    return str(ray_directory(directory)) in listing or str(directory) in listing
+
+
+ATTACH = """
+import sys
+from pathlib import Path
+from orchestrator.stack import attach_stack, read_stack
+attach_stack(read_stack(Path(sys.argv[1])), "tests")
+import ray
+print(ray.cluster_resources()["CPU"])
+"""
+
+
+def test_stack_starts_once_serves_with_its_token_and_ends_whole(tmp_path, until):
+    stack = ensure_stack(tmp_path)
+    try:
+        assert ensure_stack(tmp_path) == stack
+        assert get(f"{stack.dashboard_url}/api/version") == 401
+        assert get(f"{stack.dashboard_url}/api/version", Path(stack.token_path).read_text()) == 200
+        attach = subprocess.run(
+            [sys.executable, "-c", ATTACH, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert float(attach.stdout) > 0
+        assert json.loads((tmp_path / STACK_FILE).read_text())["pid"] == stack.pid
+    finally:
+        assert stop_stack(tmp_path)
+    assert read_stack(tmp_path) is None
+    until(lambda: not has_processes(tmp_path))
