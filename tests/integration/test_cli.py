@@ -91,7 +91,6 @@ def test_plan_without_torch_or_ray(folder: Path) -> None:
         "import sys; from orchestrator.cli.plan import show_plan; show_plan('sweep.yaml', as_json=True);"
         "sys.exit(bool({'torch', 'ray', 'workloads', 'mlflow'} & sys.modules.keys()))"
     )
-    command = [sys.executable, "-c", script]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, check=False

@@ -196,25 +196,42 @@ def render_split(params: SyntheticParameters, split: Split) -> Iterator[Syntheti
     """Yield the samples of a split in order: leaf classes mixed, each as often as the others (+- 1)."""
     dictionary = feature_dictionary(params)
     num_samples = params.num_train if split == "train" else params.num_val
-    for first in range(0, num_samples, BLOCK_SIZE):
+    for number in range(-(-num_samples // BLOCK_SIZE)):
         # The whole block is rendered even if its end is not wanted: see the module's docstring.
-        indices = np.arange(first, first + BLOCK_SIZE)
-        leaves = _leaves(params, split, indices)
-        hard = _hardness(params, split, indices, leaves)
-        images = _render_block(params, dictionary, split, first // BLOCK_SIZE, leaves, hard)
-        for row in range(min(BLOCK_SIZE, num_samples - first)):
-            yield _sample(params, split, first + row, images[row], int(leaves[row]), bool(hard[row]))
+        block = _block(params, split, number)
+        images = _render(params, dictionary, block)
+        for row in range(min(BLOCK_SIZE, num_samples - number * BLOCK_SIZE)):
+            yield _sample(params, block, row, images[row])
 
 
-def _sample(
-    params: SyntheticParameters, split: Split, index: int, image: NDArray[np.uint8], leaf: int, hard: bool
-) -> SyntheticSample:
-    subset: Subset = "hard" if hard else "normal"
-    path = _path(params.branching, leaf)
-    metadata: dict[str, object] = {"index": index, "split": split, "class": leaf, "name": path, "subset": subset}
-    return SyntheticSample(
-        key=f"{split}-{index:08d}", image_HWC=image, leaf=leaf, subset=subset, metadata=metadata
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """What `BLOCK_SIZE` consecutive samples show: their leaf classes [n] and which of them are hard [n]."""
+
+    split: Split
+    number: int
+    leaves: NDArray[np.int64]
+    hard: NDArray[np.bool_]
+
+
+def _block(params: SyntheticParameters, split: Split, number: int) -> _Block:
+    indices = np.arange(number * BLOCK_SIZE, (number + 1) * BLOCK_SIZE)
+    leaves = _leaves(params, split, indices)
+    return _Block(split=split, number=number, leaves=leaves, hard=_hardness(params, split, indices, leaves))
+
+
+def _sample(params: SyntheticParameters, block: _Block, row: int, image: NDArray[np.uint8]) -> SyntheticSample:
+    index, leaf = block.number * BLOCK_SIZE + row, int(block.leaves[row])
+    subset: Subset = "hard" if block.hard[row] else "normal"
+    metadata: dict[str, object] = {
+        "index": index,
+        "split": block.split,
+        "class": leaf,
+        "name": _path(params.branching, leaf),
+        "subset": subset,
+    }
+    key = f"{block.split}-{index:08d}"
+    return SyntheticSample(key=key, image_HWC=image, leaf=leaf, subset=subset, metadata=metadata)
 
 
 def _generator(params: SyntheticParameters, *spawn_key: int) -> np.random.Generator:
@@ -248,40 +265,29 @@ def _hardness(
     return hard
 
 
-def _render_block(
-    params: SyntheticParameters,
-    dictionary: NDArray[np.float32],
-    split: Split,
-    block: int,
-    leaves: NDArray[np.int64],
-    hard: NDArray[np.bool_],
-) -> NDArray[np.uint8]:
+def _render(params: SyntheticParameters, dictionary: NDArray[np.float32], block: _Block) -> NDArray[np.uint8]:
     """Images [n, H, W, 3] of one block, H = W = image_size."""
-    rng = _generator(params, _BLOCK, _SPLIT_CODE[split], block)
-    shape = (len(leaves), params.num_patches, params.patch_length)
+    rng = _generator(params, _BLOCK, _SPLIT_CODE[block.split], block.number)
+    shape = (len(block.leaves), params.num_patches, params.patch_length)
     patches = rng.standard_normal(shape, dtype=np.float32) * np.float32(params.noise)
-    signal = _signal(params, dictionary, rng, leaves, hard)
+    signal = _signal(params, dictionary, rng, block)
     # Each sample lays its patches out in an order of its own.
-    layout = rng.permuted(np.tile(np.arange(params.num_patches), (len(leaves), 1)), axis=1)
+    layout = rng.permuted(np.tile(np.arange(params.num_patches), (len(block.leaves), 1)), axis=1)
     patches += np.take_along_axis(signal, layout[:, :, None], axis=1)
     return _quantise(_assemble(patches, params.patch_size), params.pixel_limit)
 
 
 def _signal(
-    params: SyntheticParameters,
-    dictionary: NDArray[np.float32],
-    rng: np.random.Generator,
-    leaves: NDArray[np.int64],
-    hard: NDArray[np.bool_],
+    params: SyntheticParameters, dictionary: NDArray[np.float32], rng: np.random.Generator, block: _Block
 ) -> NDArray[np.float32]:
     """Noiseless patches [n, P, d] before their shuffle: common, then subclass by level, then feature noise."""
     counts = [params.num_common_patches] + [params.num_subclass_patches] * (params.num_levels - 1)
-    rows = np.repeat(feature_rows(params, leaves), counts, axis=1)
+    rows = np.repeat(feature_rows(params, block.leaves), counts, axis=1)
     iota = params.amplitude_jitter
     strong = np.sqrt(rng.uniform(1 - iota, 1 + iota, rows.shape))
-    signal = _feature_noise(params, dictionary, rng, leaves)
+    signal = _feature_noise(params, dictionary, rng, block.leaves)
     is_shown = np.ones(rows.shape, dtype=np.bool_)
-    is_shown[hard, : params.num_common_patches] = False
+    is_shown[block.hard, : params.num_common_patches] = False
     scale = math.sqrt(params.patch_length) * params.feature_amplitude
     features = (scale * strong)[:, :, None].astype(np.float32) * dictionary[rows]
     np.copyto(signal[:, : rows.shape[1]], features, where=is_shown[:, :, None])
