@@ -45,6 +45,12 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     return replace(result, timings=timings)
 
 
+def warm_up() -> None:
+    """Load all that any kind needs, so that the next job starts at once; idle runners call it."""
+    for kind in _HANDLERS:
+        _load_handler(kind)
+
+
 def _committed(request: JobRequest, context: ExecutionContext, timings: Timings) -> JobResult:
     record = read_record(context.store, request.key, identity=request.identity)
     return JobResult(

@@ -32,6 +32,9 @@ PING_TIMEOUT_S = 8.0
 START_TIMEOUT_S = 60.0
 """For a new actor's process to come up on a busy machine."""
 _HEAD = "node:__internal_head__"
+HANGS_AFTER_S = 4 * LEASE_DURATION_S
+"""A loop that has not turned for this long hangs; reading many journals at a start may well outlast one lease."""
+NAME_TIMEOUT_S = 10.0
 _RETRY_EVERY_S = 0.1
 _LOG = logging.getLogger(__name__)
 
@@ -87,7 +90,8 @@ def ensure_controller(
     notice = ""
     if pong["digest"] != code_digest():
         if pong["is_idle"]:
-            _end(_controller(settings), "it is idle and runs other code")
+            for name in (WATCHDOG_NAME, PUBLISHER_NAME, CONTROLLER_NAME):
+                _end_named(name, namespace, "it runs other code, and no sweep is unfinished")
             pong = revive_controller(settings)
         else:
             notice = (
@@ -117,24 +121,22 @@ def revive_controller(settings: ControllerSettings) -> dict[str, Any]:
         ClusterError: even a new controller does not answer.
     """
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    has_answered = _is_known(settings.namespace)
+    has_answered = _find(CONTROLLER_NAME, settings.namespace) is not None
     while time.monotonic() < deadline_s:
         handle = _controller(settings)
         try:
             # A process that just starts, or restarts after its death, gets longer than one that was up.
             pong = _ping(handle, PING_TIMEOUT_S if has_answered else START_TIMEOUT_S)
+            if pong["turn_age_s"] <= HANGS_AFTER_S:
+                return _settled(handle, pong, deadline_s)
+            _end(handle, f"the controller's loop has not turned for {pong['turn_age_s']:.0f} s")
         except GetTimeoutError:
-            _end(handle, "it does not answer")
+            _end(handle, "the controller does not answer")
             has_answered = False
-            continue
         except RayActorError as error:
             # Ray is restarting it, or frees its name: neither needs our help, only a moment.
             _LOG.info("the controller of namespace %s is not there now: %s", settings.namespace, error)
             time.sleep(_RETRY_EVERY_S)
-            continue
-        if pong["turn_age_s"] <= LEASE_DURATION_S:
-            return _settled(handle, pong, deadline_s)
-        _end(handle, f"its loop has not turned for {pong['turn_age_s']:.0f} s")
     message = (
         f"no controller answers in namespace {settings.namespace!r} after START_TIMEOUT_S={START_TIMEOUT_S:g} s: "
         "sweeps wait until one does; look at the actor 'controller' in the Ray dashboard, or restart the cluster"
@@ -170,12 +172,11 @@ def _check_same(settings: ControllerSettings, pong: dict[str, Any]) -> None:
         raise ControllerError(message)
 
 
-def _is_known(namespace: str) -> bool:
+def _find(name: str, namespace: str) -> ActorHandle[Any] | None:
     try:
-        ray.get_actor(CONTROLLER_NAME, namespace=namespace)
+        return ray.get_actor(name, namespace=namespace)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _controller(settings: ControllerSettings) -> ActorHandle[Any]:
@@ -199,7 +200,18 @@ def _get_or_create(actor_class: ActorClass[Any], name: str, namespace: str, *arg
     return cast("ActorHandle[Any]", handle)
 
 
+def _end_named(name: str, namespace: str, reason: str) -> None:
+    handle = _find(name, namespace)
+    if handle is None:
+        return
+    _end(handle, f"{name}: {reason}")
+    # Until Ray knows of the death, the name would lead to the dead actor instead of a new one.
+    deadline_s = time.monotonic() + NAME_TIMEOUT_S
+    while _find(name, namespace) is not None and time.monotonic() < deadline_s:
+        time.sleep(_RETRY_EVERY_S)
+
+
 def _end(handle: ActorHandle[Any], reason: str) -> None:
-    """Kill an actor for good. A name is free again once Ray knows of the death."""
-    _LOG.warning("the controller is replaced: %s", reason)
+    """Kill an actor for good, whatever it does."""
+    _LOG.warning("an actor is replaced: %s", reason)
     ray.kill(handle, no_restart=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.stack.attach import set_ray_environment
-from orchestrator.stack.children import OBJECT_STORE_BYTES, ray_directory
+from orchestrator.stack.children import OBJECT_STORE_BYTES
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
 
 
@@ -25,6 +27,8 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
     )
     import ray
 
+    # Short, as a socket's path may have 107 characters, and its own: two of these may run at once.
+    sessions = tempfile.mkdtemp(prefix="orc-fg-")
     try:
         ray.init(
             address="local",
@@ -35,8 +39,9 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
             log_to_driver=False,
             logging_level=logging.WARNING,
             _node_ip_address=LOOPBACK,
-            _temp_dir=f"{ray_directory(home)}-fg",
+            _temp_dir=sessions,
         )
         yield
     finally:
         ray.shutdown()
+        shutil.rmtree(sessions, ignore_errors=True)

@@ -23,12 +23,15 @@ DEADLINE_S = 60.0
 
 @pytest.fixture(scope="session")
 def ray_cluster():
+    import ray
+
+    if ray.is_initialized():  # by this very fixture under another folder's conftest, which also ends it
+        yield ray
+        return
     # Not pytest's own directory: a socket's path may have 107 characters.
     home = Path(tempfile.mkdtemp(prefix="orc-t-"))
     ensure_token(home)
     set_ray_environment({**child_environment(home), "PYTHONPATH": str(ROOT)})
-    import ray
-
     ray.init(
         address="local",
         num_cpus=NUM_CPUS,

@@ -88,6 +88,28 @@ def test_controller_asked_for_twice_is_the_same(ensure):
     assert (second.pid, second.epoch) == (first.pid, first.epoch)
 
 
+def test_controller_of_other_code_is_replaced_when_idle(ensure, monkeypatch, namespace, ray_cluster):
+    first = ensure()
+    before = watchdog_pid(ray_cluster, namespace)
+    monkeypatch.setattr("orchestrator.controller.connect.code_digest", lambda: "other code")
+    second = ensure()
+    assert second.pid != first.pid
+    assert second.epoch > first.epoch
+    assert watchdog_pid(ray_cluster, namespace) != before
+
+
+def watchdog_pid(ray_cluster, namespace):
+    handle = ray_cluster.get_actor(WATCHDOG_NAME, namespace=namespace)
+    return ray_cluster.get(handle.ping.remote(), timeout=60)["pid"]
+
+
+def test_controller_of_other_code_is_kept_while_it_has_work(sweep_with_a_gate, ensure, monkeypatch):
+    monkeypatch.setattr("orchestrator.controller.connect.code_digest", lambda: "other code")
+    again = ensure()
+    assert again.pid == sweep_with_a_gate.pid
+    assert "runs other code" in again.notice
+
+
 def test_controller_of_another_store_is_refused(ensure, tmp_path, namespace):
     ensure()
     with pytest.raises(ControllerError, match="a controller has one store"):
@@ -120,6 +142,7 @@ def no_watchdog(sweep_with_a_gate, ray_cluster, namespace):
     ray_cluster.kill(ray_cluster.get_actor(WATCHDOG_NAME, namespace=namespace), no_restart=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_watchdog")
 def test_controller_stopped_by_a_signal_is_replaced_by_the_next_client(store, gate, sweep_with_a_gate, until, ensure):
     os.kill(sweep_with_a_gate.pid, signal.SIGSTOP)

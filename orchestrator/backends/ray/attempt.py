@@ -37,19 +37,17 @@ class EntryPoint:
         self.is_warm = False
 
     def warm_up(self) -> None:
-        """Import ahead of the first attempt. A failing import is met again, and reported, by the attempt itself."""
+        """Import ahead of the attempts. A failing import is met again, and reported, by the attempt that needs it."""
+        self.is_warm = True
         try:
             self.load()
+            getattr(importlib.import_module(self._module), WARM_UP, lambda: None)()
         except Exception:  # noqa: BLE001 - see above
             traceback.print_exc()
 
     def load(self) -> Execute:
         """The function itself. Raises whatever its import raises."""
-        module = importlib.import_module(self._module)
-        execute: Execute = getattr(module, self._function)
-        if not self.is_warm:
-            getattr(module, WARM_UP, lambda: None)()
-            self.is_warm = True
+        execute: Execute = getattr(importlib.import_module(self._module), self._function)
         return execute
 
 
@@ -131,7 +129,7 @@ class AttemptRun:
         except BaseException:
             traceback.print_exc(file=sys.stderr)  # into the attempt's log
             raise
-        # The wait for the worker thread is nearly all import: the thread starts with the warm-up.
+        # The worker thread is either free or warming up, so that a wait for it is a wait for imports.
         timings = replace(result.timings, import_s=waited_s + result.timings.import_s)
         return replace(result, timings=timings)
 

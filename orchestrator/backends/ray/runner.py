@@ -26,6 +26,7 @@ MAX_CONCURRENT_CALLS = 8
 """Threads for calls. A dead controller's ``report`` may hold one for as long as it waits, at most ``MAX_WAIT_S``."""
 MAX_WAIT_S = 2.0
 _IDLE_CHECK_EVERY_S = 1.0
+_WARM_UP_AFTER_S = 0.3
 
 
 class Runner:
@@ -130,9 +131,19 @@ class Runner:
         self._leaving = run.poison or self._leaving
 
     def _work(self) -> None:
-        self._entry_point.warm_up()
         while True:
-            self._queue.get().execute(self._entry_point, self._settings)
+            run = self._next_run()
+            if run is None:
+                self._entry_point.warm_up()
+            else:
+                run.execute(self._entry_point, self._settings)
+
+    def _next_run(self) -> AttemptRun | None:
+        """The next attempt; ``None`` once if there is time to warm up. Jobs that need no torch need not wait for it."""
+        try:
+            return self._queue.get(timeout=None if self._entry_point.is_warm else _WARM_UP_AFTER_S)
+        except queue.Empty:
+            return None
 
     def _leave_when_due(self) -> None:
         while not self._is_due():

