@@ -109,7 +109,8 @@ def _draw_panel(panel: Axes, table: Table) -> None:
     name = table.metric.replace("val_", "validation ").replace("_", " ")
     panel.set_ylabel(f"{name} [%]" if is_fraction(table.metric) else name)
     panel.grid(visible=True, axis="y", linewidth=0.5, alpha=0.35)
-    panel.legend(frameon=False, loc="best", fontsize=8)
+    # Under the axis: inside, it would cover the baseline or a point sooner or later.
+    panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
 
 
 def _draw_series(panel: Axes, name: str, points: Sequence[CurvePoint], index: int) -> None:
