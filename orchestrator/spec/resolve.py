@@ -112,10 +112,15 @@ class _Resolver:
         patches = (entry.image_size // entry.patch_size) ** 2
         needed = entry.num_common_patches + entry.num_subclass_patches * (len(entry.branching) - 1)
         if needed > patches:
-            message = (
-                f"an image has {patches} patches, but features need {needed}; use smaller patches or fewer of them"
-            )
+            message = f"an image has {patches} patches, but features need {needed}; use smaller patches or fewer"
             self._complain(path, message)
+        if entry.branching[0] < 2:
+            message = f"{entry.branching} has a single superclass; the first number must be at least 2"
+            self._complain((*path, "branching"), message)
+        nodes = sum(prod(entry.branching[:depth]) for depth in range(1, len(entry.branching) + 1))
+        if nodes > (values := 3 * entry.patch_size**2):
+            message = f"the tree has {nodes} nodes, but a patch of {entry.patch_size} pixels has {values} values and so"
+            self._complain(path, f"{message} at most {values} independent features; use fewer nodes or larger patches")
 
     def _spaces(self, name: str, entry: LabelEntry, datasets: Mapping[str, Dataset]) -> Iterator[LabelSpace]:
         path: Path = ("labels", name)

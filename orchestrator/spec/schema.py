@@ -40,7 +40,7 @@ class SyntheticHierarchy(Strict):
     """Procedural images of a label tree; levels are ``depth1`` (coarsest) ... ``depthN`` (leaf)."""
 
     builtin: Literal["synthetic-hierarchy"]
-    branching: Annotated[list[Count], Field(min_length=1, max_length=8)] = Field(
+    branching: Annotated[list[Count], Field(min_length=2, max_length=8)] = Field(
         [2, 4, 4, 4], description="Children per node, from the root down; the product is the number of leaf classes."
     )
     num_train: Count = Field(4096, description="Training samples.")

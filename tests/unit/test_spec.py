@@ -107,6 +107,9 @@ WRONG = [
     ("seeds: [0, 1]\n", "seeds: [0, 1\n", ["sweep.yaml:", "not valid YAML"]),
     ("branching: [2, 4]", "branching: [2, 4], patch_size: 7", ["not a multiple of patch_size 7"]),
     ("branching: [2, 4]", "branching: [2, 4], patch_size: 32", ["an image has 1 patches"]),
+    ("branching: [2, 4]", "branching: [1, 4]", ["sweep.yaml:4:40", "a single superclass"]),
+    ("branching: [2, 4]", "branching: [8]", ["sweep.yaml:4:40", "at least 2 items"]),
+    ("branching: [2, 4]", "branching: [20, 20]", ["the tree has 420 nodes", "at most 192 independent features"]),
 ]
 
 
