@@ -101,6 +101,26 @@ class PreconditionFailedError(StorageError):
     """A conditional write lost: the object exists already, or has another etag than expected."""
 
 
+class StorageDeniedError(StorageError):
+    """The store refuses who asks: no or wrong credentials, no permission, a clock that is off, a bucket not allowed."""
+
+
+class StorageThrottledError(StorageError):
+    """The store asks for fewer requests, or to repeat one that collided with another: trying again may succeed."""
+
+
+class StorageTimeoutError(StorageError):
+    """The store gave no useful answer in time. A write that ends so may or may not have happened."""
+
+
+class NoSpaceError(StorageError):
+    """The store, or the local disk that a download goes to, is full."""
+
+
+class UnsupportedStoreError(StorageError):
+    """The store lacks something that is relied upon, such as conditional writes."""
+
+
 class CorruptObjectError(StorageError):
     """An object's bytes differ from the size or sha256 that its record or manifest names."""
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.console import stderr_console
@@ -13,7 +14,7 @@ from orchestrator.cli.settings import Settings
 from orchestrator.controller.connect import ControllerLink, ensure_controller, ensure_publisher
 from orchestrator.errors import OrchestratorError
 from orchestrator.stack.attach import attach_cluster, attach_stack, detach
-from orchestrator.stack.description import Stack, touch_stack
+from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER, Stack, touch_stack
 from orchestrator.stack.foreground import foreground_cluster
 from orchestrator.stack.start import ensure_stack
 from orchestrator.storage.open import open_store
@@ -110,10 +111,14 @@ def _attached(settings: Settings, *, foreground: bool) -> Iterator[dict[str, str
 
 def addresses_of(stack: Stack) -> dict[str, str]:
     """What people open or connect to."""
-    return {
+    addresses = {
         "Ray dashboard": f"{stack.dashboard_url} (token: {stack.token_path})",
         "MLflow": stack.mlflow_url,
     }
+    if stack.s3_url:
+        environment = Path(stack.directory, S3_FOLDER, CLIENT_FILE)
+        addresses["S3"] = f"{stack.s3_url} (bucket {BUCKET}; first: source {environment})"
+    return addresses
 
 
 def _ensure(settings: Settings, store_uri: str) -> ControllerLink:

@@ -36,9 +36,9 @@ def publish_sweep(sweep: str, store_uri: str) -> None:
     stderr_console().print(f"{sweep} is published to {uri}")
 
 
-def start(*, as_json: bool) -> None:
+def start(*, with_s3: bool, as_json: bool) -> None:
     """Start the stack, or find it running, and print its addresses."""
-    stack = ensure_stack(Settings().home)
+    stack = ensure_stack(Settings().home, with_s3=with_s3)
     if as_json:
         stdout_console().print_json(json.dumps({"ray_address": stack.ray_address, **addresses_of(stack)}))
         return

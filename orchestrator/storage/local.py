@@ -2,8 +2,9 @@
 
 Objects are plain files under their own names, so every tool can read them. Files are never changed in place: an object
 is written to ``.tmp/``, flushed to disk, and then published by ``link`` (exclusive) or ``replace`` (atomic). A reader
-that has opened a file therefore always sees one whole version. NFS: ``link`` is atomic there; ``flock`` needs NFSv4 or
-a lock daemon.
+that has opened a file therefore always sees one whole version. Folders exist while they hold an object: a deletion
+removes those that it empties, and a write makes its folders again if they vanish under it. NFS: ``link`` is atomic
+there; ``flock`` needs NFSv4 or a lock daemon.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageE
 from orchestrator.storage.protocol import ObjectStat, check_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
+_PUBLISH_TRIES = 1000
+"""A try fails only when a deletion empties the very folder in the microseconds between two system calls."""
 
 
 class LocalStore:
@@ -53,14 +56,11 @@ class LocalStore:
         """See ``ObjectStore.put_if_absent``."""
         target = self._path(name)
         with self._staged(lambda file: _write(file, content)) as staged:
-            self._make_parents(target)
-            try:
-                # The content is on disk before the name exists: a crash leaves garbage in .tmp, never half an object.
-                os.link(staged, target)
-            except FileExistsError:
+            stat = _stat_of(name, staged.stat())
+            # The content is on disk before the name exists: a crash leaves garbage in .tmp, never half an object.
+            if not self._publish(target, lambda: _link(staged, target)):
                 return self._resolve_conflict(name, content)
-            _sync_directory(target.parent)
-        return self.stat(name)
+        return stat
 
     def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
         """See ``ObjectStore.put_if_match``."""
@@ -130,7 +130,30 @@ class LocalStore:
 
     def delete(self, name: str) -> None:
         """See ``ObjectStore.delete``."""
-        self._path(name).unlink(missing_ok=True)
+        path = self._path(name)
+        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            path.unlink()
+        # Also after a name that was not there: whoever deleted it may have died before it came to the folders.
+        for folder in path.parents:
+            if folder == self.root:
+                break
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                break  # not empty
+
+    def leftovers(self) -> Iterator[ObjectStat]:
+        """See ``gc_rules.HasLeftovers``: temporary files of writes, of dead writers and of those at work."""
+        with suppress(FileNotFoundError):
+            for path in self._staging.iterdir():
+                with suppress(FileNotFoundError):  # published while we look
+                    yield _stat_of(path.name, path.stat())
+
+    def delete_leftover(self, name: str) -> None:
+        """See ``gc_rules.HasLeftovers``."""
+        (self._staging / check_name(name)).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)
@@ -163,11 +186,26 @@ class LocalStore:
 
     def _replace(self, name: str, staged: Path) -> ObjectStat:
         target = self._path(name)
-        self._make_parents(target)
         stat = _stat_of(name, staged.stat())
-        staged.replace(target)
-        _sync_directory(target.parent)
+        self._publish(target, lambda: _move(staged, target))
         return stat
+
+    def _publish(self, target: Path, publish: Callable[[], bool]) -> bool:
+        """Give a staged file its name, and flush the name to disk; false if ``publish`` met another object."""
+        for tries_left in reversed(range(_PUBLISH_TRIES)):
+            try:
+                self._make_parents(target)
+                if not publish():
+                    return False
+                break
+            except (FileNotFoundError, FileExistsError):
+                # Somebody deleted the last object of a folder and then the folder, after we had made sure of it; or
+                # an object stands where a folder of this name would.
+                if not tries_left or any(folder.is_file() for folder in target.parents):
+                    raise
+        with suppress(FileNotFoundError):  # the object, and so its folder, may be deleted again by now
+            _sync_directory(target.parent)
+        return True
 
     def _make_parents(self, target: Path) -> None:
         """Create missing folders of a name and flush each new folder's entry in its parent."""
@@ -194,6 +232,19 @@ def _write(file: BinaryIO, content: bytes) -> None:
     file.write(content)
 
 
+def _link(staged: Path, target: Path) -> bool:
+    try:
+        os.link(staged, target)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _move(staged: Path, target: Path) -> bool:
+    staged.replace(target)
+    return True
+
+
 def _copy(source: BinaryIO, file: BinaryIO) -> None:
     shutil.copyfileobj(source, file, _COPY_CHUNK_BYTES)
 
@@ -201,7 +252,7 @@ def _copy(source: BinaryIO, file: BinaryIO) -> None:
 def _stat_of(name: str, stat: os.stat_result) -> ObjectStat:
     """Every write makes a new file, so inode + time + size name one version of an object."""
     etag = f"{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"
-    return ObjectStat(name=name, size_bytes=stat.st_size, etag=etag)
+    return ObjectStat(name=name, size_bytes=stat.st_size, etag=etag, modified_at_s=stat.st_mtime)
 
 
 def _sync_directory(folder: Path) -> None:

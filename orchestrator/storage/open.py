@@ -2,39 +2,90 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from orchestrator.errors import StorageError
+from pydantic import ValidationError
+
+from orchestrator.errors import StorageDeniedError, StorageError
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.protocol import ObjectStore, check_name
+
+if TYPE_CHECKING:
+    from orchestrator.storage.s3 import S3Store
+    from orchestrator.storage.settings import S3Settings
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 def open_store(uri: str) -> ObjectStore:
-    """Open the store at an absolute ``file://`` URI. Creates nothing until the first write.
+    """Open the store at an absolute ``file://`` or ``s3://bucket/prefix`` URI. Creates nothing until the first write.
 
     Raises:
-        StorageError: the scheme is unknown or the path is not absolute.
+        StorageError: the scheme is unknown, the path is not absolute, or anything in the URI is ambiguous.
+        StorageDeniedError: the settings do not allow this bucket.
     """
-    return LocalStore(_local_path(uri))
+    parts = _split(uri)
+    return _open_s3(parts, uri) if parts.scheme == "s3" else LocalStore(_local_path(parts, uri))
 
 
 def is_initialised(uri: str) -> bool:
     """Whether something can be in the store at all; asking creates nothing.
 
     Raises:
-        StorageError: as ``open_store``.
+        StorageError: as ``open_store``, or the store does not answer.
     """
-    return _local_path(uri).is_dir()
+    parts = _split(uri)
+    return _open_s3(parts, uri).is_reachable if parts.scheme == "s3" else _local_path(parts, uri).is_dir()
 
 
-def _local_path(uri: str) -> Path:
+def _split(uri: str) -> SplitResult:
     parts = urlsplit(uri)
-    if parts.scheme != "file":
-        message = f"store {uri!r} has the scheme {parts.scheme!r}; supported: file:///absolute/path"
+    # Without the URI: what stands before an @ may be a password.
+    if "@" in parts.netloc:
+        raise StorageError("a store URI with a user or password is refused; credentials belong into the environment")
+    if parts.scheme not in {"file", "s3"}:
+        message = f"store {uri!r} has the scheme {parts.scheme!r}; supported: file:///absolute/path, s3://bucket/prefix"
         raise StorageError(message)
+    if parts.query or parts.fragment or ".." in unquote(parts.path).split("/"):
+        message = f"store {uri!r} is refused: '..', '?' and '#' could mean another place than it seems"
+        raise StorageError(message)
+    return parts
+
+
+def _local_path(parts: SplitResult, uri: str) -> Path:
     path = Path(unquote(parts.path))
     if parts.netloc not in {"", "localhost"} or not path.is_absolute():
         message = f"store {uri!r} is not absolute; write file:///absolute/path"
         raise StorageError(message)
     return path
+
+
+def _open_s3(parts: SplitResult, uri: str) -> S3Store:
+    from orchestrator.storage.s3 import S3Store  # boto3 takes a third of a second to import
+
+    if not _BUCKET.fullmatch(parts.netloc):
+        message = (
+            f"store {uri!r} names no bucket: write s3://bucket/prefix, the bucket of 3-63 of a-z, 0-9, '.' and '-'"
+        )
+        raise StorageError(message)
+    settings = _s3_settings()
+    if not settings.allows(parts.netloc):
+        message = (
+            f"bucket {parts.netloc} of store {uri!r} is not among the allowed ones ({settings.allowed_buckets}); "
+            "use one of them or change ORCHESTRATOR_S3_ALLOWED_BUCKETS"
+        )
+        raise StorageDeniedError(message)
+    prefix = parts.path.removeprefix("/").removesuffix("/")
+    return S3Store(parts.netloc, check_name(prefix) if prefix else "", settings)
+
+
+def _s3_settings() -> S3Settings:
+    from orchestrator.storage.settings import S3Settings
+
+    try:
+        return S3Settings()
+    except ValidationError as error:
+        raise StorageError(f"the S3 settings in the environment are wrong: {error}") from error

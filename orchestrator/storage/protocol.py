@@ -5,9 +5,10 @@ Names are ``/``-separated, without empty, ``.`` or ``..`` parts. All methods rai
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,9 @@ class ObjectStat:
     name: str
     size_bytes: int
     etag: str
+    modified_at_s: float = field(default=math.inf, compare=False)
+    """Unix seconds of the last write, by the store's clock. ``list_objects`` and ``stat`` always know it; a write need
+    not: then it is infinite, which makes the object younger than anything."""
 
 
 class ObjectStore(Protocol):

@@ -24,6 +24,7 @@ from orchestrator.spec import load_sweep
 from orchestrator.state.events import AttemptSucceeded, event_type
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
+from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.local import LocalStore
@@ -111,7 +112,7 @@ def chaos(ray_cluster, namespace, tmp_path):
     return Chaos(ray_cluster, namespace, tmp_path)
 
 
-def weights(store: LocalStore, snapshot: Snapshot) -> dict[str, str]:
+def weights(store: ObjectStore, snapshot: Snapshot) -> dict[str, str]:
     views = [view for view in snapshot.jobs.values() if view.name.partition("/")[0] in TRAINED]
     return {view.name: read_record(store, view.key).summary["weights_sha256"] for view in views}
 

