@@ -1,4 +1,4 @@
-"""The two children of a supervisor: how they are started, and how each is ended with all that it started."""
+"""The children of a supervisor: how they are started, and how each is ended with all that it started."""
 
 from __future__ import annotations
 
@@ -24,18 +24,34 @@ GRACE_S = 10.0
 IDLE_TIMEOUT_S = 30 * 60.0
 """A stack that nobody has used for this long leaves."""
 _POLL_S = 0.05
+# PR_SET_PDEATHSIG of prctl(2): in a session of its own, nothing else would end a server whose supervisor was killed.
+# The parent is the thread that started it, so that has to live as long as the server is needed.
+_DIE_WITH_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 
 
 class Child:
-    """A server in its own session, so that a signal to its process group reaches what it started, and nothing else."""
+    """A server in its own session, so that a signal to its process group reaches what it started, and nothing else.
 
-    def __init__(self, name: str, command: list[str], directory: Path, environment: dict[str, str]) -> None:
+    Should this process die without ending it, the kernel sends it ``if_orphaned``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        directory: Path,
+        environment: dict[str, str],
+        *,
+        if_orphaned: signal.Signals = signal.SIGTERM,
+    ) -> None:
         self.name = name
         self.log_path = directory / LOG_FOLDER / f"{name}.log"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
+                [python(), "-I", "-S", "-c", _DIE_WITH_PARENT, str(int(if_orphaned)), *command],
                 cwd=directory,
                 env=environment,
                 stdin=subprocess.DEVNULL,

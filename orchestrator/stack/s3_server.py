@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sysconfig
 import time
@@ -25,7 +26,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from orchestrator.errors import ClusterError
 from orchestrator.stack.children import Child
 from orchestrator.stack.description import BUCKET, CLIENT_FILE
-from orchestrator.stack.environment import LOOPBACK, python
+from orchestrator.stack.environment import LOOPBACK
 from orchestrator.stack.ports import free_ports
 
 READY_TIMEOUT_S = 60.0
@@ -34,9 +35,6 @@ _POLL_S = 0.02
 _REGION = "us-east-1"
 _NUM_PORTS = 9
 _ADMIN_GRPC_OFFSET = 10_000
-# PR_SET_PDEATHSIG of prctl(2): in a session of its own, nothing else would end it when its starter is killed. Its
-# starter is the thread that called ``launch``, so that has to live as long as the server is needed.
-_DIE_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 _IDENTITY_FILE = "s3.json"
 _PORTS_FILE = "ports.json"
 
@@ -120,10 +118,10 @@ class S3Server:
         Raises:
             ClusterError: it is not installed.
         """
-        command = [python(), "-I", "-S", "-c", _DIE_WITH_PARENT, _binary(), *self._arguments()]
+        command = [_binary(), *self._arguments()]
         # A home of its own: nobody's configuration files are read. No AWS_ variables: they would add identities.
         environment = {"HOME": str(self._directory), "PATH": os.defpath, "GOMEMLIMIT": _MEMORY_LIMIT}
-        self._child = Child("s3", command, self._directory, environment)
+        self._child = Child("s3", command, self._directory, environment, if_orphaned=signal.SIGKILL)
         return self._child
 
     def kill(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -158,4 +159,11 @@ def test_stack_starts_once_serves_with_its_token_and_ends_whole(tmp_path, until)
     finally:
         assert stop_stack(tmp_path)
     assert read_stack(tmp_path) is None
+    until(lambda: not has_processes(tmp_path))
+
+
+@pytest.mark.slow
+def test_stack_whose_supervisor_is_killed_ends_whole(tmp_path, until):
+    stack = ensure_stack(tmp_path)
+    os.kill(stack.pid, signal.SIGKILL)
     until(lambda: not has_processes(tmp_path))
