@@ -135,11 +135,15 @@ def publish(sweep: SweepName, *, store: StoreOption = "") -> None:
 
 
 @app.command()
-def up(*, output: OutputOption = Output.TABLE) -> None:
+def up(
+    *,
+    s3: Annotated[bool, typer.Option("--s3", help="With an S3 server of its own on this machine.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Start this directory's background stack: Ray with its dashboard, and MLflow."""
     from orchestrator.cli.control import start
 
-    start(as_json=output is Output.JSON)
+    start(with_s3=s3, as_json=output is Output.JSON)
 
 
 @app.command()
