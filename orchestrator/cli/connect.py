@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from typing import Any
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.settings import Settings
 from orchestrator.controller.connect import ControllerLink, ensure_controller, ensure_publisher
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import ClusterError, OrchestratorError
 from orchestrator.stack.attach import attach_cluster, attach_stack, detach
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER, Stack, touch_stack
 from orchestrator.stack.foreground import foreground_cluster
@@ -76,7 +77,7 @@ def connect(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator
         ClusterError: the cluster or the stack cannot be used.
         ControllerError: the cluster's controller serves another store.
     """
-    with _attached(settings, foreground=foreground) as addresses:
+    with _attached(settings, store_uri, foreground=foreground) as addresses:
         link = _ensure(settings, store_uri)
         if link.notice:
             stderr_console().print(link.notice, markup=False)
@@ -90,7 +91,7 @@ def connect(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator
 
 
 @contextmanager
-def _attached(settings: Settings, *, foreground: bool) -> Iterator[dict[str, str]]:
+def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[dict[str, str]]:
     if foreground:
         with foreground_cluster(settings.home, settings.namespace):
             yield {}
@@ -98,6 +99,7 @@ def _attached(settings: Settings, *, foreground: bool) -> Iterator[dict[str, str
     addresses = {}
     if settings.ray_address:
         attach_cluster(settings.ray_address, settings.namespace)
+        _check_reach(settings, store_uri)
     else:
         stderr_console().print("Starting Ray and MLflow, or finding them running ...")
         stack = ensure_stack(settings.home)
@@ -109,10 +111,30 @@ def _attached(settings: Settings, *, foreground: bool) -> Iterator[dict[str, str
         detach()
 
 
+def _check_reach(settings: Settings, store_uri: str) -> None:
+    """Refuse a directory of this machine as the store of other machines.
+
+    Raises:
+        ClusterError: some node of the cluster is another host, and nobody said that the directory is shared.
+    """
+    import ray
+
+    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+    others = sorted(hosts - {socket.gethostname()})
+    if others and store_uri.startswith("file:") and not settings.store_shared:
+        message = (
+            f"store {store_uri} is a directory, but the cluster has other hosts ({', '.join(others[:3])}), which would "
+            "each write into a directory of their own; use an s3:// store, or set ORCHESTRATOR_STORE_SHARED=true if "
+            "all of them see this directory"
+        )
+        raise ClusterError(message)
+
+
 def addresses_of(stack: Stack) -> dict[str, str]:
     """What people open or connect to."""
     addresses = {
-        "Ray dashboard": f"{stack.dashboard_url} (token: {stack.token_path})",
+        "Ray dashboard": stack.dashboard_url,
+        "Ray dashboard's token": stack.token_path,
         "MLflow": stack.mlflow_url,
     }
     if stack.s3_url:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from urllib.parse import urlsplit
 
 from rich.table import Table
 
@@ -33,14 +35,15 @@ def publish_sweep(sweep: str, store_uri: str) -> None:
     require_sweep(store, sweep)
     uri = load_plan(store, sweep).tracking_uri or Settings().tracking_uri()
     publish_until_done(Publisher(store, uri), sweep, give_up_s=_OUTAGE_S)
-    stderr_console().print(f"{sweep} is published to {uri}")
+    # Never the URI itself, which may hold a password.
+    stderr_console().print(f"{sweep} is published to {urlsplit(uri).hostname or 'the local MLflow database'}")
 
 
 def start(*, with_s3: bool, as_json: bool) -> None:
     """Start the stack, or find it running, and print its addresses."""
     stack = ensure_stack(Settings().home, with_s3=with_s3)
     if as_json:
-        stdout_console().print_json(json.dumps({"ray_address": stack.ray_address, **addresses_of(stack)}))
+        stdout_console().print_json(json.dumps(asdict(stack)))
         return
     table = Table(show_header=False)
     for name, address in addresses_of(stack).items():

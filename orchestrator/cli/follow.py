@@ -18,6 +18,11 @@ from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.units import format_duration, format_percent
 
 _POLL_S = 0.2
+_PATIENCE_S = 15.0
+_NOT_TAKEN = (
+    "The controller has not taken the sweep yet. It waits in the store; if this goes on, see the actor 'controller' in "
+    "the Ray dashboard, and that its nodes reach the store."
+)
 _SHOWN_METRIC = "val_error"
 
 
@@ -31,7 +36,7 @@ def follow_sweep(connection: Connection, sweep: str, message_id: str) -> Snapsho
     Raises:
         UserError: the controller refused the message.
     """
-    ledger = SweepLedger(connection.store, sweep)
+    ledger, patience_ends_s = SweepLedger(connection.store, sweep), time.monotonic() + _PATIENCE_S
     with _display() as display:
         while True:
             snapshot = ledger.refresh()
@@ -42,6 +47,9 @@ def follow_sweep(connection: Connection, sweep: str, message_id: str) -> Snapsho
                 display.show(snapshot, read_progress(connection.store, sweep))
                 if snapshot.state.is_final:
                     return snapshot
+            elif time.monotonic() > patience_ends_s:
+                patience_ends_s += _PATIENCE_S
+                stderr_console().print(_NOT_TAKEN, soft_wrap=True)
             connection.keep_alive()
             time.sleep(_POLL_S)
 

@@ -10,7 +10,6 @@ from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import load_plan, load_snapshot
 from orchestrator.errors import NotFoundError
 from orchestrator.spec.suggest import did_you_mean
-from orchestrator.state.transitions import JobState
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.protocol import ObjectStore
 
@@ -33,6 +32,8 @@ def print_logs(sweep: str, job: str, attempt: int, store_uri: str, *, follow: bo
         number, printed = (number, printed) if attempt >= 0 or newest == number else (newest, 0)
         if number is not None:
             printed = _print_from(store, log_name(sweep, job, number), printed)
+    if follow and number is not None:
+        _print_from(store, log_name(sweep, job, number), printed)  # what came between the last look and the end
     if number is None:
         message = (
             f"job '{job}' of sweep '{sweep}' has no log yet: no attempt of this sweep has started (or it was reused)"
@@ -47,7 +48,8 @@ def _newest(store: ObjectStore, sweep: str, job: str) -> int | None:
 
 
 def _is_live(store: ObjectStore, sweep: str, job: str) -> bool:
-    return load_snapshot(store, sweep).jobs[job].state in {JobState.PENDING, JobState.RUNNING}
+    view = load_snapshot(store, sweep).jobs.get(job)
+    return view is not None and not view.state.is_final
 
 
 def _print_from(store: ObjectStore, name: str, start: int) -> int:

@@ -14,7 +14,8 @@ from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import describe_progress
-from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobResult, Progress
+from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.controller.client import list_sweeps, load_plan
 from orchestrator.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.plan.build import build_plan
@@ -103,17 +104,9 @@ def _execute(job: Job, plan: Plan, store: ObjectStore, folder: Path) -> JobResul
     scratch.mkdir()
     cache = Settings().home / "cache"
     cache.mkdir(parents=True, exist_ok=True)
-    request = JobRequest(
-        attempt_id=f"{job.key}.0",
-        attempt_number=0,
-        sweep=plan.sweep,
-        job=job.name,
-        key=job.key,
-        kind=job.kind,
-        identity=job.identity,
-        store_uri=plan.store_uri,
-        execution=job.execution,
-    )
+    # Its own number, also here: metrics of a later attempt supersede those of earlier ones.
+    claimant = Claimant(sweep=plan.sweep, cluster=Settings().cluster, epoch=0)
+    request = make_request(plan, job, allocate_attempt(store, job, claimant))
     context = ExecutionContext(store=store, scratch=scratch, cache=cache, report=_show_progress)
     result: JobResult = getattr(import_module(module), function)(request, context)
     return result

@@ -23,6 +23,8 @@ class Settings(BaseSettings):
     """Ray namespace of controller and runners."""
     store: str = ""
     """Object store URI; default: ``store/`` in the project's directory."""
+    store_shared: bool = False
+    """Whether all nodes of the cluster see the directory of a ``file://`` store."""
     ray_address: str = Field("", validation_alias=AliasChoices("RAY_ADDRESS", "ORCHESTRATOR_RAY_ADDRESS"))
     """An existing cluster to use instead of the local stack."""
     mlflow_tracking_uri: str = Field("", validation_alias=AliasChoices("MLFLOW_TRACKING_URI"))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orchestrator.cli.connect import Connection, connect
-from orchestrator.cli.console import stderr_console
+from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.follow import follow_sweep
 from orchestrator.cli.plan import look_up, plan_table, summary_line
 from orchestrator.cli.report import print_report
 from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import exit_code_for
+from orchestrator.cli.status import exit_code_for, status_document
 from orchestrator.controller.client import Ownership, submit
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Plan
@@ -41,7 +43,6 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
     settings = Settings()
     sweep, text = load_sweep(reference)
     plan = build_plan(sweep, store_uri=settings.store_uri(sweep))
-    plan = replace(plan, tracking_uri=settings.tracking_uri(sweep.tracking_uri))
     found = look_up(plan)
     stderr_console().print(plan_table(plan, found))
     stderr_console().print(summary_line(plan, found))
@@ -55,18 +56,29 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
         message = submit(connection.store, plan, text, settings.cluster, ownership=ownership)
         connection.wake()
         if not options.wait and not options.foreground:
-            stderr_console().print(f"Submitted. Follow it with: orchestrator status {plan.sweep}")
+            stderr_console().print(f"Submitted. See: {status_command(settings, plan)}", soft_wrap=True)
+            if options.as_json:
+                stdout_console().print_json(json.dumps({"sweep": plan.sweep, "message": message}))
             return ExitCode.OK
-        return _follow_to_the_answer(connection, plan, message, options)
+        again = f"orchestrator submit {shlex.quote(reference)} -y"
+        return _follow_to_the_answer(connection, plan, message, again, options)
 
 
-def _follow_to_the_answer(connection: Connection, plan: Plan, message: str, options: SubmitOptions) -> ExitCode:
+def status_command(settings: Settings, plan: Plan) -> str:
+    """What to type to see a sweep, wherever its store is."""
+    elsewhere = plan.store_uri != settings.store_uri()
+    return f"orchestrator status {plan.sweep}" + (f" --store {shlex.quote(plan.store_uri)}" if elsewhere else "")
+
+
+def _follow_to_the_answer(
+    connection: Connection, plan: Plan, message: str, again: str, options: SubmitOptions
+) -> ExitCode:
     _show_addresses(connection)
     try:
         snapshot = follow_sweep(connection, plan.sweep, message)
     except KeyboardInterrupt:
-        detached = f"Detached; the sweep goes on. Follow it again with: orchestrator submit {plan.sweep} -y"
-        stderr_console().print(f"\n{detached}, or: orchestrator status {plan.sweep}")
+        detached = f"Detached; the sweep goes on. Follow it again with: {again}"
+        stderr_console().print(f"\n{detached}, or: {status_command(connection.settings, plan)}", soft_wrap=True)
         return ExitCode.INTERRUPTED
     return conclude(connection.store, plan.sweep, snapshot, as_json=options.as_json, connection=connection)
 
@@ -78,7 +90,11 @@ def conclude(store: ObjectStore, sweep: str, snapshot: Snapshot, *, as_json: boo
             complain(f"{view.name}: {view.reason}")
     if snapshot.state is not SweepState.CANCELLED:
         print_report(store, sweep, as_json=as_json)
-    connection.wait_for_publisher(sweep)
+    elif as_json:
+        stdout_console().print_json(json.dumps(status_document(snapshot, {})))
+    if not connection.wait_for_publisher(sweep):
+        hint = f"MLflow does not have all of it yet; it follows by itself, or by: orchestrator publish {sweep}"
+        stderr_console().print(hint, soft_wrap=True)
     _show_addresses(connection)
     return exit_code_for(snapshot)
 

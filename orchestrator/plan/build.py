@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from orchestrator.contract import JobKind
+from orchestrator.contract import Execution, JobKind
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.identity import key_of, make_identity
 from orchestrator.spec.model import LabelSpace, Sweep, Transfer
@@ -70,7 +70,8 @@ class _Builder:
             key=key_of(identity, readable),
             identity=identity,
             needs=tuple(inputs.values()),
-            resources=self._sweep.resources[kind],
+            resources=(resources := self._sweep.resources[kind]),
+            execution=Execution(num_threads=max(1, int(resources.cpus))),
             facets=facets,
         )
 

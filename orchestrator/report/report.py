@@ -95,4 +95,9 @@ def _notes(plan: Plan, records: Mapping[str, Record]) -> list[str]:
     spaces = {job.facets["label_space"] for job in plan.jobs if job.kind in TRANSFER_KINDS}
     if plan.baseline and plan.baseline not in spaces:
         notes.append(f"no run pretrains on the baseline {plan.baseline}: nothing is compared")
+    changed = [name for name, record in records.items() if record.summary.get("fingerprint_changes")]
+    if changed:
+        notes.append(
+            f"{len(changed)} runs were resumed under other numerics, no longer bit-exact (first: {changed[0]})"
+        )
     return notes

@@ -12,6 +12,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from orchestrator.errors import ClusterError
 from orchestrator.stack.description import DATABASE_FILE, LOG_FOLDER, MLFLOW_ARTIFACTS
 from orchestrator.stack.environment import LOOPBACK, child_environment, python
 from orchestrator.units import MIB
@@ -96,6 +97,11 @@ def start_ray(directory: Path, *, port: int, dashboard_port: int, agent_port: in
     """Start a Ray head that stays in the foreground of its own session."""
     home = ray_directory(directory)
     shutil.rmtree(home, ignore_errors=True)  # the last stack's sessions: their logs end with the next start
+    try:
+        home.mkdir(mode=0o700)  # its name can be guessed: never use a directory that somebody else has made
+    except FileExistsError as error:
+        message = f"{home} is not ours and cannot be removed, but Ray's sockets belong there; delete it"
+        raise ClusterError(message) from error
     command = [
         python(), "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
         "--include-dashboard=true", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={dashboard_port}",
