@@ -69,6 +69,9 @@ class Execution:
     num_threads: int = 1
     checkpoint_every_steps: int = 0
     """0 = at the end of every epoch."""
+    checkpoint_mtbf_s: float = 0.0
+    """Mean time between failures of an attempt: above 0, and without a number of steps, checkpoints are as far apart as
+    loses the least time (Young's formula)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,38 +1,35 @@
 """Checkpoints: committed by their manifest, verified on load, never fewer than one intact."""
 
+import json
 import logging
+import random
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 
+from orchestrator.errors import CorruptObjectError
+from orchestrator.storage.inventory import named_objects
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.protocol import ObjectStat
+from orchestrator.testing.memory_store import MemoryStore
+from tests.checkpoint_cases import (
+    KEY,
+    PARTS,
+    Deaths,
+    HookedStore,
+    assert_equal,
+    assert_whole,
+    checkpoint_of,
+    committed_steps,
+    object_of,
+    raise_interrupt,
+)
+from workloads.checkpoint.manifest import Entry, decode_manifest, encode_manifest
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 
-KEY = "pretrain-a-0123456789abcdef"
-
-
-class CrashingStore(LocalStore):
-    """A store whose owner dies at its n-th change."""
-
-    def __init__(self, root: Path, changes: int) -> None:
-        super().__init__(root)
-        self.changes_left = changes
-
-    def put(self, name: str, content: bytes) -> ObjectStat:
-        self._live_on()
-        return super().put(name, content)
-
-    def delete(self, name: str) -> None:
-        self._live_on()
-        super().delete(name)
-
-    def _live_on(self) -> None:
-        if not self.changes_left:
-            raise KeyboardInterrupt
-        self.changes_left -= 1
+NUM_DAMAGES = 1000
 
 
 @pytest.fixture
@@ -40,75 +37,69 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path)
 
 
-def _checkpoint(step: int) -> Checkpoint:
-    model = {"layer.weight": torch.full((2, 3), float(step)), "counter": torch.tensor(step)}
-    state = {"best": 0.1 + 0.2 * step}
-    return Checkpoint(step=step, model=model, optimizer={"exp_avg/layer.weight": torch.ones(2, 3)}, state=state)
-
-
-def _assert_equal(found: Checkpoint | None, expected: Checkpoint) -> None:
-    assert found is not None
-    assert (found.step, found.state) == (expected.step, expected.state)
-    for mine, theirs in ((found.model, expected.model), (found.optimizer, expected.optimizer)):
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-
-
-def _manifests(store: LocalStore) -> list[int]:
-    stats = store.list_objects(f"{checkpoints_folder(KEY)}/")
-    return sorted(int(Path(s.name).parent.name.partition("-")[0]) for s in stats if s.name.endswith("manifest.json"))
-
-
-def _object(store: LocalStore, step: int, part: str) -> str:
-    stats = store.list_objects(f"{checkpoints_folder(KEY)}/{step:012d}-")
-    return next(stat.name for stat in stats if stat.name.endswith(part))
-
-
 def test_checkpoint_none_saved_loads_nothing(store: LocalStore) -> None:
     assert CheckpointFolder(store, KEY).load_newest() is None
 
 
 def test_checkpoint_saved_comes_back_exactly(store: LocalStore) -> None:
-    CheckpointFolder(store, KEY).save(_checkpoint(7))
-    _assert_equal(CheckpointFolder(store, KEY).load_newest(), _checkpoint(7))
+    CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(7))
+
+
+def test_checkpoint_of_many_ranges_comes_back_exactly(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.checkpoint.store._RANGE_BYTES", 1000)
+    model = {f"layer{n}": torch.rand(n, 50) for n in range(40)}
+    saved = Checkpoint(step=7, model=model, optimizer={}, state={})
+    CheckpointFolder(store, KEY).save(saved)
+    assert_equal(CheckpointFolder(store, KEY).load_newest(), saved)
+
+
+def test_checkpoint_loaded_is_independent_of_the_store(store: LocalStore) -> None:
+    folder = CheckpointFolder(store, KEY)
+    folder.save(checkpoint_of(7))
+    loaded = folder.load_newest()
+    folder.delete_all()
+    for step in (8, 9):
+        folder.save(checkpoint_of(step))
+    assert_equal(loaded, checkpoint_of(7))
 
 
 def test_checkpoint_save_keeps_the_newest_two(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (8, 9, 10, 11):
-        folder.save(_checkpoint(step))
-    assert _manifests(store) == [10, 11]
+        folder.save(checkpoint_of(step))
+    assert committed_steps(store) == [10, 11]
 
 
 def test_checkpoint_later_attempt_deletes_what_it_found(store: LocalStore) -> None:
-    CheckpointFolder(store, KEY).save(_checkpoint(9))
+    CheckpointFolder(store, KEY).save(checkpoint_of(9))
     later = CheckpointFolder(store, KEY)
     later.load_newest()
     for step in (10, 11):
-        later.save(_checkpoint(step))
-    assert _manifests(store) == [10, 11]
+        later.save(checkpoint_of(step))
+    assert committed_steps(store) == [10, 11]
 
 
 def test_checkpoint_of_another_live_attempt_is_left_alone(store: LocalStore) -> None:
     zombie, mine = CheckpointFolder(store, KEY), CheckpointFolder(store, KEY)
-    mine.save(_checkpoint(50))
+    mine.save(checkpoint_of(50))
     for step in (10, 11, 12):
-        zombie.save(_checkpoint(step))
-    assert _manifests(store) == [11, 12, 50]
+        zombie.save(checkpoint_of(step))
+    assert committed_steps(store) == [11, 12, 50]
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("part", PARTS)
 def test_checkpoint_damaged_part_falls_back_and_says_so(
     store: LocalStore, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(_checkpoint(step))
-    name = _object(store, 2, part)
+        folder.save(checkpoint_of(step))
+    name = object_of(store, 2, part)
     content = store.get(name)
     store.put(name, content[:-1] + bytes([content[-1] ^ 1]))
     with caplog.at_level(logging.WARNING):
-        _assert_equal(CheckpointFolder(store, KEY).load_newest(), _checkpoint(1))
+        assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(1))
     assert "000000000002-" in caplog.text
     assert part in caplog.text
 
@@ -116,20 +107,93 @@ def test_checkpoint_damaged_part_falls_back_and_says_so(
 def test_checkpoint_missing_part_falls_back(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(_checkpoint(step))
-    store.delete(_object(store, 2, "model.safetensors"))
-    _assert_equal(CheckpointFolder(store, KEY).load_newest(), _checkpoint(1))
+        folder.save(checkpoint_of(step))
+    store.delete(object_of(store, 2, "model.safetensors"))
+    assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(1))
+
+
+def test_checkpoint_random_damages_are_all_detected(caplog: pytest.LogCaptureFixture) -> None:
+    store, choice = MemoryStore(), random.Random(1)  # noqa: S311 - the same damages every time
+    folder = CheckpointFolder(store, KEY)
+    for step in (1, 2):
+        folder.save(checkpoint_of(step))
+    contents = {part: store.get(object_of(store, 2, part)) for part in PARTS}
+    caplog.set_level(logging.CRITICAL)
+    for number in range(NUM_DAMAGES):
+        part = choice.choice(PARTS)
+        name = object_of(store, 2, part)
+        store.put(name, _damaged(contents[part], choice))
+        found = CheckpointFolder(store, KEY).load_newest()
+        assert found is not None, (number, part)
+        assert found.step == 1, (number, part)
+        store.put(name, contents[part])
+    assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(2))
+
+
+def _damaged(content: bytes, choice: random.Random) -> bytes:
+    """One bit flipped, or cut short, or with another byte at its end."""
+    match choice.randrange(4):
+        case 0:
+            return content[: choice.randrange(len(content))]
+        case 1:
+            return content + choice.randbytes(1)
+        case _:
+            place, bit = choice.randrange(len(content)), choice.randrange(8)
+            return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"7",
+        b"\xff",
+        b'{"version": 2}',
+        b'{"version": 2, "step": 1, "objects": []}',
+        b'{"version": 2, "step": 1, "objects": {"model.safetensors": {}}}',
+        b'{"version": 2, "step": 1, "objects": {}}',
+    ],
+)
+def test_manifest_not_one_is_refused(content: bytes) -> None:
+    with pytest.raises(CorruptObjectError, match="manifest"):
+        decode_manifest(content)
+
+
+def test_manifest_of_another_version_is_refused_by_its_number() -> None:
+    content = encode_manifest(3, {"model.safetensors": Entry.of(b"x")})
+    document = {**json.loads(content), "version": 99}
+    with pytest.raises(CorruptObjectError, match="version 99"):
+        decode_manifest(json.dumps(document).encode())
+
+
+def test_manifest_written_otherwise_is_refused_although_it_means_the_same() -> None:
+    content = encode_manifest(3, {"model.safetensors": Entry.of(b"x")})
+    assert decode_manifest(content) == {"model.safetensors": Entry.of(b"x")}
+    with pytest.raises(CorruptObjectError, match="not as it was written"):
+        decode_manifest(content.replace(b"\n", b" "))
+
+
+def test_manifest_names_what_lies_in_the_store(store: LocalStore) -> None:
+    CheckpointFolder(store, KEY).save(checkpoint_of(3))
+    manifest = object_of(store, 3, "manifest.json")
+    named = named_objects(manifest, store.get(manifest))
+    assert {Path(name).name for name in named} == {*PARTS} - {"manifest.json"}
+    for name, entry in named.items():
+        content = store.get(name)
+        assert (len(content), sha256(content).hexdigest()) == (entry.size_bytes, entry.sha256)
 
 
 def test_checkpoint_damaged_one_is_deleted_before_intact_ones(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(_checkpoint(step))
-    store.put(_object(store, 2, "state.json"), b"{}")
+        folder.save(checkpoint_of(step))
+    store.put(object_of(store, 2, "state.json"), b"{}")
     later = CheckpointFolder(store, KEY)
     later.load_newest()
-    later.save(_checkpoint(3))
-    assert _manifests(store) == [1, 3]
+    later.save(checkpoint_of(3))
+    assert committed_steps(store) == [1, 3]
 
 
 def test_checkpoint_crash_at_any_change_leaves_an_intact_one(tmp_path: Path) -> None:
@@ -137,18 +201,21 @@ def test_checkpoint_crash_at_any_change_leaves_an_intact_one(tmp_path: Path) -> 
         root = tmp_path / str(changes)
         folder = CheckpointFolder(LocalStore(root), KEY)
         for step in (1, 2):
-            folder.save(_checkpoint(step))
-        dying = CheckpointFolder(CrashingStore(root, changes), KEY)
+            folder.save(checkpoint_of(step))
+        store = HookedStore(root)
+        dying = CheckpointFolder(store, KEY)
         dying.load_newest()
+        store.before = Deaths(changes, raise_interrupt)
         try:
-            dying.save(_checkpoint(3))
+            dying.save(checkpoint_of(3))
         except KeyboardInterrupt:
             found = CheckpointFolder(LocalStore(root), KEY).load_newest()
             assert found is not None
-            _assert_equal(found, _checkpoint(found.step))
+            assert_equal(found, checkpoint_of(found.step))
             assert found.step in {2, 3}
+            assert_whole(LocalStore(root))
         else:
-            assert changes > 4
+            assert changes == 8  # three parts and the manifest, then the oldest one's four objects
             return
     pytest.fail("saving never ended")
 
@@ -156,7 +223,7 @@ def test_checkpoint_crash_at_any_change_leaves_an_intact_one(tmp_path: Path) -> 
 def test_checkpoint_delete_all_leaves_nothing(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(_checkpoint(step))
+        folder.save(checkpoint_of(step))
     folder.delete_all()
     assert list(store.list_objects(f"{checkpoints_folder(KEY)}/")) == []
     assert CheckpointFolder(store, KEY).load_newest() is None

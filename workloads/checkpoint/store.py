@@ -9,36 +9,39 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from typing import Any
 
+from safetensors.torch import load_file
 from torch import Tensor
 
-from orchestrator.errors import CorruptObjectError, NotFoundError
+from orchestrator.errors import CorruptObjectError, NotFoundError, StorageError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.layout import checkpoints_folder
-from workloads.models.weights import decode_tensors, encode_tensors
+from workloads.checkpoint.host import HostFile
+from workloads.checkpoint.manifest import Entry, decode_manifest, encode_manifest
+from workloads.checkpoint.snapshot import MODEL, OPTIMIZER, STATE, Checkpoint, Snapshot
+
+__all__ = ["Checkpoint", "CheckpointFolder"]
 
 _LOG = logging.getLogger(__name__)
 _KEPT = 2
 _MANIFEST = "manifest.json"
-_VERSION = 1
+_RANGE_BYTES = 4 * 1024**2
+_NUM_RANGES = 4
+
+Write = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """All state of a run after ``step`` updates; ``state`` is plain JSON."""
-
-    step: int
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
-    state: Mapping[str, Any]
+def _once(write: Write) -> None:
+    write()
 
 
 class CheckpointFolder:
-    """The checkpoints of one job, as one attempt sees them."""
+    """The checkpoints of one job, as one attempt sees them. For one thread at a time."""
 
     def __init__(self, store: ObjectStore, key: str) -> None:
         self._store = store
@@ -64,22 +67,44 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write and commit a checkpoint, then delete what it makes superfluous."""
-        name = f"{checkpoint.step:012d}-{secrets.token_hex(8)}"
-        contents = {
-            "model.safetensors": encode_tensors(checkpoint.model),
-            "optimizer.safetensors": encode_tensors(checkpoint.optimizer),
-            "state.json": json.dumps({"step": checkpoint.step, **checkpoint.state}, allow_nan=False).encode(),
-        }
-        for part, content in contents.items():
-            self._store.put(f"{self._root}/{name}/{part}", content)
+        with closing(Snapshot()) as snapshot:
+            snapshot.fit(checkpoint)
+            snapshot.take(checkpoint)
+            self.commit(snapshot)
+
+    def commit(
+        self,
+        snapshot: Snapshot,
+        *,
+        before: Mapping[str, bytes] | None = None,
+        persist: Callable[[Write], None] = _once,
+    ) -> None:
+        """Write and commit what a snapshot holds, then delete what it makes superfluous.
+
+        ``before`` are other objects, by full name, that are durable before this checkpoint exists. ``persist`` makes
+        each write; it may repeat it.
+
+        Raises:
+            StorageError: a write failed; the checkpoint does not exist, or its manifest's acknowledgement was lost.
+        """
+        name = f"{snapshot.step:012d}-{secrets.token_hex(8)}"
+        folder = f"{self._root}/{name}"
+        snapshot.wait()
+        # Whoever resumes from this checkpoint never writes these again.
+        for other, content in (before or {}).items():
+            persist(partial(self._store.put, other, content))
+        objects = {}
+        for part, file in snapshot.files.items():
+            objects[part] = Entry.of(file.view)
+            persist(partial(self._store.put_file, f"{folder}/{part}", file.path))
+        objects[STATE] = Entry.of(snapshot.document)
+        persist(partial(self._store.put, f"{folder}/{STATE}", snapshot.document))
         # Every part is durable before the manifest names it: a crash before this line leaves a folder that no reader
         # takes for a checkpoint.
-        self._store.put(f"{self._root}/{name}/{_MANIFEST}", _manifest(checkpoint.step, contents))
+        persist(partial(self._store.put, f"{folder}/{_MANIFEST}", encode_manifest(snapshot.step, objects)))
         self._mine.append(name)
         # Older ones go only now that a newer one is committed: at every moment one intact checkpoint exists.
-        for old in self._mine[:-_KEPT]:
-            self._delete(old)
-        self._mine = self._mine[-_KEPT:]
+        self._delete_superfluous()
 
     def delete_all(self) -> None:
         """Delete every checkpoint of the job; call it only once the job's record is committed."""
@@ -90,33 +115,51 @@ class CheckpointFolder:
         return sorted(self._store.list_children(f"{self._root}/"), key=_step_of)
 
     def _load(self, name: str) -> Checkpoint:
-        manifest = self._read_manifest(name)
-        contents = {part: self._read_verified(name, part, entry) for part, entry in manifest["objects"].items()}
-        state = json.loads(contents["state.json"])
-        return Checkpoint(
-            step=state.pop("step"),
-            model=decode_tensors(contents["model.safetensors"]),
-            optimizer=decode_tensors(contents["optimizer.safetensors"]),
-            state=state,
-        )
-
-    def _read_manifest(self, name: str) -> dict[str, Any]:
         try:
-            manifest: dict[str, Any] = json.loads(self._store.get(f"{self._root}/{name}/{_MANIFEST}"))
-        except ValueError as error:
-            raise CorruptObjectError(f"{name}/{_MANIFEST} is no JSON: {error}") from error
-        if manifest.get("version") != _VERSION:
-            raise CorruptObjectError(f"{name}/{_MANIFEST} has version {manifest.get('version')}, known is {_VERSION}")
-        return manifest
+            objects = decode_manifest(self._store.get(f"{self._root}/{name}/{_MANIFEST}"))
+        except CorruptObjectError as error:
+            raise CorruptObjectError(f"{name}/{_MANIFEST}: {error}") from error
+        state: dict[str, Any] = json.loads(self._read_verified(name, STATE, objects[STATE]).view.tobytes())
+        model, optimizer = (_tensors_of(self._read_verified(name, part, objects[part])) for part in (MODEL, OPTIMIZER))
+        return Checkpoint(step=state.pop("step"), model=model, optimizer=optimizer, state=state)
 
-    def _read_verified(self, name: str, part: str, entry: Mapping[str, Any]) -> bytes:
-        content = self._store.get(f"{self._root}/{name}/{part}")
-        if (len(content), sha256(content).hexdigest()) != (entry["size_bytes"], entry["sha256"]):
-            message = (
-                f"{name}/{part} has {len(content)} bytes that are not the {entry['size_bytes']} its manifest names"
-            )
+    def _read_verified(self, name: str, part: str, entry: Entry) -> HostFile:
+        full_name = f"{self._root}/{name}/{part}"
+        size_bytes = self._store.stat(full_name).size_bytes
+        if size_bytes != entry.size_bytes:
+            message = f"{name}/{part} has {size_bytes} bytes, its manifest names {entry.size_bytes}"
             raise CorruptObjectError(message)
-        return content
+        file = self._read(full_name, size_bytes)
+        found = Entry.of(file.view)
+        if found != entry:
+            message = f"{name}/{part} has sha256 {found.sha256[:12]}..., its manifest names {entry.sha256[:12]}..."
+            raise CorruptObjectError(message)
+        return file
+
+    def _read(self, name: str, size_bytes: int) -> HostFile:
+        """Read an object in parallel ranges, straight to where its tensors will stay."""
+        file = HostFile(size_bytes)
+
+        def fetch(start: int) -> None:
+            content = self._store.get_range(name, start, min(_RANGE_BYTES, size_bytes - start))
+            file.view[start : start + len(content)] = content  # a shorter answer leaves zeros: the sha256 tells
+
+        starts = range(0, size_bytes, _RANGE_BYTES)
+        if len(starts) == 1:
+            fetch(0)
+            return file
+        with ThreadPoolExecutor(_NUM_RANGES, thread_name_prefix="checkpoint-read") as pool:
+            list(pool.map(fetch, starts))
+        return file
+
+    def _delete_superfluous(self) -> None:
+        try:
+            while len(self._mine) > _KEPT:
+                self._delete(self._mine[0])
+                del self._mine[0]
+        except StorageError as error:
+            # The checkpoint is committed, so this harms nothing; the next save tries again.
+            _LOG.warning("superfluous checkpoint %s of %s stays for now: %s", self._mine[0], self._root, error)
 
     def _delete(self, name: str) -> None:
         # The manifest goes first: a crash in between leaves a folder without one, not a checkpoint with holes.
@@ -125,9 +168,11 @@ class CheckpointFolder:
             self._store.delete(stat.name)
 
 
-def _manifest(step: int, contents: Mapping[str, bytes]) -> bytes:
-    objects = {part: {"size_bytes": len(c), "sha256": sha256(c).hexdigest()} for part, c in contents.items()}
-    return json.dumps({"version": _VERSION, "step": step, "objects": objects}, indent=1).encode()
+def _tensors_of(file: HostFile) -> dict[str, Tensor]:
+    """Tensors that lie where the file does; they outlive it."""
+    with closing(file):
+        tensors: dict[str, Tensor] = load_file(file.path)
+    return tensors
 
 
 def _step_of(name: str) -> tuple[int, str]:

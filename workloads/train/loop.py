@@ -16,7 +16,9 @@ import torch
 
 from orchestrator.contract import ExecutionContext, JobRequest, Progress
 from orchestrator.errors import NumericsError, PreemptedError
+from workloads.checkpoint.interval import AutoInterval
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
+from workloads.checkpoint.writer import CheckpointWriter, WhenBusy
 from workloads.data.streams import Purpose, Stage
 from workloads.models.batchnorm import resolve_norm_group
 from workloads.train.evaluate import evaluate
@@ -60,6 +62,8 @@ class TrainingLoop:
         self._update = Update(model, self._optimizer, recipe, group_size)
         self._learning_rate = LearningRate.of(recipe, run.calendar)
         self._checkpoints = CheckpointFolder(run.context.store, run.request.key)
+        self._writer = CheckpointWriter(self._checkpoints)
+        self._interval = AutoInterval(run.request.execution.checkpoint_mtbf_s)
         self._fingerprint = numerics_fingerprint(
             run.device, num_threads=run.request.execution.num_threads, micro_batch=group_size
         )
@@ -90,16 +94,20 @@ class TrainingLoop:
         Raises:
             PreemptedError: the attempt was asked to stop; a checkpoint of the last finished step is committed.
             NumericsError: a loss is not finite.
+            StorageError: a checkpoint could not be written, at most a step ago.
         """
         self._task.model.train()
         total = self._run.calendar.total_steps
         _LOG.info("%s: step %d of %d, %s", self._run.request.job, self.state.step, total, self._run.recipe)
-        with closing(self._task.batches(self.state.step)) as batches:
+        # Whatever ends the loop, a checkpoint that is being written is let through.
+        with closing(self._writer), closing(self._task.batches(self.state.step)) as batches:
             for batch in batches:
                 self._clock.start()
                 self._stop_if_asked()
+                self._writer.check()
                 self._advance(batch)
                 self._after_step()
+            self._writer.drain()
         self._log.close_segment(self.state.step)
         return self.state
 
@@ -127,7 +135,8 @@ class TrainingLoop:
         if not self._run.context.should_stop():
             return
         step = self.state.step
-        self._save()
+        self._save(WhenBusy.WAIT)
+        self._writer.drain()
         raise PreemptedError(f"{self._run.request.job} stopped at step {step} as asked; it resumes from there")
 
     def _advance(self, batch: TrainInputs) -> None:
@@ -151,8 +160,8 @@ class TrainingLoop:
         if calendar.is_epoch_end(step):
             state.latest.update(state.in_epoch.means("train"))
             state.in_epoch = Tally()
-        if calendar.has_checkpoint(step, self._run.request.execution.checkpoint_every_steps):
-            self._save()
+        if self._is_checkpoint_due():
+            self._save(WhenBusy.SKIP)
         self._report("train")
 
     def _evaluate(self) -> dict[str, float]:
@@ -175,22 +184,28 @@ class TrainingLoop:
         _LOG.info("step %d  epoch %.2f  %s", state.step, epoch, shown)
         state.since_line = Tally()
 
-    def _save(self) -> None:
+    def _is_checkpoint_due(self) -> bool:
+        execution, calendar, step = self._run.request.execution, self._run.calendar, self.state.step
+        if execution.checkpoint_every_steps or not execution.checkpoint_mtbf_s:
+            return calendar.has_checkpoint(step, execution.checkpoint_every_steps)
+        is_due = self._interval.is_due(cost_s=self._writer.cost_s, now_s=time.perf_counter())
+        return is_due and step < calendar.total_steps
+
+    def _save(self, when_busy: WhenBusy) -> None:
         state = self.state
-        if state.step == self._saved_step:
+        if state.step == self._saved_step or not self._writer.has_room(when_busy):
             return
+        checkpoint = Checkpoint(
+            step=state.step,
+            model=self._task.model.state_dict(),
+            optimizer=optimizer_tensors(self._optimizer, self._task.model),
+            state=state.to_json(),
+        )
         # The metrics up to this step are durable before the checkpoint is: a run that resumes from it never writes
         # them again.
-        self._log.close_segment(state.step)
-        self._checkpoints.save(
-            Checkpoint(
-                step=state.step,
-                model=self._task.model.state_dict(),
-                optimizer=optimizer_tensors(self._optimizer, self._task.model),
-                state=state.to_json(),
-            )
-        )
+        self._writer.save(checkpoint, before=self._log.seal(state.step))
         self._saved_step = state.step
+        self._interval.saved(time.perf_counter())
 
     def _report(self, phase: str) -> None:
         if self._clock.is_report_due():

@@ -47,10 +47,19 @@ class MetricsLog:
         line = {"step": step, "epoch": epoch, "at_s": time.time(), "metrics": dict(metrics)}
         self._lines.append(json.dumps(line, allow_nan=False))
 
-    def close_segment(self, step: int) -> None:
-        """Write the lines so far; without any, the next segment starts where this one would have."""
+    def seal(self, step: int) -> dict[str, bytes]:
+        """Take the lines so far out of the log: name and content of the segment that the caller makes durable.
+
+        Without any lines there is no segment, and the next one starts where this one would have.
+        """
         if not self._lines:
-            return
+            return {}
         name = metrics_segment(self._request.key, self._request.attempt_number, self._from_step, step)
-        self._store.put(name, "".join(f"{line}\n" for line in self._lines).encode())
+        content = "".join(f"{line}\n" for line in self._lines).encode()
         self._lines, self._from_step = [], step
+        return {name: content}
+
+    def close_segment(self, step: int) -> None:
+        """Write the lines so far."""
+        for name, content in self.seal(step).items():
+            self._store.put(name, content)
