@@ -47,6 +47,8 @@ def _line(detail: ErrorDetails, root: object, tree: Tree, prefix: Path) -> str:
         path = (*path, detail["ctx"]["key"])
     if detail["type"] == "union_tag_invalid":
         path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
+    if detail["type"] == "refused":
+        path = (*path, *detail.get("ctx", {}).get("at", ()))
     return tree.problem((*prefix, *path), _message(detail))
 
 
@@ -62,7 +64,7 @@ def _message(detail: ErrorDetails) -> str:
         return _tag_message(kind, context)
     if kind == "string_pattern_mismatch":
         return f"{_shown(value)} is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
-    if kind in {"unknown_key", "one_rule"}:
+    if kind in {"unknown_key", "one_rule", "refused"}:
         return detail["msg"]
     return f"{_shown(value)} is refused: {detail['msg'].removeprefix('Input ')}"
 

@@ -8,12 +8,13 @@ from math import prod
 from typing import Any
 
 from orchestrator.contract import JobKind, Resources
-from orchestrator.errors import SpecError
+from orchestrator.errors import SpecError, StorageError
 from orchestrator.spec.model import Dataset, LabelSpace, Model, Pretrain, Sweep, Transfer
 from orchestrator.spec.problems import validate
 from orchestrator.spec.schema import Digits, LabelEntry, RecipeSpec, SweepSpec, SyntheticHierarchy, TransferSpec
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.tree import Path, Tree
+from orchestrator.storage.open import check_store_uri
 
 RecipeBook = Mapping[str, Mapping[str, Any]]
 
@@ -59,6 +60,7 @@ class _Resolver:
         self._check_targets(transfer, labels)
         self._refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         baseline = self._baseline(pretrain)
+        self._check_store()
         if self._problems:
             raise SpecError(tuple(self._problems))
         return Sweep(
@@ -203,7 +205,7 @@ class _Resolver:
         """All fields of a recipe given by name, inline, or inline over a ``base``."""
         fields = {"base": recipe} if isinstance(recipe, str) else dict(recipe)
         base = fields.pop("base", None)
-        if base is not None and base not in self._recipes:
+        if base is not None and (not isinstance(base, str) or base not in self._recipes):
             where = path if isinstance(recipe, str) else (*path, "base")
             self._complain(where, f"{base!r} is not a shipped recipe: {did_you_mean(str(base), self._recipes)}")
             return {}
@@ -226,10 +228,10 @@ class _Resolver:
         ]
         uses += [(("transfer", n, "recipe"), item.recipe, (item.target,)) for n, item in enumerate(transfer)]
         for path, recipe, names in uses:
-            for space in filter(None, map(labels.get, names[:1])):
-                num_train, batch = datasets[space.dataset].num_train, recipe.get("batch_size", 0)
+            for dataset in dict.fromkeys(labels[name].dataset for name in names if name in labels):
+                num_train, batch = datasets[dataset].num_train, recipe.get("batch_size", 0)
                 if batch > num_train:
-                    message = f"batch_size {batch} is more than the {num_train} training samples of '{space.dataset}'"
+                    message = f"batch_size {batch} is more than the {num_train} training samples of '{dataset}'"
                     self._complain((*path, "batch_size"), message)
 
     def _check_targets(self, transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace]) -> None:
@@ -245,6 +247,13 @@ class _Resolver:
             hint = did_you_mean(baseline, pretrain.labels)
             self._complain(("report", "baseline"), f"'{baseline}' is not pretrained in this sweep: {hint}")
         return baseline or ""
+
+    def _check_store(self) -> None:
+        try:
+            if self._spec.store:
+                check_store_uri(self._spec.store)
+        except StorageError as error:
+            self._complain(("store",), str(error))
 
     def _refuse_repeats(self, path: Path, values: Sequence[str], key: str | None) -> None:
         for position, value in enumerate(values):

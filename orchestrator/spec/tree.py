@@ -127,6 +127,7 @@ class _Builder:
             if key is None:
                 raise SpecError((f"{self._place(key_node)}: a key must be plain text",))
             place = self._place(key_node)
+            _refuse_half_characters(key, place)
             if key in mapping:
                 first = self._tree.locate((*path, key))
                 raise SpecError((f"{place}: key '{key}' stands here a second time (first at {first}); keep one",))
@@ -135,6 +136,7 @@ class _Builder:
         return mapping
 
     def _scalar(self, node: yaml.Node, place: SourceLocation) -> Any:  # noqa: ANN401
+        _refuse_half_characters(str(node.value), place)
         try:
             return self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
@@ -143,6 +145,14 @@ class _Builder:
     def _place(self, node: yaml.Node) -> SourceLocation:
         mark = node.start_mark
         return SourceLocation(file=self._tree.file, line=mark.line + 1, column=mark.column + 1)
+
+
+def _refuse_half_characters(text: str, place: SourceLocation) -> None:
+    """An escaped half of a surrogate pair makes text that no file, key or error message can hold."""
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise SpecError(
+            (f"{place}: {text!r} holds half of a character (\\ud800 to \\udfff); write the character itself",)
+        )
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError, file: str) -> str:

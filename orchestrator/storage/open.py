@@ -31,6 +31,19 @@ def open_store(uri: str) -> ObjectStore:
     return _open_s3(parts, uri) if parts.scheme == "s3" else LocalStore(_local_path(parts, uri))
 
 
+def check_store_uri(uri: str) -> None:
+    """Refuse a URI that ``open_store`` would refuse whatever the environment says. Pure.
+
+    Raises:
+        StorageError: as ``open_store``.
+    """
+    parts = _split(uri)
+    if parts.scheme == "s3":
+        _bucket_and_prefix(parts, uri)
+    else:
+        _local_path(parts, uri)
+
+
 def is_initialised(uri: str) -> bool:
     """Whether something can be in the store at all; asking creates nothing.
 
@@ -42,15 +55,20 @@ def is_initialised(uri: str) -> bool:
 
 
 def _split(uri: str) -> SplitResult:
-    parts = urlsplit(uri)
-    # Without the URI: what stands before an @ may be a password.
+    # Neither message shows the URI: what stands before an @ may be a password.
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        message = "the store is not a URI: its host is malformed; write file:///absolute/path or s3://bucket/prefix"
+        raise StorageError(message) from None
     if "@" in parts.netloc:
         raise StorageError("a store URI with a user or password is refused; credentials belong into the environment")
     if parts.scheme not in {"file", "s3"}:
         message = f"store {uri!r} has the scheme {parts.scheme!r}; supported: file:///absolute/path, s3://bucket/prefix"
         raise StorageError(message)
-    if parts.query or parts.fragment or ".." in unquote(parts.path).split("/"):
-        message = f"store {uri!r} is refused: '..', '?' and '#' could mean another place than it seems"
+    path = unquote(parts.path)
+    if parts.query or parts.fragment or ".." in path.split("/") or "\0" in path:
+        message = f"store {uri!r} is refused: '..', '?', '#' and NUL could mean another place than it seems"
         raise StorageError(message)
     return parts
 
@@ -66,20 +84,25 @@ def _local_path(parts: SplitResult, uri: str) -> Path:
 def _open_s3(parts: SplitResult, uri: str) -> S3Store:
     from orchestrator.storage.s3 import S3Store  # boto3 takes a third of a second to import
 
+    bucket, prefix = _bucket_and_prefix(parts, uri)
+    settings = _s3_settings()
+    if not settings.allows(bucket):
+        message = (
+            f"bucket {bucket} of store {uri!r} is not among the allowed ones ({settings.allowed_buckets}); "
+            "use one of them or change ORCHESTRATOR_S3_ALLOWED_BUCKETS"
+        )
+        raise StorageDeniedError(message)
+    return S3Store(bucket, prefix, settings)
+
+
+def _bucket_and_prefix(parts: SplitResult, uri: str) -> tuple[str, str]:
     if not _BUCKET.fullmatch(parts.netloc):
         message = (
             f"store {uri!r} names no bucket: write s3://bucket/prefix, the bucket of 3-63 of a-z, 0-9, '.' and '-'"
         )
         raise StorageError(message)
-    settings = _s3_settings()
-    if not settings.allows(parts.netloc):
-        message = (
-            f"bucket {parts.netloc} of store {uri!r} is not among the allowed ones ({settings.allowed_buckets}); "
-            "use one of them or change ORCHESTRATOR_S3_ALLOWED_BUCKETS"
-        )
-        raise StorageDeniedError(message)
     prefix = parts.path.removeprefix("/").removesuffix("/")
-    return S3Store(parts.netloc, check_name(prefix) if prefix else "", settings)
+    return parts.netloc, check_name(prefix) if prefix else ""
 
 
 def _s3_settings() -> S3Settings:

@@ -9,7 +9,9 @@ import pytest
 from orchestrator.errors import SpecError
 from orchestrator.spec import Sweep, load_sweep, parse_sweep
 from orchestrator.spec.load import shipped_recipes
+from orchestrator.spec.schema import RESERVED_KWARGS
 from orchestrator.spec.tree import parse_tree
+from workloads.models.spec import _RESERVED
 
 RECIPE = "{epochs: 2, batch_size: 64, lr: 1e-3}"
 GOOD = f"""\
@@ -110,6 +112,39 @@ WRONG = [
     ("branching: [2, 4]", "branching: [1, 4]", ["sweep.yaml:4:40", "a single superclass"]),
     ("branching: [2, 4]", "branching: [8]", ["sweep.yaml:4:40", "at least 2 items"]),
     ("branching: [2, 4]", "branching: [20, 20]", ["the tree has 420 nodes", "at most 192 independent features"]),
+    # Values without a canonical form, and of the wrong kind.
+    ("lr: 1e-3", "lr: 1e999", ["sweep.yaml:13:39: pretrain.recipe.lr", "inf is refused", "a finite number"]),
+    ("lr: 1e-3", "lr: 1e-3, mean: [0.5, 1e999, 0.5]", ["recipe.mean[1]", "inf is refused", "a finite number"]),
+    ("lr: 1e-3", "lr: 1e-3, std: [0.5, 0.5, 1e999]", ["recipe.std[2]", "inf is refused", "a finite number"]),
+    ("{cpus: 2}", "{cpus: 1e999}", ["sweep.yaml:18:24", "inf is refused", "a finite number"]),
+    ("num_train: 512", "num_train: 9007199254740992", ["sweep.yaml:4:59", "less than or equal to 9007199254740991"]),
+    (
+        "{depth: 2}",
+        "{depth: 99999999999999999999}",
+        ["sweep.yaml:11:52: pretrain.model.kwargs.depth: 99999999999999999999 "],
+    ),
+    ("{depth: 2}", "{a: {b: [1, 1e999]}}", ["sweep.yaml:11:63: pretrain.model.kwargs.a.b[1]: inf ", "finite numbers"]),
+    (f"  recipe: {RECIPE}", "  recipe: {base: [small], lr: 1}", ["sweep.yaml:13:12", "['small'] is not a shipped"]),
+    (f"  recipe: {RECIPE}", "  recipe: {base: {a: b}, lr: 1}", ["sweep.yaml:13:12", "known: small"]),
+    # Places.
+    ("name: small", "name: small\nstore: foo/bar", ["sweep.yaml:3:1: store: ", "supported: file:///absolute/path"]),
+    ("name: small", "name: small\nstore: gs://x", ["sweep.yaml:3:1: store: ", "'gs'", "s3://bucket/prefix"]),
+    ("name: small", "name: small\nstore: file://here/x", ["sweep.yaml:3:1: store: ", "is not absolute"]),
+    ("name: small", "name: small\nstore: s3://B_/x", ["sweep.yaml:3:1: store: ", "names no bucket"]),
+    ("name: small", "name: small\nstore: s3://bucket/.x", ["sweep.yaml:3:1: store: ", "no leading dot"]),
+    ("name: small", "name: small\nstore: 's3://[x'", ["sweep.yaml:3:1: store: ", "not a URI"]),
+    ("name: small", 'name: small\nstore: "file:///a\\0b"', ["sweep.yaml:3:1: store: ", "NUL"]),
+    ("name: small", "name: small\ntracking: {uri: 'http://[x'}", ["sweep.yaml:3:12: tracking.uri", "not a URI"]),
+    # Recipes and models that the data plane would refuse.
+    ("lr: 1e-3", "lr: 1e-3, warmup_epochs: 2.5", ["sweep.yaml:13:49", "2.5 is refused", "of 2 epochs; use 0 to 2"]),
+    ("lr: 1e-3", "lr: 1e-3, norm_group: 48", ["sweep.yaml:13:49", "48 is refused", "use a divisor of 64"]),
+    ("lr: 1e-3", "lr: 1e-3, std: [0.5, 0, 0.5]", ["recipe.std[1]", "0 is refused", "greater than 0"]),
+    ("lr: 1e-3", "lr: 1e-3, std: [-0.5, 0.5, 0.5]", ["recipe.std[0]", "-0.5 is refused", "greater than 0"]),
+    ("lr: 1e-3", "lr: 1e-3, betas: [0.9, 1]", ["recipe.betas[1]", "1 is refused", "less than 1"]),
+    ("lr: 1e-3", "lr: 1e-3, betas: [-0.1, 0.9]", ["recipe.betas[0]", "-0.1 is refused", "equal to 0"]),
+    ("lr: 1e-3", "lr: 1e-3, momentum: 0, nesterov: true", ["13:62: pretrain.recipe.nesterov", "set momentum > 0"]),
+    ("{depth: 2}", "{pretrained: true}", ["sweep.yaml:11:52: pretrain.model.kwargs.pretrained", "remove it"]),
+    ("{depth: 2}", "{in_chans: 1}", ["kwargs.in_chans", "'in_chans' is refused", "the product sets this argument"]),
 ]
 
 
@@ -124,6 +159,47 @@ def test_sweep_with_one_mistake_is_refused_with_place_value_and_remedy(old: str,
 def test_sweep_with_several_mistakes_shows_all_of_them() -> None:
     text = problems_of(GOOD.replace("[depth1, depth2]", "[depth1, dept2]").replace('"random/16"', '"rnd/*"'))
     assert len(text.splitlines()) == 2
+
+
+@pytest.mark.parametrize("field", ["store: %s", "tracking: {uri: '%s'}"])
+@pytest.mark.parametrize("uri", ["http://me:hunter2@host/x", "s3://me:hunter2@bucket", "http://[me:hunter2@x"])
+def test_uri_with_a_password_is_refused_and_not_shown(field: str, uri: str) -> None:
+    text = problems_of(GOOD.replace("name: small", f"name: small\n{field % uri}"))
+    assert text.startswith("sweep.yaml:3:")
+    assert "hunter2" not in text
+
+
+def test_tracking_uri_with_a_user_says_where_credentials_belong() -> None:
+    text = problems_of(GOOD.replace("name: small", "name: small\ntracking: {uri: 'http://me@host'}"))
+    assert "sweep.yaml:3:12: tracking.uri" in text
+    assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in text
+
+
+@pytest.mark.parametrize("store", ["file:///tmp/a%20b", "s3://bucket", "s3://bucket/a/b/"])
+def test_store_uri_that_is_known_is_accepted(store: str) -> None:
+    assert parse(GOOD.replace("name: small", f"name: small\nstore: {store}")).store == store
+
+
+def test_batch_larger_than_the_second_of_two_datasets_is_refused() -> None:
+    scans = GOOD.replace("{builtin: digits}", "{builtin: digits, val_fraction: 0.98}")
+    text = problems_of(scans.replace('"random/16"', "random/16, parity"))
+    assert text.startswith("sweep.yaml:13:23: pretrain.recipe.batch_size: batch_size 64 is more than the 35 training")
+    assert text.splitlines() == [text]
+    assert "'scans'" in text
+
+
+def test_recipe_at_the_limits_is_accepted() -> None:
+    limits = "lr: 1e-3, warmup_epochs: 2, norm_group: 16, momentum: 0, betas: [0, 0.5], mean: [0, -1, 1]"
+    assert parse(GOOD.replace("lr: 1e-3", limits)).pretrain.recipe["norm_group"] == 16
+
+
+def test_recipe_with_several_mistakes_shows_all_of_them() -> None:
+    text = problems_of(GOOD.replace("lr: 1e-3", "lr: 1e-3, warmup_epochs: 3, norm_group: 48, std: [0, 0, 0]", 1))
+    assert len(text.splitlines()) == 5
+
+
+def test_reserved_kwargs_are_those_of_the_data_plane() -> None:
+    assert RESERVED_KWARGS == _RESERVED
 
 
 def test_transfer_named_twice_is_refused() -> None:
@@ -155,6 +231,12 @@ def test_yaml_alias_bomb_is_refused() -> None:
 def test_yaml_deep_nesting_is_refused() -> None:
     with pytest.raises(SpecError, match="levels"):
         parse_tree("a: " + "[" * 60 + "]" * 60, "deep.yaml")
+
+
+@pytest.mark.parametrize("text", ['a: "\\ud800"', '"\\udfff": 1'])
+def test_yaml_half_of_a_character_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match=r"half.yaml:1:\d: .* half of a character"):
+        parse_tree(text, "half.yaml")
 
 
 def test_yaml_huge_file_is_refused() -> None:

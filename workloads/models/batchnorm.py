@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestrator.errors import UserError
 
+# Identities hold norm_group null, not this number: changing it needs a bump of code_version of the training kinds.
 DEFAULT_NORM_GROUP = 64
 
 
