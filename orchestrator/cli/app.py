@@ -28,6 +28,21 @@ class Output(StrEnum):
     JSON = "json"
 
 
+class Listing(StrEnum):
+    """What ``ls`` lists."""
+
+    ARTIFACTS = "artifacts"
+    PINS = "pins"
+
+
+class UsageBy(StrEnum):
+    """What ``du`` adds up by."""
+
+    SWEEP = "sweep"
+    KIND = "kind"
+    LEVEL = "level"
+
+
 SweepFile = Annotated[str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep (quickstart, digits).")]
 SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.")]
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the result on stdout.")]
@@ -132,6 +147,78 @@ def publish(sweep: SweepName, *, store: StoreOption = "") -> None:
     from orchestrator.cli.control import publish_sweep
 
     publish_sweep(sweep, store)
+
+
+@app.command()
+def gc(
+    *,
+    apply: Annotated[
+        bool, typer.Option("--apply/--dry-run", help="Do it, or only show it; the default shows.")
+    ] = False,
+    grace: Annotated[str, typer.Option(help="Objects younger than this are never touched: 24h, 7d, ...")] = "24h",
+    trash_grace: Annotated[str, typer.Option(help="How long what was hidden can be restored.")] = "24h",
+    forget: Annotated[list[str] | None, typer.Option(help="A finished sweep whose results may go.")] = None,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="NAME=TARGET: keep a key, a checkpoint or a sweep's results.")
+    ] = None,
+    unpin: Annotated[list[str] | None, typer.Option(help="Name of a pin to remove.")] = None,
+    output: OutputOption = Output.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show or collect what no sweep, pin or committed result needs; safe while sweeps run."""
+    from orchestrator.cli.store import GcOptions, collect_garbage
+
+    options = GcOptions(
+        apply=apply,
+        grace=grace,
+        trash_grace=trash_grace,
+        forget=forget or (),
+        pin=pin or (),
+        unpin=unpin or (),
+        as_json=output is Output.JSON,
+        store=store,
+    )
+    raise typer.Exit(collect_garbage(options))
+
+
+@app.command()
+def fsck(
+    *,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read everything and compare its sha256.")] = False,
+    output: OutputOption = Output.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Report every missing, short or altered object that a record or checkpoint names."""
+    from orchestrator.cli.store import check_integrity
+
+    raise typer.Exit(check_integrity(store, deep=deep, as_json=output is Output.JSON))
+
+
+@app.command()
+def ls(
+    what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.ARTIFACTS,
+    *,
+    sweep: Annotated[str, typer.Option(help="Only what this sweep's plan names.")] = "",
+    output: OutputOption = Output.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """List what the store holds."""
+    from orchestrator.cli.store import list_contents
+
+    raise typer.Exit(list_contents(what, sweep, store, as_json=output is Output.JSON))
+
+
+@app.command()
+def du(
+    *,
+    by: Annotated[UsageBy, typer.Option(help="What to add up by.")] = UsageBy.SWEEP,
+    output: OutputOption = Output.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show what sweeps, kinds of jobs or label spaces take."""
+    from orchestrator.cli.store import show_usage
+
+    raise typer.Exit(show_usage(by, store, as_json=output is Output.JSON))
 
 
 @app.command()

@@ -16,6 +16,7 @@ from orchestrator.storage.open import is_initialised
 from orchestrator.storage.overlay import OverlayStore
 from orchestrator.storage.probe import probe_store
 from orchestrator.testing import FaultyStore
+from orchestrator.testing.memory_store import MemoryStore
 from tests.s3_server import s3_store
 
 MakeStore = Callable[[Path], ObjectStore]
@@ -24,6 +25,7 @@ IMPLEMENTATIONS: dict[str, MakeStore] = {
     "local": LocalStore,
     "overlay": lambda root: OverlayStore(LocalStore(root / "top"), LocalStore(root / "base")),
     "faulty": lambda root: FaultyStore(LocalStore(root)),
+    "memory": lambda root: MemoryStore(),
     "s3": s3_store,
 }
 SHARED = ["local", "faulty", "s3"]

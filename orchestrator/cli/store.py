@@ -1,0 +1,255 @@
+"""Commands about the object store as a whole: ``gc``, ``fsck``, ``ls`` and ``du``."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from os import getpid
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from orchestrator.cli.app import Listing, UsageBy
+from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.status import open_existing_store, require_sweep
+from orchestrator.controller.client import list_sweeps, load_plan
+from orchestrator.controller.retention import RootReader, check_reference, current_plans, forget
+from orchestrator.storage.fsck import Census, Depth, check_store
+from orchestrator.storage.gc import Action, Collector, Graces, Tally
+from orchestrator.storage.gc_layout import whole_artifact
+from orchestrator.storage.gc_pins import Pin, add_pin, read_pins, remove_pin
+from orchestrator.storage.gc_trash import Trash
+from orchestrator.storage.inventory import (
+    ALL_GROUPS,
+    Amount,
+    ArtifactLine,
+    Grouping,
+    Usage,
+    artifact_lines,
+    measure_usage,
+)
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.units import format_bytes
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_USAGE_COLUMNS = ("artifacts", "checkpoints", "metrics", "logs", "shared")
+_ACTION_TITLES = {
+    Action.WAIT_FOR_GRACE: "younger than the grace",
+    Action.HIDE: "into the trash",
+    Action.WAIT_IN_TRASH: "waits in the trash",
+    Action.DESTROY: "destroyed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcOptions:
+    """What the user asked ``gc`` for."""
+
+    apply: bool
+    grace: str
+    trash_grace: str
+    forget: Sequence[str]
+    pin: Sequence[str]
+    unpin: Sequence[str]
+    as_json: bool
+    store: str
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``24h``, ``90m``, ``30s`` or ``7d``. Raises ``BadParameter`` for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None:
+        message = f"{text!r} is no duration: write a number and one of s, m, h, d, such as 24h or 7d"
+        raise typer.BadParameter(message)
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def collect_garbage(options: GcOptions) -> ExitCode:
+    """Change pins and forget sweeps as asked, then show what is garbage, or collect it."""
+    store = open_existing_store(options.store)
+    graces = Graces(age_s=parse_duration(options.grace), trash_s=parse_duration(options.trash_grace))
+    _change_roots(store, options)
+    holder = f"{socket.gethostname()}:{getpid()}"
+    collector = Collector(store, RootReader(store), graces=graces, holder=holder)
+    tally = collector.collect() if options.apply else collector.preview()
+    if options.as_json:
+        stdout_console().print_json(json.dumps(tally_document(tally, applied=options.apply)))
+        return ExitCode.OK
+    if not tally.amounts and not tally.restored:
+        stdout_console().print(f"No garbage in {store.uri}.", markup=False)
+        return ExitCode.OK
+    stdout_console().print(tally_table(tally, applied=options.apply))
+    if not options.apply:
+        stderr_console().print("Nothing was changed. To do it: orchestrator gc --apply")
+    return ExitCode.OK
+
+
+def tally_document(tally: Tally, *, applied: bool) -> dict[str, Any]:
+    """A tally in JSON."""
+    garbage = [
+        {"action": action.value, "reason": reason.value, **asdict(amount)}
+        for (action, reason), amount in sorted(tally.amounts.items())
+    ]
+    return {"applied": applied, "garbage": garbage, "restored": sorted(set(tally.restored))}
+
+
+def tally_table(tally: Tally, *, applied: bool) -> Table:
+    """One row per reason, one column per action that occurs."""
+    title = "Garbage collected" if applied else "Garbage that `gc --apply` would handle now"
+    table = Table(title=title, title_justify="left")
+    table.add_column("reason")
+    actions = [action for action in Action if any(did is action for did, _ in tally.amounts)]
+    for action in actions:
+        table.add_column(_ACTION_TITLES[action], justify="right")
+    for reason in sorted({reason for _, reason in tally.amounts}):
+        found = [tally.amounts.get((action, reason)) for action in actions]
+        table.add_row(reason.replace("_", " "), *("-" if amount is None else _amount(amount) for amount in found))
+    if tally.amounts:
+        table.add_section()
+        table.add_row("all", *(_amount(tally.total(action)) for action in actions))
+    if tally.restored:
+        table.caption = f"{len(set(tally.restored))} taken back out of the trash: they are needed again"
+        table.caption_justify = "left"
+    return table
+
+
+def check_integrity(store_uri: str, *, deep: bool, as_json: bool) -> ExitCode:
+    """Print every damaged object; fails if there is any."""
+    store, census = open_existing_store(store_uri), Census()
+    findings = list(check_store(store, Depth.CONTENT if deep else Depth.SIZES, census))
+    if as_json:
+        document = {"num_heads": census.num_heads, **asdict(census.checked), "findings": [asdict(f) for f in findings]}
+        stdout_console().print_json(json.dumps(document))
+    else:
+        for finding in findings:
+            stdout_console().print(f"{finding.problem.value}  {finding.name}  {finding.detail}", markup=False)
+    how = "sizes and content" if deep else "sizes (--deep reads the content too)"
+    stderr_console().print(
+        f"{census.num_heads} records and manifests, {_amount(census.checked)}: {how} compared, "
+        f"{len(findings)} damaged objects in {store.uri}",
+        markup=False,
+    )
+    return ExitCode.FAILURE if findings else ExitCode.OK
+
+
+def list_contents(what: Listing, sweep: str, store_uri: str, *, as_json: bool) -> ExitCode:
+    """Print the artifacts of the store or of one sweep, or the pins."""
+    store = open_existing_store(store_uri)
+    if what is Listing.PINS:
+        return _list_pins(store, as_json=as_json)
+    if sweep:
+        require_sweep(store, sweep)
+    keys = {job.key for job in load_plan(store, sweep).jobs} if sweep else None
+    lines = (line for line in artifact_lines(store) if keys is None or line.key in keys)
+    hidden = {stone.key for stone in Trash(store).read_all() if stone.unit == whole_artifact(stone.key)}
+    if as_json:
+        documents = [{**asdict(line), "is_hidden": line.key in hidden} for line in lines]
+        stdout_console().print_json(json.dumps(documents))
+        return ExitCode.OK
+    table = Table(title=f"Artifacts in {store.uri}", title_justify="left")
+    for column in ("key", "state", "written"):
+        table.add_column(column)
+    for column in ("objects", "size", "checkpoints"):
+        table.add_column(column, justify="right")
+    for line in sorted(lines, key=lambda line: line.key):
+        table.add_row(*_artifact_row(line, is_hidden=line.key in hidden))
+    stdout_console().print(table)
+    return ExitCode.OK
+
+
+def show_usage(by: UsageBy, store_uri: str, *, as_json: bool) -> ExitCode:
+    """Print what sweeps, kinds or label spaces take."""
+    store = open_existing_store(store_uri)
+    usage = measure_usage(store, _grouping(store, by))
+    everything = usage.pop(ALL_GROUPS)
+    if as_json:
+        groups = {group: asdict(found) for group, found in usage.items()}
+        stdout_console().print_json(json.dumps({"groups": groups, "total": asdict(everything)}))
+        return ExitCode.OK
+    table = Table(title=f"Usage of {store.uri} by {by.value}", title_justify="left")
+    table.add_column(by.value)
+    for column in (*_USAGE_COLUMNS, "total"):
+        table.add_column(column, justify="right")
+    for group, found in sorted(usage.items(), key=lambda item: -item[1].total.num_bytes):
+        table.add_row(group, *_usage_row(found))
+    table.add_section()
+    table.add_row("all, each once", *_usage_row(everything))
+    stdout_console().print(table)
+    return ExitCode.OK
+
+
+def _grouping(store: ObjectStore, by: UsageBy) -> Grouping:
+    if by is UsageBy.KIND:
+        return Grouping(of_key=lambda key: (key.partition("-")[0],), of_log=lambda _, job: (job.partition("/")[0],))
+    by_key: dict[str, set[str]] = {}
+    by_job: dict[str, set[str]] = {}
+    for plan in current_plans(store):
+        for job in plan.jobs:
+            level = str(job.facets.get("label_space", ""))
+            group = plan.sweep if by is UsageBy.SWEEP else level
+            if group:
+                by_key.setdefault(job.key, set()).add(group)
+                by_job.setdefault(job.name, set()).add(level)
+    if by is UsageBy.SWEEP:
+        return Grouping(of_key=lambda key: by_key.get(key, ()), of_log=lambda sweep, _: (sweep,))
+    return Grouping(of_key=lambda key: by_key.get(key, ()), of_log=lambda _, job: by_job.get(job, ()))
+
+
+def _usage_row(usage: Usage) -> list[str]:
+    return [format_bytes(getattr(usage, column).num_bytes) for column in (*_USAGE_COLUMNS, "total")]
+
+
+def _change_roots(store: ObjectStore, options: GcOptions) -> None:
+    for name in options.unpin:
+        remove_pin(store, name)
+    for text in options.pin:
+        name, _, target = text.partition("=")
+        if not name or not target:
+            message = f"--pin {text!r} is not NAME=TARGET; TARGET is a key, a checkpoint of a key, or a sweep"
+            raise typer.BadParameter(message)
+        add_pin(store, Pin(name=name, keys=_targets(store, target), created_at_s=time.time()))
+    for sweep in options.forget:
+        require_sweep(store, sweep)
+        forget(store, sweep, now=time.time())
+
+
+def _targets(store: ObjectStore, target: str) -> tuple[str, ...]:
+    """A sweep is pinned as the jobs of its plan at this moment."""
+    if target in list_sweeps(store):
+        return tuple(job.key for job in load_plan(store, target).jobs)
+    check_reference(store, target)
+    return (target,)
+
+
+def _list_pins(store: ObjectStore, *, as_json: bool) -> ExitCode:
+    pins = list(read_pins(store))
+    if as_json:
+        stdout_console().print_json(json.dumps([asdict(pin) for pin in pins]))
+        return ExitCode.OK
+    table = Table("pin", "since", "keeps", title=f"Pins in {store.uri}", title_justify="left")
+    for pin in pins:
+        kept = pin.keys[0] if len(pin.keys) == 1 else f"{len(pin.keys)} keys"
+        table.add_row(pin.name, _date(pin.created_at_s), kept)
+    stdout_console().print(table)
+    return ExitCode.OK
+
+
+def _artifact_row(line: ArtifactLine, *, is_hidden: bool) -> list[str]:
+    state = "committed" if line.is_committed else "in the trash" if is_hidden else "unfinished"
+    size, checkpoints = format_bytes(line.total.num_bytes), format_bytes(line.checkpoints.num_bytes)
+    return [line.key, state, _date(line.newest_at_s), str(line.total.num_objects), size, checkpoints]
+
+
+def _amount(amount: Amount) -> str:
+    return f"{format_bytes(amount.num_bytes)} in {amount.num_objects}"
+
+
+def _date(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

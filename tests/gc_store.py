@@ -1,0 +1,238 @@
+"""A store in memory with sweeps, artifacts and checkpoints written as controllers and attempts write them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, cast
+
+from orchestrator.contract import JobKind, JobRequest
+from orchestrator.controller import client
+from orchestrator.controller.retention import RootReader
+from orchestrator.ids import make_key
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.state import events
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
+from orchestrator.storage.gc import Collector, Graces, Tally
+from orchestrator.storage.gc_layout import LOCK, TRASH
+from orchestrator.storage.gc_pins import Pin, add_pin
+from orchestrator.storage.journal import Journal
+from orchestrator.storage.layout import checkpoints_folder, log_name, metrics_segment, plan_name
+from orchestrator.storage.protocol import ObjectStat
+from orchestrator.testing import FakeClock, SimulatedCrash
+from orchestrator.testing.memory_store import MemoryStore
+from workloads.checkpoint.manifest import Entry, encode_manifest
+
+GRACE_S = 3600.0
+TRASH_S = 7200.0
+KINDS = (JobKind.DATASET, JobKind.INDEX, JobKind.LABELS, JobKind.PRETRAIN, JobKind.FINETUNE)
+
+
+def make_job(number: int, *inputs: Job) -> Job:
+    """Job ``number``; equal numbers and inputs make equal keys."""
+    kind = KINDS[number % len(KINDS)]
+    identity = {
+        "kind": kind.value,
+        "code_version": 1,
+        "parameters": {"number": number},
+        "inputs": {f"role{position}": job.key for position, job in enumerate(inputs)},
+    }
+    key = make_key(kind.value, f"j{number}", identity)
+    return Job(name=f"{kind.value}/j{number}", kind=kind, key=key, identity=identity)
+
+
+@dataclass(slots=True)
+class Lab:
+    """``store`` may be exchanged for one that wraps it; the clock stamps its objects."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    store: ObjectStore = field(init=False)
+    _journals: dict[str, Journal] = field(default_factory=dict)
+    _plans: dict[str, Plan] = field(default_factory=dict)
+    _num_attempts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(self.clock)
+
+    # ------------------------------------------------------------------------------------------------------- attempts
+    def write_parts(self, job: Job, num_parts: int = 1) -> ArtifactWriter:
+        """Parts of one more attempt, without a commit."""
+        number = self._num_attempts[job.key] = self._num_attempts.get(job.key, 0) + 1
+        request = JobRequest(
+            attempt_id=f"{job.key}.{number}",
+            attempt_number=number,
+            sweep="any",
+            job=job.name,
+            key=job.key,
+            kind=job.kind,
+            identity=job.identity,
+            store_uri=self.store.uri,
+        )
+        writer = ArtifactWriter(self.store, request)
+        for position in range(num_parts):
+            writer.add(f"part{position}", f"{job.key} {position} {secrets.token_hex(4)}".encode())
+        return writer
+
+    def commit(self, job: Job) -> None:
+        self.write_parts(job).commit(now=self.clock())
+
+    def write_checkpoint(self, job: Job, step: int = 1, *, finished: bool = True) -> str:
+        """Returns the reference ``<key>/checkpoints/<step>-<nonce>``."""
+        name = f"{step:012d}-{secrets.token_hex(4)}"
+        folder, content = f"{checkpoints_folder(job.key)}/{name}", f"state {step}".encode()
+        self.store.put(f"{folder}/model.safetensors", content)
+        if finished:
+            manifest = encode_manifest(step, {"model.safetensors": Entry.of(content)})
+            self.store.put(f"{folder}/manifest.json", manifest)
+        return f"{job.key}/checkpoints/{name}"
+
+    def write_metrics(self, job: Job) -> str:
+        return self.store.put(metrics_segment(job.key, 1, 0, 10), b"{}\n").name
+
+    def write_log(self, sweep: str, job: Job) -> str:
+        return self.store.put(log_name(sweep, job.name, 1), b"hello\n").name
+
+    # --------------------------------------------------------------------------------------------------------- sweeps
+    def post(self, sweep: str, jobs: Sequence[Job]) -> None:
+        """A client's message, which no controller has read."""
+        self.clock.advance(0.001)
+        client.submit(self.store, self._plan(sweep, jobs), "", "cluster", now=self.clock())
+
+    def accept(self, sweep: str, jobs: Sequence[Job]) -> None:
+        """A controller accepts a plan; all that was running goes on, as leaving if it is no longer planned."""
+        plan = self._plan(sweep, jobs)
+        self._plans[sweep] = plan
+        self.store.put(plan_name(sweep, plan.revision), json.dumps(plan.to_json()).encode())
+        if sweep not in self._journals:
+            self.append(sweep, events.SweepAdopted(at_s=self.clock(), cluster="cluster", epoch=1, holder="test"))
+        message_id = f"{sweep}-{plan.revision}"
+        self.append(sweep, events.PlanAccepted(at_s=self.clock(), message_id=message_id, revision=plan.revision))
+
+    def launch(self, sweep: str, job: Job) -> str:
+        """Returns the attempt's id."""
+        number = self._num_attempts[job.key] = self._num_attempts.get(job.key, 0) + 1
+        attempt_id = f"{job.key}.{number}"
+        launched = events.AttemptLaunched(
+            at_s=self.clock(), job=job.name, attempt_id=attempt_id, key=job.key, number=number, epoch=1
+        )
+        self.append(sweep, launched)
+        return attempt_id
+
+    def lose(self, sweep: str, job: Job, attempt_id: str) -> None:
+        lost = events.AttemptLost(at_s=self.clock(), job=job.name, attempt_id=attempt_id, reason="lost")
+        self.append(sweep, lost)
+
+    def finish(self, sweep: str, jobs: Iterable[Job]) -> None:
+        """Every job is told to be reused, and the sweep ends."""
+        for job in jobs:
+            self.append(sweep, events.JobReused(at_s=self.clock(), job=job.name, key=job.key))
+        self.append(sweep, events.SweepFinished(at_s=self.clock(), status=events.SweepStatus.SUCCEEDED))
+
+    def run_sweep(self, sweep: str, jobs: Sequence[Job]) -> None:
+        """From its plan to its end, every job with an artifact, metrics and a log."""
+        self.accept(sweep, jobs)
+        for job in jobs:
+            self.commit(job)
+            self.write_metrics(job)
+            self.write_log(sweep, job)
+        self.finish(sweep, jobs)
+
+    def append(self, sweep: str, event: events.Event) -> None:
+        journal = self._journals.setdefault(sweep, Journal(self.store, sweep, holder="test"))
+        journal.append([events.encode_event(event)])
+
+    def pin(self, name: str, *references: str) -> None:
+        add_pin(self.store, Pin(name=name, keys=references, created_at_s=self.clock()))
+
+    def _plan(self, sweep: str, jobs: Sequence[Job]) -> Plan:
+        revision = self._plans[sweep].revision + 1 if sweep in self._plans else 1
+        return Plan(sweep=sweep, revision=revision, store_uri=self.store.uri, jobs=tuple(jobs), baseline="")
+
+    # ------------------------------------------------------------------------------------------------------- looking
+    def collector(self, store: ObjectStore | None = None) -> Collector:
+        used = store or self.store
+        graces = Graces(age_s=GRACE_S, trash_s=TRASH_S)
+        return Collector(used, RootReader(used), graces=graces, now=self.clock)
+
+    def collect(self, store: ObjectStore | None = None) -> Tally:
+        return self.collector(store).collect()
+
+    def collect_meddled(self, at: Mapping[int, Callable[[], None]] | None = None) -> int:
+        """Collect while something happens before some of the requests; returns their number."""
+        store = MeddledStore(self.store, at)
+        with suppress(SimulatedCrash):
+            self.collect(cast("ObjectStore", store))
+        return store.num_requests
+
+    def collect_until_freed(self) -> None:
+        """Two collections: the first hides, the second destroys."""
+        for wait_s in (GRACE_S, TRASH_S):
+            self.clock.advance(wait_s + 1)
+            self.collect()
+
+    def names(self, prefix: str = "") -> set[str]:
+        return {stat.name for stat in self.store.list_objects(prefix)}
+
+    def payload(self) -> set[str]:
+        """All that gc may ever touch."""
+        return self.names("artifacts/") | self.names("metrics/") | self.names("logs/")
+
+    def trash(self) -> set[str]:
+        return self.names(TRASH) - {LOCK}
+
+    def check_intact(self, jobs: Iterable[Job]) -> None:
+        """Every visible record of these has all its parts."""
+        for job in jobs:
+            if self.store.exists(f"artifacts/{job.kind}/{job.key}/record.json"):
+                record = read_record(self.store, job.key, identity=job.identity)
+                for part in record.parts:
+                    read_part(self.store, record, part)
+
+
+class MeddledStore:
+    """Calls back before its n-th request; every object of a listing is one, as others may write between two pages."""
+
+    def __init__(self, store: ObjectStore, at: Mapping[int, Callable[[], None]] | None = None) -> None:
+        self._store = store
+        self._at = dict(at or {})
+        self.num_requests = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+
+        def request(*arguments: object) -> object:
+            self._count()
+            return found(*arguments)
+
+        return request if callable(found) else found
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
+        for stat in self._store.list_objects(prefix):
+            self._count()
+            yield stat
+        self._count()
+
+    def _count(self) -> None:
+        self.num_requests += 1
+        if self.num_requests in self._at:
+            self._at[self.num_requests]()
+
+
+class ShuffledStore(MeddledStore):
+    """Lists in any order: folders come in pieces."""
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
+        return iter(sorted(self._store.list_objects(prefix), key=lambda stat: sha256(stat.name.encode()).digest()))
+
+
+def crash() -> None:
+    raise SimulatedCrash
+
+
+def contents(store: ObjectStore, names: Iterable[str]) -> Mapping[str, bytes]:
+    return {name: store.get(name) for name in names}

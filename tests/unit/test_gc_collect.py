@@ -1,0 +1,277 @@
+"""What one garbage collection keeps, hides, destroys and brings back."""
+
+from typing import cast
+
+import pytest
+
+from orchestrator.controller.retention import RootReader, forget
+from orchestrator.errors import ControllerError, CorruptObjectError
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.gc import Action, Tally
+from orchestrator.storage.gc_lock import LOCK_DURATION_S, CollectionBusyError, CollectionLock
+from orchestrator.storage.gc_rules import Reason
+from orchestrator.storage.inventory import artifact_lines
+from orchestrator.storage.layout import journal_segment, metrics_folder, record_name
+from orchestrator.testing import Fault, FaultyStore, Moment
+from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job
+
+DATASET = make_job(0)
+INDEX = make_job(1, DATASET)
+PRETRAIN = make_job(3, INDEX)
+OTHER = make_job(8, INDEX)
+JOBS = (DATASET, INDEX, PRETRAIN)
+
+
+@pytest.fixture
+def lab():
+    return Lab()
+
+
+def counts(tally: Tally) -> dict[tuple[Action, Reason], int]:
+    return {what: amount.num_objects for what, amount in tally.amounts.items()}
+
+
+def test_collect_artifacts_of_a_finished_sweep_stay(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    before = contents(lab.store, lab.names())
+    lab.collect_until_freed()
+    assert contents(lab.store, before) == before
+    assert lab.trash() == set()
+
+
+def test_collect_forgotten_sweep_is_hidden_then_destroyed(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    journal = lab.names("sweeps/")
+    lab.clock.advance(GRACE_S + 1)
+    tally = lab.collect()
+    assert counts(tally) == {
+        (Action.HIDE, Reason.UNREFERENCED_ARTIFACT): 6,
+        (Action.HIDE, Reason.UNREFERENCED_METRICS): 3,
+        (Action.HIDE, Reason.FORGOTTEN_LOGS): 3,
+    }
+    assert not any(is_committed(lab.store, job.key) for job in JOBS), "no reader may find what is about to go"
+    lab.clock.advance(TRASH_S - 2)
+    assert tally_actions(lab.collect()) == {Action.WAIT_IN_TRASH}
+    lab.clock.advance(2)
+    assert counts(lab.collect()) == {
+        (Action.DESTROY, Reason.UNREFERENCED_ARTIFACT): 3,
+        (Action.DESTROY, Reason.UNREFERENCED_METRICS): 3,
+        (Action.DESTROY, Reason.FORGOTTEN_LOGS): 3,
+    }
+    assert lab.payload() == set()
+    assert lab.trash() == set()
+    assert lab.names("sweeps/") == journal, "the sweep's own history is never collected"
+
+
+def tally_actions(tally: Tally) -> set[Action]:
+    return {action for action, _ in tally.amounts}
+
+
+def test_collect_objects_younger_than_the_grace_stay(lab) -> None:
+    lab.commit(DATASET)
+    lab.clock.advance(GRACE_S - 1)
+    assert tally_actions(lab.collect()) == {Action.WAIT_FOR_GRACE}
+    assert is_committed(lab.store, DATASET.key)
+    assert lab.trash() == set()
+
+
+def test_collect_input_outside_every_plan_stays_with_its_own_inputs(lab) -> None:
+    for job in (DATASET, INDEX, PRETRAIN):
+        lab.commit(job)
+    lab.accept("kept", [PRETRAIN])  # its identity names the index, the index's record names the dataset
+    lab.collect_until_freed()
+    assert all(is_committed(lab.store, job.key) for job in JOBS)
+
+
+def test_collect_job_of_an_earlier_revision_goes_and_the_shared_ones_stay(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    lab.commit(OTHER)
+    lab.accept("kept", [DATASET, INDEX, OTHER])
+    lab.collect_until_freed()
+    assert not is_committed(lab.store, PRETRAIN.key)
+    assert all(is_committed(lab.store, job.key) for job in (DATASET, INDEX, OTHER))
+    assert lab.names(metrics_folder(PRETRAIN.key)) == set()
+
+
+def test_collect_orphaned_parts_go_and_the_records_own_stay(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    kept = lab.payload()
+    lab.write_parts(PRETRAIN)  # lost the race for the commit
+    lab.accept("running", [OTHER])
+    lab.write_parts(OTHER)  # of a dead attempt at a job that is not committed yet
+    lab.collect_until_freed()
+    assert lab.payload() == kept
+
+
+def test_collect_checkpoints_of_a_committed_job_go(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    kept = lab.payload()
+    lab.write_checkpoint(PRETRAIN)
+    lab.collect_until_freed()
+    assert lab.payload() == kept
+    assert lab.trash() == set()
+
+
+def test_collect_checkpoints_of_an_unfinished_job_stay_unless_half_written(lab) -> None:
+    lab.accept("running", [PRETRAIN])
+    lab.write_checkpoint(PRETRAIN, 7)
+    kept = lab.payload()
+    lab.write_checkpoint(PRETRAIN, 9, finished=False)
+    lab.collect_until_freed()
+    assert lab.payload() == kept
+
+
+def test_collect_checkpoint_named_by_an_identity_or_a_pin_stays(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    named, pinned, plain = (lab.write_checkpoint(PRETRAIN, step) for step in (1, 2, 3))
+    child = make_job(9)
+    child.identity["inputs"]["backbone"] = named
+    lab.accept("child", [child])
+    lab.pin("best", pinned)
+    lab.collect_until_freed()
+    left = {name.split("/")[4] for name in lab.payload() if "/checkpoints/" in name}
+    assert left == {named.rpartition("/")[2], pinned.rpartition("/")[2]}
+    assert plain.rpartition("/")[2] not in left
+
+
+def test_collect_running_attempt_protects_all_of_its_key(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    lab.accept("kept", [DATASET])
+    lab.accept("kept", [DATASET, OTHER])
+    attempt_id = lab.launch("kept", OTHER)
+    lab.write_parts(OTHER)
+    lab.write_checkpoint(OTHER, finished=False)
+    kept = lab.names(f"artifacts/{OTHER.kind}/{OTHER.key}/")
+    lab.collect_until_freed()
+    assert lab.names(f"artifacts/{OTHER.kind}/{OTHER.key}/") == kept
+    lab.lose("kept", OTHER, attempt_id)
+    lab.collect_until_freed()
+    assert lab.names(f"artifacts/{OTHER.kind}/{OTHER.key}/") == set()
+
+
+def test_collect_leaving_attempt_protects_its_inputs(lab) -> None:
+    for job in (DATASET, INDEX):
+        lab.commit(job)
+    lab.accept("kept", [OTHER])
+    attempt_id = lab.launch("kept", OTHER)
+    lab.accept("kept", [make_job(10)])  # the attempt at OTHER is still running, and reads the index
+    lab.collect_until_freed()
+    assert is_committed(lab.store, INDEX.key)
+    lab.lose("kept", OTHER, attempt_id)
+    lab.collect_until_freed()
+    assert not is_committed(lab.store, INDEX.key)
+
+
+def test_collect_submit_that_waits_in_the_inbox_protects(lab) -> None:
+    for job in JOBS:
+        lab.commit(job)
+    lab.post("waiting", JOBS)
+    lab.collect_until_freed()
+    assert all(is_committed(lab.store, job.key) for job in JOBS)
+
+
+def test_collect_damaged_record_keeps_everything_of_its_key(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    lab.write_parts(PRETRAIN)
+    lab.store.put(record_name(PRETRAIN.key), b"{not json")
+    before = lab.payload()
+    lab.collect_until_freed()
+    assert lab.payload() == before
+
+
+def test_collect_unreadable_sweep_stops_before_anything_is_touched(lab) -> None:
+    lab.commit(DATASET)
+    lab.accept("broken", [DATASET])
+    lab.store.put(journal_segment("broken", 2), b'{}\n{"type": "no_such_event", "version": 1}\n')
+    lab.clock.advance(GRACE_S + 1)
+    before = lab.payload()
+    with pytest.raises(ControllerError, match=r"sweep broken .* nothing can be collected"):
+        lab.collect()
+    assert lab.payload() == before
+
+
+def test_collect_damaged_pin_stops_before_anything_is_touched(lab) -> None:
+    lab.commit(DATASET)
+    lab.store.put("pins/x.json", b"[]")
+    lab.clock.advance(GRACE_S + 1)
+    with pytest.raises(CorruptObjectError, match=r"pins/x\.json"):
+        lab.collect()
+    assert is_committed(lab.store, DATASET.key)
+
+
+def test_collect_metrics_of_an_artifact_that_readers_see_stay(lab) -> None:
+    lab.commit(DATASET)
+    metrics = lab.write_metrics(DATASET)
+    lab.clock.advance(GRACE_S + 1)
+    lab.write_parts(DATASET)  # something young: the artifact waits for its grace, and its metrics for the artifact
+    for _ in range(2):
+        assert lab.collector().preview().amounts == lab.collect().amounts
+        assert lab.trash() == set()
+        assert lab.store.exists(metrics)
+
+
+def test_collect_two_at_once_are_refused_until_the_lock_expires(lab) -> None:
+    lock = CollectionLock(lab.store, "first", lab.clock)
+    lock.__enter__()
+    with pytest.raises(CollectionBusyError, match="first"):
+        lab.collect()
+    lab.clock.advance(LOCK_DURATION_S + 1)
+    lab.collect()
+    with pytest.raises(CollectionBusyError, match="has started"):
+        lock.keep()
+
+
+def test_collect_ends_by_freeing_the_lock(lab) -> None:
+    lab.collect()
+    lab.collect()
+
+
+def test_collect_from_a_store_that_lists_in_any_order_frees_the_same(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    kept = lab.payload()
+    lab.run_sweep("gone", [make_job(number, DATASET) for number in (5, 6, 7)])
+    forget(lab.store, "gone", now=lab.clock())
+    lab.write_parts(PRETRAIN)
+    lab.store = cast("ObjectStore", ShuffledStore(lab.store))
+    lab.collect_until_freed()
+    assert lab.payload() == kept
+    assert lab.trash() == set()
+    assert {line.key for line in artifact_lines(lab.store)} == {job.key for job in JOBS}
+
+
+def test_collect_foreign_objects_are_never_touched(lab) -> None:
+    names = ("artifacts/notes.txt", "artifacts/misc/x/readme", "metrics/loose", "other/thing", "jobs/k/attempts/1.json")
+    for name in names:
+        lab.store.put(name, b"mine")
+    lab.collect_until_freed()
+    assert set(names) <= lab.names()
+
+
+def test_preview_says_what_collect_does_and_writes_nothing(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    lab.write_parts(PRETRAIN)
+    forget(lab.store, "kept", now=lab.clock())
+    for wait_s in (1.0, GRACE_S + 1, TRASH_S - 5, TRASH_S):
+        lab.clock.advance(wait_s)
+        before = contents(lab.store, lab.names())
+        preview = lab.collector(FaultyStore(lab.store, [Fault(moment=Moment.CRASH_BEFORE)])).preview()
+        assert contents(lab.store, lab.names()) == before
+        assert preview.amounts == lab.collect().amounts
+
+
+def test_forget_unfinished_sweep_is_refused(lab) -> None:
+    lab.accept("running", [DATASET])
+    with pytest.raises(ControllerError, match="only a sweep that has ended"):
+        forget(lab.store, "running", now=0.0)
+
+
+def test_roots_are_read_again_only_for_sweeps_that_changed(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    lab.accept("running", [OTHER])
+    reader = RootReader(lab.store)
+    first = reader()
+    lab.launch("running", OTHER)
+    assert reader().live - first.live == {OTHER.key}
+    assert reader().keys == first.keys == {job.key for job in (*JOBS, OTHER)}

@@ -1,0 +1,114 @@
+"""What garbage collection needs of the local store: ages, left-overs, and folders that go with their last object."""
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import StorageError
+from orchestrator.storage.gc import Action, Collector, Graces
+from orchestrator.storage.gc_rules import Reason, Roots
+from orchestrator.storage.local import LocalStore
+
+NUM_WRITERS, NUM_ROUNDS = 6, 60
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+def test_stat_of_a_local_object_knows_when_it_was_written(store, tmp_path) -> None:
+    before = time.time()
+    store.put("a", b"one")
+    assert before - 1 <= store.stat("a").modified_at_s <= time.time() + 1
+    os.utime(tmp_path / "a", (5.0, 5.0))
+    assert [stat.modified_at_s for stat in store.list_objects("")] == [5.0]
+
+
+def test_delete_of_the_last_object_removes_its_folders(store) -> None:
+    store.put("x/y/z/1", b"")
+    store.put("x/2", b"")
+    store.delete("x/y/z/1")
+    assert store.list_children("x/") == ["2"]
+    store.delete("x/2")
+    assert store.list_children("") == []
+
+
+def test_delete_of_a_folders_name_leaves_its_objects(store) -> None:
+    store.put("x/y", b"one")
+    store.delete("x")
+    assert store.get("x/y") == b"one"
+
+
+def test_delete_finishes_what_a_deletion_that_died_left(store, tmp_path) -> None:
+    (tmp_path / "x/y").mkdir(parents=True)
+    store.delete("x/y/gone")
+    assert store.list_children("") == []
+
+
+def test_writes_and_deletions_that_race_for_a_folder_all_succeed(store, tmp_path) -> None:
+    """Every writer deletes what it wrote, so that folders vanish under the others' writes all the time."""
+    barrier = threading.Barrier(NUM_WRITERS)
+
+    def write(number: int) -> int:
+        barrier.wait(timeout=60)
+        for turn in range(NUM_ROUNDS):
+            name, content = f"a/b/{turn % 2}/c/{number}", f"{number} {turn}".encode()
+            (store.put if turn % 3 else store.put_if_absent)(name, content)
+            assert store.get(name) == content
+            store.delete(name)
+        return NUM_ROUNDS
+
+    with ThreadPoolExecutor(NUM_WRITERS) as pool:
+        assert sum(pool.map(write, range(NUM_WRITERS))) == NUM_WRITERS * NUM_ROUNDS
+    assert [path.name for path in tmp_path.iterdir()] == [".tmp"]
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+def test_put_whose_folder_vanishes_between_making_and_publishing_makes_it_again(store, monkeypatch) -> None:
+    link, num_links = os.link, []
+
+    def link_late(source: Path, target: Path) -> None:
+        num_links.append(target)
+        if len(num_links) < 4:
+            target.parent.rmdir()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_late)
+    store.put_if_absent("x/y", b"one")
+    assert store.get("x/y") == b"one"
+    assert len(num_links) == 4
+
+
+def test_put_below_an_object_fails_at_once(store, monkeypatch) -> None:
+    store.put("a", b"one")
+    tries: list[Path] = []
+    make = LocalStore._make_parents
+
+    def make_counted(self: LocalStore, target: Path) -> None:
+        tries.append(target)
+        make(self, target)
+
+    monkeypatch.setattr(LocalStore, "_make_parents", make_counted)
+    with pytest.raises(StorageError):
+        store.put("a/below", b"two")
+    assert len(tries) == 1
+
+
+def test_collect_old_leftovers_of_dead_writers_go_and_young_ones_stay(store, tmp_path) -> None:
+    store.put("a", b"one")
+    store.put("probes/1", b"")
+    os.utime(tmp_path / "probes/1", (time.time() - 7200.0,) * 2)
+    for name, age_s in (("dead", 7200.0), ("at-work", 10.0)):
+        (tmp_path / ".tmp" / name).write_bytes(b"half")
+        os.utime(tmp_path / ".tmp" / name, (time.time() - age_s,) * 2)
+    graces = Graces(age_s=3600.0, trash_s=0.0)
+    preview = Collector(store, Roots, graces=graces).preview()
+    assert Collector(store, Roots, graces=graces).collect().amounts == preview.amounts
+    assert preview.amounts[Action.DESTROY, Reason.LEFTOVER].num_objects == 2
+    assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["at-work"]
+    assert not store.exists("probes/1")
