@@ -67,7 +67,7 @@ class InprocessBackend:
 
     def capacity(self) -> Capacity:
         """See ``Backend``."""
-        return Capacity(total=_UNBOUNDED, largest_node=_UNBOUNDED)
+        return Capacity(total=_UNBOUNDED, nodes=(_UNBOUNDED,))
 
     def launch(self, request: JobRequest, resources: Resources) -> None:
         """Run an attempt to its end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -37,7 +37,8 @@ class Capacity:
     """What the cluster has in all (not what is free: the scheduler subtracts what it has launched)."""
 
     total: Resources
-    largest_node: Resources = field(default_factory=Resources)
+    nodes: tuple[Resources, ...] = ()
+    """The different shapes of its nodes: none has all of the cluster, and none need be the largest in everything."""
 
 
 class Backend(Protocol):

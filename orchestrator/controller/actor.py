@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.service import ACTIVE_PAUSE_S, BUSY_PAUSE_S, IDLE_PAUSE_S, LoopActor
 from orchestrator.backends.ray.settings import KEEP_ALIVE_VARIABLE, RunnerSettings
-from orchestrator.controller.client import list_sweeps, load_snapshot
+from orchestrator.controller.client import SweepLedger, list_sweeps
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import new_holder
 from orchestrator.controller.lease import LeaseLostError
 from orchestrator.errors import OrchestratorError
 from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
 
 KEEP_ALIVE_EVERY_S = 10.0
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,8 @@ class ControllerActor(LoopActor):
     def _start(self) -> tuple[Controller, RayBackend]:
         settings = self._settings
         backend = RayBackend(settings.namespace, settings=RunnerSettings.from_json(settings.runners))
-        controller = Controller(open_store(settings.store_uri), backend, settings.cluster, new_holder())
+        store = open_store(settings.store_uri)
+        controller = Controller(store, backend, settings.cluster, new_holder(), on_alive=self.stamp)
         self._backend, self._controller = backend, controller
         return controller, backend
 
@@ -110,42 +114,72 @@ class PublisherActor(LoopActor):
     """
 
     def __init__(self, store_uri: str, tracking_uri: str, every_s: float = 2.0) -> None:
-        self._store = open_store(store_uri)
-        self._tracking_uri = tracking_uri
+        self._publication = StorePublication(open_store(store_uri), tracking_uri)
         self._every_s = every_s
-        self._publishers: dict[str, Any] = {}
-        self._caught_up: set[str] = set()
         super().__init__()
 
     def ping(self) -> dict[str, Any]:
         """How its loop fares, and which sweeps had ended before they were published the last time."""
-        return {**super().ping(), "caught_up": sorted(self._caught_up)}
+        return {**super().ping(), "caught_up": sorted(self._publication.caught_up)}
 
     def turn(self) -> float:
-        """Publish what is new of every sweep; one that fails does not keep the others."""
-        failures: list[OrchestratorError] = []
-        for sweep in list_sweeps(self._store):
-            try:
-                self._publish(sweep)
-            except OrchestratorError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        """Publish what is new of every sweep."""
+        self._publication.run(on_alive=self.stamp)
         return self._every_s
 
+
+def _new_publisher(store: ObjectStore, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
+    # MLflow takes seconds and 200 MB to import: only this process pays for it.
+    return importlib.import_module("orchestrator.tracking.publisher").Publisher(store, tracking_uri)
+
+
+class StorePublication:
+    """All sweeps of a store, each to the tracking server that its plan names; follows their journals."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        tracking_uri: str,
+        new_publisher: Callable[[ObjectStore, str], Any] = _new_publisher,
+    ) -> None:
+        self._store = store
+        self._tracking_uri = tracking_uri
+        self._new_publisher = new_publisher
+        self._publishers: dict[str, Any] = {}
+        self._ledgers: dict[str, SweepLedger] = {}
+        self.caught_up: frozenset[str] = frozenset()
+        """Sweeps that had ended before they were published the last time; replaced, never changed."""
+
+    def run(self, on_alive: Callable[[], None] = lambda: None) -> None:
+        """Publish what is new of every sweep; one that fails does not keep the others.
+
+        Raises:
+            Exception: that of the first sweep that failed, after all others were published.
+        """
+        failures: list[Exception] = []
+        sweeps = list_sweeps(self._store)
+        self._ledgers = {sweep: ledger for sweep, ledger in self._ledgers.items() if sweep in sweeps}
+        for sweep in sweeps:
+            try:
+                self._publish(sweep)
+            except Exception as error:  # noqa: BLE001 - a damaged sweep may fail in any way
+                _LOG.warning("sweep %s is not published now: %r; it is tried again", sweep, error)
+                # It may have stopped between two segments that it read: read them all again.
+                self._ledgers.pop(sweep, None)
+                failures.append(error)
+            on_alive()
+        if failures:
+            raise failures[0]
+
     def _publish(self, sweep: str) -> None:
-        plan = load_snapshot(self._store, sweep).plan
+        plan = self._ledgers.setdefault(sweep, SweepLedger(self._store, sweep)).refresh().plan
         publisher = self._publisher((plan.tracking_uri if plan else "") or self._tracking_uri)
         # Asked first: what happens after the answer may be missed, what happened before it is published.
         has_ended = publisher.has_ended(sweep)
-        if publisher.publish_once(sweep) and has_ended:
-            self._caught_up.add(sweep)
-        else:
-            self._caught_up.discard(sweep)
+        is_caught_up = publisher.publish_once(sweep) and has_ended
+        self.caught_up = self.caught_up | {sweep} if is_caught_up else self.caught_up - {sweep}
 
     def _publisher(self, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
         if tracking_uri not in self._publishers:
-            # MLflow takes seconds and 200 MB to import: only this process pays for it.
-            module = importlib.import_module("orchestrator.tracking.publisher")
-            self._publishers[tracking_uri] = module.Publisher(self._store, tracking_uri)
+            self._publishers[tracking_uri] = self._new_publisher(self._store, tracking_uri)
         return self._publishers[tracking_uri]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
 from orchestrator.contract import JobRequest, JobResult, Outcome, Timings
-from orchestrator.errors import FailureKind, NotFoundError, PreconditionFailedError
+from orchestrator.errors import CorruptObjectError, FailureKind, NotFoundError, PreconditionFailedError
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state.events import AttemptEvent, AttemptFailed, AttemptLost, AttemptSucceeded
 from orchestrator.state.snapshot import Attempt
@@ -63,6 +63,20 @@ def judge_report(store: ObjectStore, attempt: Attempt, report: AttemptReport, no
     """The event that ends an attempt; ``None`` while it runs. Only the store's record makes a success."""
     if report.status is AttemptStatus.RUNNING:
         return None
+    try:
+        return _judge_end(store, attempt, report, now)
+    except CorruptObjectError as error:
+        # The attempt has ended all the same; the next look at its key fails the job with the reason.
+        return AttemptFailed(
+            at_s=now,
+            job=attempt.job,
+            attempt_id=attempt.attempt_id,
+            kind=FailureKind.STORAGE,
+            message=str(error)[:_MAX_TEXT],
+        )
+
+
+def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now: float) -> AttemptEvent:
     if report.status is AttemptStatus.SUCCEEDED:
         return _success(store, attempt, report.result, now)
     # A runner may die between its commit and its report.

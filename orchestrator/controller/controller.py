@@ -30,7 +30,8 @@ class Controller:
     """Serves all sweeps of one cluster on one store. Call ``tick`` again and again, from one thread.
 
     ``holder`` names this very incarnation (host, pid, something random); ``now`` is the clock in unix seconds.
-    ``max_live_attempts`` bounds how many attempts run at once, whatever fits.
+    ``max_live_attempts`` bounds how many attempts run at once, whatever fits. ``on_alive`` is called again and again
+    within a tick that takes long because it reads many sweeps.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Controller:
         now: Callable[[], float] = time.time,
         *,
         max_live_attempts: int | None = None,
+        on_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._backend = backend
@@ -50,6 +52,7 @@ class Controller:
         self._lease = Lease(store, cluster, holder, now)
         self._cluster = cluster
         self._holder = holder
+        self._on_alive = on_alive
         self._fleet: Fleet | None = None
         self._executor = Executor(store, backend)
         self._orphans: set[str] = set()
@@ -99,7 +102,7 @@ class Controller:
         # Runners refuse the former controller from here on; only then does this one read what that one wrote last.
         self._backend.announce(epoch)
         me = Identification(cluster=self._cluster, epoch=epoch, holder=self._holder)
-        fleet = Fleet(self._store, me, self._now)
+        fleet = Fleet(self._store, me, self._now, self._on_alive)
         fleet.adopt_all()
         self._fleet = fleet
         return fleet
@@ -183,7 +186,7 @@ class Controller:
         commands = decide(
             snapshots,
             total=capacity.total,
-            largest_node=capacity.largest_node,
+            nodes=capacity.nodes,
             now=self._now(),
             committed=self._executor.committed,
             max_live_attempts=self._max_live_attempts,

@@ -10,7 +10,13 @@ from orchestrator.backends.protocol import Backend
 from orchestrator.contract import JobRequest, Resources
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.controller.fleet import Fleet, Holding
-from orchestrator.errors import ControllerError, IdentityMismatchError, NotFoundError, OrchestratorError
+from orchestrator.errors import (
+    ControllerError,
+    CorruptObjectError,
+    IdentityMismatchError,
+    NotFoundError,
+    OrchestratorError,
+)
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.events import Event
@@ -69,7 +75,8 @@ class Executor:
                 self.committed.add(job.key)
             except NotFoundError:
                 self._absent.add(job.key)
-            except IdentityMismatchError as error:
+            except (CorruptObjectError, IdentityMismatchError) as error:
+                # The same at every look: without an end of the job the sweep would be read again for ever.
                 refused.append(events.JobFailed(at_s=now, job=job.name, reason=str(error)))
         if refused:
             fleet.append(holding, refused)

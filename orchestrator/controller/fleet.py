@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from orchestrator.controller.inbox import Message, Ownership, Submit, read_inbox
+from orchestrator.controller.inbox import Message, Ownership, Submit, Superseded, read_inbox
 from orchestrator.controller.ledger import SweepLedger
 from orchestrator.controller.progress import ProgressBoard
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
 from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
@@ -18,9 +18,11 @@ from orchestrator.storage.journal import JournalFencedError
 from orchestrator.storage.protocol import ObjectStore
 
 RETRY_EVERY_S = 1.0
+MAX_RETRY_EVERY_S = 60.0
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
 _SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, KeyError)
+_OUTAGES = (StorageTimeoutError, StorageThrottledError)  # the store's, which passes, and not the sweep's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +47,38 @@ class Identification:
     holder: str
 
 
-class Fleet:
-    """Sweeps by name: those adopted, and finished ones that may be reopened."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Delay:
+    """The latest wait of a sweep that failed."""
 
-    def __init__(self, store: ObjectStore, me: Identification, now: Callable[[], float]) -> None:
+    until_s: float
+    length_s: float
+
+
+class Fleet:
+    """Sweeps by name: those adopted, and finished ones that may be reopened.
+
+    ``on_alive`` is called after each sweep that was read: many of them take long.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        me: Identification,
+        now: Callable[[], float],
+        on_alive: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store = store
         self._me = me
         self._now = now
+        self._on_alive = on_alive
         self._holdings: dict[str, Holding] = {}
         self._retry_at_s: dict[str, float] = {}
-        self._ignored: set[str] = set()
+        self._delays: dict[str, _Delay] = {}
+        self._in_doubt: set[str] = set()
+        """Sweeps with a write of ours that may still take effect."""
+        self._ignored: dict[str, set[str]] = {}
+        """Messages for others by sweep, until we hold it."""
         self._loaded: list[Holding] = []
         self.fenced: list[Holding] = []
         """Sweeps that another controller took, until the controller has let go of their attempts."""
@@ -91,6 +115,7 @@ class Fleet:
             del self._retry_at_s[sweep]
             with self.guard(sweep):
                 self._load(sweep)
+            self._on_alive()
 
     def check_fences(self) -> None:
         """Drop the sweeps that another cluster has taken over."""
@@ -100,14 +125,21 @@ class Fleet:
 
     def append(self, holding: Holding, events: Sequence[Event]) -> None:
         """Journal some events of a sweep; use inside ``guard``."""
-        holding.ledger.append(events)
+        sweep = holding.snapshot.sweep
+        try:
+            holding.ledger.append(events)
+        except StorageError:
+            self._in_doubt.add(sweep)
+            raise
+        self._in_doubt.discard(sweep)
         self.num_appends += 1
 
     @contextmanager
     def guard(self, sweep: str) -> Iterator[None]:
         """Keep a sweep's fault from the others: a fenced sweep is dropped, any other fault means reading it again.
 
-        After a failed append nobody knows whether the events are in the journal, so memory is dropped in any case.
+        After a failed append nobody knows whether the events are in the journal, so memory is dropped in any case. A
+        sweep that keeps failing is read again less and less often.
         """
         try:
             yield
@@ -115,10 +147,20 @@ class Fleet:
             _LOG.warning("sweep %s belongs to another controller now: %s", sweep, error)
             holding = self._holdings.pop(sweep, None)
             self.fenced += [holding] if holding else []
-        except _SWEEP_FAULTS:
-            _LOG.exception("sweep %s cannot be served now; it is read again in %s s", sweep, RETRY_EVERY_S)
+        except _SWEEP_FAULTS as error:
+            delay = self._next_delay(sweep, error)
+            _LOG.exception("sweep %s cannot be served now; it is read again in %s s", sweep, delay.length_s)
             self._holdings.pop(sweep, None)
-            self._retry_at_s[sweep] = self._now() + RETRY_EVERY_S
+            self._delays[sweep] = delay
+            self._retry_at_s[sweep] = delay.until_s
+
+    def _next_delay(self, sweep: str, error: Exception) -> _Delay:
+        length_s, previous = RETRY_EVERY_S, self._delays.get(sweep)
+        if previous and self._now() < previous.until_s + MAX_RETRY_EVERY_S:
+            # Failed again before it was fine for a while.
+            factor = 1 if isinstance(error, _OUTAGES) else 2
+            length_s = min(factor * previous.length_s, MAX_RETRY_EVERY_S)
+        return _Delay(until_s=self._now() + length_s, length_s=length_s)
 
     def messages(self, sweeps: Sequence[str]) -> Iterator[tuple[Holding, Message]]:
         """Messages for this controller. Those for others are noted and not read again."""
@@ -126,14 +168,37 @@ class Fleet:
             if sweep in self._retry_at_s:
                 continue  # first its journal must be read
             with self.guard(sweep):
-                for message in read_inbox(self._store, sweep, skip=self._ignored):
-                    if sweep in self._retry_at_s:
-                        break  # settling the message before this one failed
-                    holding = self._addressee(sweep, message)
-                    if holding is None:
-                        self._ignored.add(message.message_id)
-                    else:
-                        yield holding, message
+                yield from self._messages_of(sweep)
+
+    def _messages_of(self, sweep: str) -> Iterator[tuple[Holding, Message]]:
+        for message in read_inbox(self._store, sweep, skip=self._ignored.get(sweep, ())):
+            if sweep in self._retry_at_s:
+                return  # settling the message before this one failed
+            holding = self._addressee(sweep, message)
+            if holding is None:
+                self._ignored.setdefault(sweep, set()).add(message.message_id)
+                continue
+            if isinstance(message, Submit):
+                for earlier in self._overtaken(sweep, message):
+                    yield holding, earlier
+                if self._holdings.get(sweep) is not holding:
+                    return  # settling one of these failed
+            yield holding, message
+
+    def _overtaken(self, sweep: str, submit: Submit) -> Iterator[Message]:
+        """What was sent before a submit and is in the inbox still, left there for another controller.
+
+        It comes first, as it was meant to: followed later, an old cancel would end what the submit has begun.
+        """
+        for message in read_inbox(self._store, sweep):
+            if message.message_id >= submit.message_id:
+                return
+            if isinstance(message, Submit) and message.cluster != self._me.cluster:
+                reason = (
+                    f"the later submit {submit.message_id} gave the sweep to cluster {submit.cluster}; submit again"
+                )
+                message = Superseded(message_id=message.message_id, reason=reason)  # noqa: PLW2901 - in its place
+            yield message
 
     def _addressee(self, sweep: str, message: Message) -> Holding | None:
         if not isinstance(message, Submit):
@@ -153,11 +218,16 @@ class Fleet:
         if snapshot.cluster != self._me.cluster and not is_free:
             return None
         me = self._me
-        ledger.adopt(SweepAdopted(at_s=self._now(), cluster=me.cluster, epoch=me.epoch, holder=me.holder))
+        is_ours = (snapshot.cluster, snapshot.epoch, snapshot.holder) == (me.cluster, me.epoch, me.holder)
+        # Our adoption on record fences the others; only a write of ours that is under way needs another against it.
+        needs_adoption = not is_ours or sweep in self._in_doubt
+        if needs_adoption:
+            ledger.adopt(SweepAdopted(at_s=self._now(), cluster=me.cluster, epoch=me.epoch, holder=me.holder))
         holding = Holding(ledger=ledger, board=ProgressBoard(self._store, sweep))
         self._holdings[sweep] = holding
         self._loaded.append(holding)
-        if _is_active(snapshot):
+        self._ignored.pop(sweep, None)
+        if needs_adoption and _is_active(snapshot):
             self.append(holding, [])
         return holding
 

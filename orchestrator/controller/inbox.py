@@ -52,7 +52,15 @@ class Unreadable:
     reason: str
 
 
-Message: TypeAlias = Submit | Cancel | Unreadable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superseded:
+    """A submit to another cluster, which one that was sent after it has overtaken."""
+
+    message_id: str
+    reason: str
+
+
+Message: TypeAlias = Submit | Cancel | Unreadable | Superseded
 
 
 def new_message_id(now: float) -> str:

@@ -159,8 +159,8 @@ class _Folding:
         for name, view in self._jobs.items():
             state = next_job_state(name, view.state, event)
             if state is not view.state:
-                view = replace(view, state=state, reason="", ended_at_s=None)  # noqa: PLW2901 - the same job
-            self._jobs[name] = replace(view, failures={})
+                # A job that is still tried keeps its count: a resubmission of others must not renew its budget.
+                self._jobs[name] = replace(view, state=state, reason="", ended_at_s=None, failures={})
 
     def _retire(self, plan: Plan) -> None:
         """Keep track of the live attempts at jobs that the new plan does not have."""

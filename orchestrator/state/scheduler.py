@@ -17,6 +17,8 @@ from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 
 _TOLERANCE = 1e-6  # sums of fractional CPUs
+_NOTHING = Resources(cpus=0.0)
+_MAX_SHAPES_TOLD = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAttempt:
-    """The sweep is being cancelled: let the attempt write a checkpoint and end."""
+    """Nobody wants the attempt's outcome any more: let it write a checkpoint and end."""
 
     sweep: str
     attempt_id: str
@@ -85,7 +87,8 @@ class Room:
     """What is left of the cluster while one round of decisions is made."""
 
     total: Resources
-    largest_node: Resources
+    nodes: tuple[Resources, ...]
+    """Shapes of the cluster's nodes."""
     max_live_attempts: int | None = None
     live_keys: set[str] = field(default_factory=set)
     proven: set[Resources] = field(default_factory=set)
@@ -112,27 +115,28 @@ class Room:
 
     def could_ever_hold(self, shape: Resources) -> bool:
         """Whether some node is large enough; a cluster without nodes is one that has not told yet."""
-        is_unknown = self.largest_node.cpus <= 0 and self.largest_node.gpus <= 0
-        return is_unknown or shape in self.proven or _within(shape, self.largest_node, Resources(cpus=0))
+        known = [node for node in self.nodes if node.cpus > 0 or node.gpus > 0]
+        return not known or shape in self.proven or any(_within(shape, node, _NOTHING) for node in known)
 
 
 def decide(
     snapshots: Sequence[Snapshot],
     *,
     total: Resources,
-    largest_node: Resources,
+    nodes: Sequence[Resources],
     now: float,
     committed: Collection[str] = (),
     max_live_attempts: int | None = None,
 ) -> list[Command]:
     """Commands that follow from where the sweeps stand.
 
-    ``committed`` are keys known to have a record in the store; ``total`` is what the cluster has, used or not.
+    ``committed`` are keys known to have a record in the store; ``total`` is what the cluster has, used or not, and
+    ``nodes`` are the shapes of its nodes.
     """
-    room = Room(total=total, largest_node=largest_node, max_live_attempts=max_live_attempts)
+    room = Room(total=total, nodes=tuple(nodes), max_live_attempts=max_live_attempts)
     for snapshot in snapshots:
         _enter(room, snapshot)
-    commands: list[Command] = []
+    commands = list(_departures(snapshots))
     for snapshot in snapshots:
         if snapshot.state is SweepState.RUNNING:
             commands += _Round(snapshot, room, now, committed).commands()
@@ -190,7 +194,7 @@ class _Round:
         if isinstance(verdict, GiveUp):
             return FailJob(sweep=sweep, job=job.name, reason=verdict.reason)
         if not self._room.could_ever_hold(job.resources):
-            return FailJob(sweep=sweep, job=job.name, reason=_infeasible(job, self._room.largest_node))
+            return FailJob(sweep=sweep, job=job.name, reason=_infeasible(job, self._room.nodes))
         # A key that is live, here or in another sweep, is not worked on twice: its record will be found.
         if self._now < verdict.at_s or job.key in self._room.live_keys or not self._room.has(job.resources):
             return None
@@ -205,6 +209,16 @@ def _enter(room: Room, snapshot: Snapshot) -> None:
     for job in () if snapshot.plan is None else snapshot.plan.jobs:
         if snapshot.jobs[job.name].num_attempts:
             room.proven.add(job.resources)
+
+
+def _departures(snapshots: Sequence[Snapshot]) -> Iterator[Command]:
+    """Stops of attempts at jobs that a new revision dropped, unless a pending job waits for the very same key."""
+    running = [snapshot for snapshot in snapshots if snapshot.state is SweepState.RUNNING]
+    wanted = {view.key for snapshot in running for view in snapshot.jobs.values() if view.state is JobState.PENDING}
+    for snapshot in running:
+        for attempt in snapshot.leaving.values():
+            if attempt.key not in wanted:
+                yield StopAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id)
 
 
 def _cancellation(snapshot: Snapshot) -> Iterator[Command]:
@@ -235,8 +249,20 @@ def _within(shape: Resources, total: Resources, used: Resources) -> bool:
     )
 
 
-def _infeasible(job: Job, largest_node: Resources) -> str:
+def _infeasible(job: Job, nodes: Sequence[Resources]) -> str:
+    shapes = _largest(nodes)
+    told = f"the largest node has {shapes[0]}"
+    if len(shapes) > 1:
+        told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_TOLD])
     return (
-        f"infeasible: it asks for {job.resources}, but the largest node has {largest_node}; lower `resources` of "
-        f"{job.kind} jobs in sweep.yaml, or add a larger node and resubmit"
+        f"infeasible: it asks for {job.resources}, but {told}; lower `resources` of {job.kind} jobs in sweep.yaml, or "
+        "add a larger node and resubmit"
     )
+
+
+def _largest(nodes: Sequence[Resources]) -> list[Resources]:
+    """Shapes that do not fit into another one, those with most GPUs first."""
+    shapes = [
+        node for node in nodes if not any(other != node and _within(node, other, _NOTHING) for other in nodes)
+    ] or list(nodes)
+    return sorted(set(shapes), key=lambda node: (node.gpus, node.cpus, node.memory_gib), reverse=True)

@@ -47,7 +47,7 @@ class JobView:
     num_attempts: int = 0
     last_attempt_id: str = ""
     failures: Mapping[FailureKind, int] = field(default_factory=dict)
-    """Attempts that ended without a commit, by kind, since the sweep was last (re)submitted: what budgets count."""
+    """Attempts that ended without a commit, by kind, since a client last reopened the job: what budgets count."""
     last_failure: Failure | None = None
     reason: str = ""
     """Why the job failed, or which job it was skipped because of."""

@@ -134,13 +134,30 @@ def read_record(store: ObjectStore, key: str, *, identity: Mapping[str, Any] | N
 
     Raises:
         NotFoundError: the key is not committed.
+        CorruptObjectError: the record is not as any program wrote it.
         IdentityMismatchError: the stored identity differs from ``identity``.
     """
-    record = Record.from_bytes(store.get(record_name(key)))
-    if identity is not None and canonical_json(record.identity) != canonical_json(identity):
+    name = record_name(key)
+    record, stored_identity = _decode_record(store.get(name), name, store.uri)
+    if identity is not None and stored_identity != canonical_json(identity):
         message = f"{key} is committed with another identity in {store.uri}; run fsck, then delete the altered record"
         raise IdentityMismatchError(message)
     return record
+
+
+def _decode_record(content: bytes, name: str, store_uri: str) -> tuple[Record, bytes]:
+    """A record and the canonical form of its identity."""
+    try:
+        record = Record.from_bytes(content)
+        if not all(isinstance(value, dict) for value in (record.identity, record.metrics, record.summary)):
+            raise TypeError("identity, metrics and summary must be objects")
+        return record, canonical_json(record.identity)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        message = (
+            f"{name} in {store_uri} cannot be read as a record ({error!r}): it was damaged or altered, so nothing of "
+            "its artifact can be trusted; run fsck, then delete this object and submit again to redo the job"
+        )
+        raise CorruptObjectError(message) from error
 
 
 def part_object(record: Record, name: str) -> str:

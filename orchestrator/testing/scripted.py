@@ -87,7 +87,7 @@ class ScriptedBackend:
 
     def capacity(self) -> Capacity:
         """One node that is the whole cluster."""
-        return Capacity(total=self.total, largest_node=self.total)
+        return Capacity(total=self.total, nodes=(self.total,))
 
     @property
     def live(self) -> list[JobRequest]:

@@ -216,4 +216,4 @@ def test_backend_idle_runner_makes_room_for_another_shape(make_backend, store, f
 def test_backend_capacity_is_the_whole_cluster(make_backend, ray_cluster):
     capacity = make_backend().capacity()
     assert capacity.total.cpus == ray_cluster.cluster_resources()["CPU"]
-    assert capacity.largest_node == capacity.total
+    assert capacity.nodes == (capacity.total,)

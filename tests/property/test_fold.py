@@ -71,7 +71,7 @@ class Simulation:
             commands = decide(
                 list(self.snapshots.values()),
                 total=TOTAL,
-                largest_node=TOTAL,
+                nodes=(TOTAL,),
                 now=self.now_s,
                 committed=self.committed,
             )

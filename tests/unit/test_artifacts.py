@@ -1,5 +1,6 @@
 """The commit protocol."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,21 @@ def test_reading_with_another_identity_raises(store: LocalStore) -> None:
     commit(store, size=1)
     with pytest.raises(IdentityMismatchError):
         read_record(store, KEY, identity=request(size=2).identity)
+
+
+@pytest.mark.parametrize("content", [b'{"key": "trunc', b"", b"[]", b"\xff", b"{}", b'{"parts": []}', b'{"parts": {}}'])
+def test_damaged_record_raises_and_names_its_object(store: LocalStore, content: bytes) -> None:
+    store.put(record_name(KEY), content)
+    with pytest.raises(CorruptObjectError, match=record_name(KEY)):
+        read_record(store, KEY)
+
+
+def test_record_with_metrics_that_are_none_raises(store: LocalStore) -> None:
+    commit(store)
+    document = json.loads(store.get(record_name(KEY)))
+    store.put(record_name(KEY), json.dumps({**document, "metrics": "many"}).encode())
+    with pytest.raises(CorruptObjectError, match="metrics"):
+        read_record(store, KEY)
 
 
 def test_key_without_all_its_parts_is_never_committed(store: LocalStore) -> None:

@@ -5,7 +5,16 @@ from orchestrator.plan.graph import Job
 from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.fold import fold
-from orchestrator.state.scheduler import Command, FailJob, FinishSweep, LaunchJob, MarkReused, SkipJob, decide
+from orchestrator.state.scheduler import (
+    Command,
+    FailJob,
+    FinishSweep,
+    LaunchJob,
+    MarkReused,
+    SkipJob,
+    StopAttempt,
+    decide,
+)
 from orchestrator.state.snapshot import Snapshot
 from tests.scripted_sweep import diamond, make_job, make_plan
 
@@ -27,7 +36,7 @@ def launched(job: Job) -> Event:
 
 
 def commands(*snapshots: Snapshot, total: Resources = NODE, node: Resources = NODE, **options) -> list[Command]:
-    return decide(snapshots, total=total, largest_node=node, now=options.pop("now", 10.0), **options)
+    return decide(snapshots, total=total, nodes=options.pop("nodes", (node,)), now=options.pop("now", 10.0), **options)
 
 
 def test_decide_fresh_sweep_launches_only_its_root() -> None:
@@ -83,6 +92,42 @@ def test_decide_infeasible_job_fails_and_names_the_largest_shape() -> None:
     assert isinstance(command, FailJob)
     assert f"asks for {Resources(cpus=3.0)}" in command.reason
     assert f"largest node has {NODE}" in command.reason
+
+
+def test_decide_job_that_fits_only_a_node_without_gpus_launches() -> None:
+    nodes = (Resources(cpus=64.0), Resources(cpus=8.0, gpus=1.0))
+    found = commands(after((make_job("dataset/tree", cpus=32.0),)), total=Resources(cpus=72.0, gpus=1.0), nodes=nodes)
+    assert found == [LaunchJob(sweep="sweep", job="dataset/tree")]
+
+
+def test_decide_infeasible_job_on_mixed_nodes_names_the_largest_of_each_sort() -> None:
+    wide, accelerated, small = Resources(cpus=64.0), Resources(cpus=8.0, gpus=1.0), Resources(cpus=4.0)
+    snapshot = after((make_job("dataset/tree", cpus=100.0),))
+    (command,) = commands(snapshot, total=Resources(cpus=200.0), nodes=(wide, small, accelerated))
+    assert isinstance(command, FailJob)
+    assert f"largest nodes have {accelerated} or {wide};" in command.reason
+
+
+def departing(sweep: str = "sweep") -> Snapshot:
+    """One job runs and a new revision has another one in its place."""
+    old, new = make_job("pretrain/old"), make_job("pretrain/new")
+    plans = {1: make_plan(old, sweep=sweep), 2: make_plan(new, sweep=sweep)}
+    journal = [
+        events.PlanAccepted(at_s=0.0, message_id="m1", revision=1),
+        launched(old),
+        events.PlanAccepted(at_s=2.0, message_id="m2", revision=2),
+        launched(new),
+    ]
+    return fold(sweep, journal, plans.__getitem__)
+
+
+def test_decide_attempt_at_a_dropped_job_is_stopped() -> None:
+    snapshot = departing()
+    assert commands(snapshot) == [StopAttempt(sweep="sweep", attempt_id=next(iter(snapshot.leaving)))]
+
+
+def test_decide_attempt_at_a_dropped_job_that_another_sweep_waits_for_goes_on() -> None:
+    assert commands(departing(), after((make_job("pretrain/old"),), sweep="other")) == []
 
 
 def test_decide_cluster_without_nodes_fails_nothing() -> None:

@@ -47,6 +47,15 @@ def test_job_transition_is_listed_or_raises(state: JobState, event: Event) -> No
             next_job_state("j", state, event)
 
 
+def test_job_that_is_still_tried_keeps_its_failures_when_the_sweep_is_resubmitted() -> None:
+    reopened = events.SweepReopened(at_s=9.0, message_id="m2")
+    given_up = events.JobFailed(at_s=4.0, job="dataset/tree", reason="")
+    tried = fold("s", [ACCEPTED, LAUNCHED, FAILED, reopened], PLANS.__getitem__)
+    opened = fold("s", [ACCEPTED, LAUNCHED, FAILED, given_up, reopened], PLANS.__getitem__)
+    assert tried.jobs["dataset/tree"].failures == {FailureKind.HANG: 1}
+    assert opened.jobs["dataset/tree"].failures == {}
+
+
 def test_done_jobs_stay_done_when_a_sweep_is_reopened() -> None:
     reopened = events.SweepReopened(at_s=1.0, message_id="m")
     kept = {state for state in JobState if next_job_state("j", state, reopened) is state}

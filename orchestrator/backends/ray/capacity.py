@@ -28,8 +28,7 @@ class ClusterCapacity:
         if time.monotonic() >= self._read_at_s:
             self._read_at_s = time.monotonic() + _READ_EVERY_S
             nodes = [_resources(node["Resources"]) for node in _nodes() if node["Alive"]]
-            largest = max(nodes, key=lambda node: (node.gpus, node.cpus, node.memory_gib), default=Resources(cpus=0.0))
-            self._capacity = Capacity(total=_sum(nodes), largest_node=largest)
+            self._capacity = Capacity(total=_sum(nodes), nodes=tuple(dict.fromkeys(nodes)))
         return self._capacity
 
 

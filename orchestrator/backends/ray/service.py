@@ -51,6 +51,10 @@ class LoopActor:
             "last_error": self._last_error,
         }
 
+    def stamp(self) -> None:
+        """Tell, within a round that takes long and goes on, that it does not hang; from the loop's thread."""
+        self._turned_at_s = time.monotonic()
+
     def _loop(self) -> None:
         backoff_s = ACTIVE_PAUSE_S
         while True:
@@ -67,6 +71,6 @@ class LoopActor:
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
             else:
                 self._last_error, backoff_s = "", ACTIVE_PAUSE_S
-            self._turned_at_s = time.monotonic()
+            self.stamp()
             self._news.wait(pause_s)
             self._news.clear()

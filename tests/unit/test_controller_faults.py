@@ -1,0 +1,177 @@
+"""Damaged records, sweeps that keep failing, and messages that were left for another controller."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from orchestrator.controller import client
+from orchestrator.controller.controller import Controller
+from orchestrator.controller.fleet import MAX_RETRY_EVERY_S, Fleet, Identification
+from orchestrator.controller.inbox import Ownership
+from orchestrator.errors import StorageError, StorageTimeoutError
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.journal import Journal
+from orchestrator.storage.layout import inbox_folder, journal_folder, record_name
+from orchestrator.storage.local import LocalStore
+from orchestrator.testing import FakeClock, Hang, ScriptedBackend
+from tests.scripted_sweep import World, diamond, make_job, make_plan
+
+TREE = make_job("dataset/tree")
+
+
+def num_adoptions(world: World) -> int:
+    events = list(Journal(world.store, "sweep").read_new())
+    return sum(event["type"] == "sweep_adopted" for event in events)
+
+
+def test_damaged_record_fails_its_job_and_names_the_object(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store.put(record_name(TREE.key), b'{"key": "trunc')
+    world.submit(*diamond())
+    world.finish()
+    assert world.snapshot().counts == {JobState.FAILED: 1, JobState.SKIPPED: 4}
+    assert record_name(TREE.key) in world.job(TREE.name).reason
+    assert num_adoptions(world) == 1
+
+
+def test_record_damaged_while_its_attempt_runs_fails_the_job(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
+    world.new_controller()
+    world.submit(TREE)
+    world.tick_until(lambda: world.is_running(TREE.name))
+    world.store.put(record_name(TREE.key), b"{")
+    world.backend.kill_all()
+    world.finish()
+    assert world.job(TREE.name).state is JobState.FAILED
+    assert record_name(TREE.key) in world.job(TREE.name).reason
+    assert world.backend.released == [world.backend.launched[0].attempt_id]
+
+
+def test_sweep_that_keeps_failing_is_not_adopted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
+    world.new_controller()
+    world.submit(TREE)
+    world.tick_until(lambda: world.is_running(TREE.name))
+    segments = world.store.list_children(journal_folder("sweep"))
+    looked_at_s: list[float] = []
+
+    def look_up(*_: object) -> None:
+        looked_at_s.append(world.clock())
+        raise KeyError("bug")
+
+    monkeypatch.setattr(world.controller._executor, "look_up", look_up)
+    for _ in range(300):
+        world.tick()
+    assert world.store.list_children(journal_folder("sweep")) == segments
+    waits = [after - before for before, after in pairwise(looked_at_s)]
+    assert len(looked_at_s) < 15
+    assert max(waits) >= MAX_RETRY_EVERY_S
+    monkeypatch.undo()
+    world.backend.stop(world.backend.launched[0].attempt_id)
+    world.tick_until(lambda: world.job(TREE.name).num_attempts == 2)
+
+
+def test_delay_of_a_failing_sweep_grows_but_not_in_an_outage_of_the_store(tmp_path: Path) -> None:
+    clock = FakeClock()
+    fleet = Fleet(LocalStore(tmp_path), Identification(cluster="c", epoch=1, holder="h"), clock)
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    def delay_s(error: Exception) -> float:
+        with fleet.guard("sweep"):
+            fail(error)
+        return fleet._delays["sweep"].length_s
+
+    outage, damage = StorageTimeoutError("slow"), StorageError("bad")
+    assert [delay_s(error) for error in (outage, outage, damage, damage)] == [1.0, 1.0, 2.0, 4.0]
+    clock.advance(2 * MAX_RETRY_EVERY_S)
+    assert delay_s(damage) == 1.0
+
+
+def test_write_in_doubt_is_fenced_by_another_adoption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
+    world.new_controller()
+    world.submit(TREE)
+    world.tick_until(lambda: world.is_running(TREE.name))
+    append = Journal.append
+
+    def lose(*_: object) -> None:
+        raise StorageTimeoutError("no answer")
+
+    monkeypatch.setattr(Journal, "append", lose)
+    world.backend.kill_all()
+    world.tick()
+    monkeypatch.setattr(Journal, "append", append)
+    world.tick_until(lambda: world.job(TREE.name).num_attempts == 2)
+    assert num_adoptions(world) == 2
+
+
+def take_over(world: World, other: Controller) -> None:
+    plan = make_plan(TREE, store_uri=world.store.uri)
+    world.clock.advance(1.0)
+    client.submit(world.store, plan, "", "cluster-b", ownership=Ownership.TAKE, now=world.clock())
+    for _ in range(3):
+        world.clock.advance(2.0)
+        other.tick()
+
+
+def test_cancel_that_its_controller_left_does_not_end_the_sweep_taken_over(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
+    world.new_controller()
+    backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
+    other = Controller(world.store, backend, "cluster-b", "holder-b", world.clock)
+    world.submit(TREE)
+    world.tick_until(lambda: world.is_running(TREE.name))
+    world.cancel()
+    other.tick()  # meets the cancel, which is not for it
+    take_over(world, other)
+    assert world.snapshot().state is SweepState.RUNNING
+    assert world.store.list_children(inbox_folder("sweep")) == []
+    restarted = Controller(world.store, backend, "cluster-b", "holder-c", world.clock)
+    for _ in range(3):
+        world.clock.advance(2.0)
+        restarted.tick()
+    assert world.snapshot().state is SweepState.RUNNING
+
+
+def test_submit_to_another_cluster_is_refused_once_a_later_one_took_the_sweep(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    other = Controller(world.store, ScriptedBackend(world.store), "cluster-b", "holder-b", world.clock)
+    message_id = world.submit(TREE)
+    other.tick()  # nobody serves the first cluster
+    take_over(world, other)
+    assert "cluster-b" in world.snapshot().refusals[message_id]
+    world.new_controller().tick()
+    assert world.snapshot().cluster == "cluster-b"
+
+
+def test_cancel_after_a_takeover_is_followed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    other = Controller(
+        world.store, ScriptedBackend(world.store, {TREE.name: [Hang()]}), "cluster-b", "holder-b", world.clock
+    )
+    world.submit(TREE)
+    take_over(world, other)
+    world.cancel()
+    for _ in range(3):
+        world.clock.advance(2.0)
+        other.tick()
+    assert world.snapshot().state is SweepState.CANCELLED
+
+
+def test_reading_many_sweeps_at_the_start_tells_that_it_goes_on(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for sweep in "abc":
+        world.submit(TREE, sweep=sweep)
+    stamps: list[float] = []
+    controller = Controller(
+        world.store, world.backend, "cluster-b", "h", world.clock, on_alive=lambda: stamps.append(world.clock())
+    )
+    controller.tick()
+    assert len(stamps) == 3

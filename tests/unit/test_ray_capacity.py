@@ -1,0 +1,18 @@
+"""From Ray's list of nodes to what the scheduler is told."""
+
+import pytest
+
+from orchestrator.backends.ray import capacity
+from orchestrator.contract import Resources
+
+
+def test_capacity_of_mixed_nodes_keeps_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    resources = [{"CPU": 64.0}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 64.0}]
+    nodes = [*({"Alive": True, "Resources": one} for one in resources), {"Alive": False, "Resources": {"CPU": 99.0}}]
+    monkeypatch.setattr(capacity, "_nodes", lambda: nodes)
+    found = capacity.ClusterCapacity().read()
+    assert found.total == Resources(cpus=136.0, gpus=1.0, memory_gib=0.0)
+    assert set(found.nodes) == {
+        Resources(cpus=64.0, memory_gib=0.0),
+        Resources(cpus=8.0, gpus=1.0, memory_gib=0.0),
+    }

@@ -1,0 +1,82 @@
+"""The publisher's round over all sweeps, with a publisher that only notes what it is asked."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.controller.actor import StorePublication
+from orchestrator.storage.layout import journal_folder
+from orchestrator.storage.local import LocalStore
+from tests.scripted_sweep import World, diamond
+
+SWEEPS = ("a", "b", "c")
+
+
+class CountingStore(LocalStore):
+    """Counts what is read."""
+
+    num_reads: Counter[str]
+
+    def get_with_stat(self, name: str) -> Any:
+        self.num_reads["get"] += 1
+        return super().get_with_stat(name)
+
+
+class NotingPublisher:
+    """Publishes nothing."""
+
+    def __init__(self) -> None:
+        self.published: list[str] = []
+        self.failing: set[str] = set()
+
+    def has_ended(self, sweep: str) -> bool:
+        return True
+
+    def publish_once(self, sweep: str) -> bool:
+        if sweep in self.failing:
+            raise KeyError(sweep)
+        self.published.append(sweep)
+        return True
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CountingStore:
+    world = World(tmp_path)
+    for sweep in SWEEPS:
+        world.submit(*diamond(), sweep=sweep)
+    world.finish(*SWEEPS)
+    store = CountingStore(tmp_path)
+    store.num_reads = Counter()
+    return store
+
+
+def test_publication_of_sweeps_without_news_reads_no_object(store: CountingStore) -> None:
+    publication = StorePublication(store, "", lambda *_: NotingPublisher())
+    publication.run()
+    assert publication.caught_up == set(SWEEPS)
+    store.num_reads.clear()
+    publication.run()
+    assert store.num_reads["get"] == 0
+
+
+def test_publication_of_a_sweep_that_fails_does_not_keep_the_others(store: CountingStore) -> None:
+    publisher = NotingPublisher()
+    publication = StorePublication(store, "", lambda *_: publisher)
+    publisher.failing.add("a")
+    with pytest.raises(KeyError, match="a"):
+        publication.run()
+    assert publisher.published == ["b", "c"]
+    publisher.failing.clear()
+    publication.run()
+    assert publication.caught_up == set(SWEEPS)
+
+
+def test_publication_of_a_damaged_journal_does_not_keep_the_others(store: CountingStore) -> None:
+    for name in store.list_children(journal_folder("a")):
+        store.put(f"{journal_folder('a')}{name}", b"{}\n[]\n")
+    publisher = NotingPublisher()
+    with pytest.raises(TypeError):
+        StorePublication(store, "", lambda *_: publisher).run()
+    assert publisher.published == ["b", "c"]
