@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import ControllerError, PreconditionFailedError
@@ -48,13 +48,15 @@ class Journal:
             raise JournalFencedError(message) from error
         self.next_sequence += 1
 
-    def read_new(self) -> Iterator[Event]:
-        """Yield the events of all segments from ``next_sequence`` on, advancing it."""
-        while self._store.exists(name := journal_segment(self._sweep, self.next_sequence)):
-            lines = self._store.get(name).decode().splitlines()
-            self.next_sequence += 1
-            for line in lines[1:]:
-                yield json.loads(line)
+    def read_new(self) -> list[Event]:
+        """The events of all segments from ``next_sequence`` on, which moves behind them; a failed read moves nothing."""
+        events: list[Event] = []
+        sequence = self.next_sequence
+        while self._store.exists(name := journal_segment(self._sweep, sequence)):
+            events += [json.loads(line) for line in self._store.get(name).decode().splitlines()[1:]]
+            sequence += 1
+        self.next_sequence = sequence
+        return events
 
 
 def journal_exists(store: ObjectStore, sweep: str) -> bool:

@@ -73,3 +73,25 @@ def test_event_text_with_line_separators_stays_one_line(tmp_path: Path) -> None:
     event = {"message": "a\nb\u2028c\x0bd\x85e"}
     Journal(store, "s", holder="w").append([event])
     assert list(Journal(store, "s").read_new()) == [event]
+
+
+class _FailsOnce(LocalStore):
+    """Cannot read the second segment at the first try."""
+
+    has_failed = False
+
+    def get(self, name: str) -> bytes:
+        if name.endswith("00000001.jsonl") and not self.has_failed:
+            self.has_failed = True
+            raise StorageError("no answer")
+        return super().get(name)
+
+
+def test_reader_whose_read_fails_between_segments_loses_no_event(tmp_path: Path) -> None:
+    store = _FailsOnce(tmp_path)
+    writer, reader = Journal(store, "s", holder="w"), Journal(store, "s")
+    for number in range(3):
+        writer.append([{"number": number}])
+    with pytest.raises(StorageError, match="no answer"):
+        reader.read_new()
+    assert [event["number"] for event in reader.read_new()] == [0, 1, 2]
