@@ -49,7 +49,7 @@ class Journal:
         self.next_sequence += 1
 
     def read_new(self) -> list[Event]:
-        """The events of all segments from ``next_sequence`` on, which moves behind them; a failed read moves nothing."""
+        """The events of all segments from ``next_sequence`` on, which moves behind them unless a read fails."""
         events: list[Event] = []
         sequence = self.next_sequence
         while self._store.exists(name := journal_segment(self._sweep, sequence)):
