@@ -73,17 +73,22 @@ class _Table:
 
 
 class _Lines:
-    """For pipes and logs: says each job's end once."""
+    """For pipes and logs: says each job's end once, and sums up what had ended before."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._said: dict[str, str] | None = None
 
     def show(self, snapshot: Snapshot, _progress: Mapping[str, LiveProgress]) -> None:
-        for number, view in enumerate(snapshot.jobs.values(), 1):
-            state = f"{view.state.value}#{view.num_attempts}"
-            if self._said.get(view.name) != state and (view.state.is_final or view.failures):
-                stderr_console().print(f"[{number}/{len(snapshot.jobs)}] {job_line(view)}", markup=False)
-            self._said[view.name] = state
+        now = {view.name: f"{view.state.value}#{view.num_attempts}" for view in snapshot.jobs.values()}
+        num_ended = sum(view.state.is_final for view in snapshot.jobs.values())
+        if self._said is None:
+            self._said = now
+            stderr_console().print(f"{num_ended} of {len(now)} jobs have ended already")
+            return
+        for view in snapshot.jobs.values():
+            if self._said.get(view.name) != now[view.name] and (view.state.is_final or view.failures):
+                stderr_console().print(f"[{num_ended}/{len(now)}] {job_line(view)}", markup=False, soft_wrap=True)
+        self._said = now
 
 
 def job_line(view: JobView) -> str:

