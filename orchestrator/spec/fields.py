@@ -1,0 +1,61 @@
+"""What all parts of the schema are made of: the strict base class and scalars with their ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.ids import canonical_json
+from orchestrator.spec.suggest import did_you_mean
+from orchestrator.spec.tree import Path
+
+MAX_INTEGER = 2**53 - 1  # the largest that canonical JSON encodes
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+Seed = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Strict(BaseModel):
+    """No coercion, no infinities, no unknown keys; an unknown key is answered with the nearest known one."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            for key in value:
+                if key not in cls.model_fields:
+                    context = {"key": key, "hint": did_you_mean(str(key), cls.model_fields)}
+                    raise PydanticCustomError("unknown_key", "unknown key '{key}': {hint}", context)
+        return value
+
+
+def _unstable(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """The keys and values inside a value that have no canonical JSON form, with the steps to each."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _unstable(key, (*path, key))
+            yield from _unstable(item, (*path, key))
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _unstable(item, (*path, position))
+    else:
+        try:
+            canonical_json(value)
+        except ValueError:
+            yield path, value
+
+
+def canonical(value: object) -> object:
+    """The value, if an identity can hold it."""
+    for path, part in _unstable(value):
+        context = {"part": repr(part), "at": path, "limit": MAX_INTEGER}
+        message = "{part} is refused: it has no stable encoding; use text, finite numbers and integers up to {limit}"
+        raise PydanticCustomError("refused", message, context)
+    return value
