@@ -55,6 +55,12 @@ class Resources:
     gpus: float = 0.0
     memory_gib: float = 0.0
 
+    def share(self, num_workers: int) -> Resources:
+        """What each of some equal workers gets."""
+        return Resources(
+            cpus=self.cpus / num_workers, gpus=self.gpus / num_workers, memory_gib=self.memory_gib / num_workers
+        )
+
     def __str__(self) -> str:
         parts = [f"{self.cpus:g} CPU"]
         parts += [f"{self.gpus:g} GPU"] if self.gpus else []
@@ -67,8 +73,32 @@ class Execution:
     """How to run an attempt without changing its result."""
 
     num_threads: int = 1
+    num_workers: int = 1
+    """Ranks that train one job together."""
+    micro_batch: int = 0
+    """Samples per forward pass of a rank, a multiple of norm_group with BatchNorm; 0 = one norm group with BatchNorm,
+    else the rank's whole share of the batch, or on a GPU what a search finds to fit."""
+    memory_retries: int = 0
+    """Attempts at this job that ran out of memory so far: each halves the micro-batch, in whole norm groups."""
+    compile: str = "off"
+    """``torch.compile``: off, default, reduce-overhead (CUDA graphs) or max-autotune."""
+    deterministic: bool = False
+    """Whether to pay for bit-exact results on GPUs; on CPUs they always are."""
+    initial_uri: str = ""
+    """Where the file of initial weights is whose sha256 the identity names; empty without one."""
+    label_files: Mapping[str, str] = field(default_factory=dict)
+    """Where the files lie that a label space names by their digest: ``wordnet``, ``table``; else where packages put
+    them."""
+    data_location: Mapping[str, Any] = field(default_factory=dict)
+    """Where an external data set lies now: ``{"splits": {split: [URI patterns]}, "classes": URI}``, or with
+    ``"dataset": URI`` of the folder of a ``dataset.json`` for the splits. Empty: shards are artifacts, or where the
+    index found them."""
     checkpoint_every_steps: int = 0
-    """0 = at the end of every epoch."""
+    """0 = at the ends of epochs."""
+    checkpoint_every_epochs: int = 1
+    """Without a number of steps: epochs between checkpoints."""
+    checkpoint_keep_last: int = 2
+    """Newest checkpoints that stay."""
     checkpoint_mtbf_s: float = 0.0
     """Mean time between failures of an attempt: above 0, and without a number of steps, checkpoints are as far apart as
     loses the least time (Young's formula)."""
@@ -207,6 +237,10 @@ class ExecutionContext:
     """A directory of this attempt, deleted by the backend afterwards."""
     cache: Path
     """A directory of this node, shared by all its attempts and kept between them."""
+    rank: int = 0
+    """Which of ``world_size`` processes this is; above one, torch.distributed's default group is initialised."""
+    world_size: int = 1
     report: Callable[[Progress], None] = _ignore
     should_stop: Callable[[], bool] = _never
-    """True once the attempt must write a checkpoint and raise ``PreemptedError``; asked once per step."""
+    """True once the attempt must write a checkpoint and raise ``PreemptedError``; asked once per step, on every rank:
+    one that says so stops all of them."""

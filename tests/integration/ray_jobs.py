@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract import ExecutionContext, JobKind, JobRequest, JobResult, Progress, Resources
+from orchestrator.contract import (
+    Execution,
+    ExecutionContext,
+    JobKind,
+    JobRequest,
+    JobResult,
+    Outcome,
+    Progress,
+    Resources,
+)
 from orchestrator.errors import PreemptedError, UserError
 from orchestrator.ids import make_key
 from orchestrator.plan.graph import Job
@@ -22,7 +31,7 @@ ENTRY_POINT = "tests.integration.ray_jobs:execute"
 def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     """Report where it runs, wait for its gate if it has one, then end as told."""
     sys.stdout.write(f"hello from {request.job}\n")
-    place = {"pid": os.getpid()}
+    place = {"pid": os.getpid(), "rank_sum": rank_sum(context)}
     context.report(Progress(phase="train", step=1, total_steps=2, metrics=place))
     gate = request.parameters.get("gate")
     while gate and not Path(gate).exists():
@@ -30,14 +39,36 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
             raise PreemptedError("stopped at step 1, as asked")
         time.sleep(0.01)
     match request.parameters.get("end"):
+        case "rank1_user_error":
+            end_on_rank1(context)
         case "user_error":
             raise UserError("no such model")
         case "memory_error":
             raise MemoryError
+    if context.rank:
+        return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=Outcome.COMMITTED)
     writer = ArtifactWriter(context.store, request)
     writer.add("payload", request.attempt_id.encode())
     outcome = writer.commit(now=time.time(), metrics=place)
     return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=outcome, metrics=place)
+
+
+def end_on_rank1(context: ExecutionContext) -> None:
+    """Fail on rank 1; the others notice at their next collective operation."""
+    if context.rank == 1:
+        raise UserError("no such model on rank 1")
+    rank_sum(context)
+
+
+def rank_sum(context: ExecutionContext) -> int:
+    """Sum of all ranks + 1, by a collective operation of the gang."""
+    if context.world_size == 1:
+        return 1
+    import torch
+
+    total = torch.tensor(context.rank + 1)
+    torch.distributed.all_reduce(total)
+    return int(total)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +94,7 @@ def job(name: str, *, needs: tuple[str, ...] = (), cpus: float = 1.0, **paramete
     )
 
 
-def request(store: ObjectStore, one: Job, number: int = 0) -> JobRequest:
+def request(store: ObjectStore, one: Job, number: int = 0, *, num_workers: int = 1) -> JobRequest:
     """An attempt at a job."""
     return JobRequest(
         attempt_id=f"{one.key}.{number}",
@@ -74,4 +105,5 @@ def request(store: ObjectStore, one: Job, number: int = 0) -> JobRequest:
         kind=one.kind,
         identity=one.identity,
         store_uri=store.uri,
+        execution=Execution(num_workers=num_workers),
     )

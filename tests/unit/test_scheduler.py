@@ -1,5 +1,8 @@
 """Single decisions; the properties over many sweeps are in ``tests/property/test_fold.py``."""
 
+from dataclasses import replace
+from typing import Any
+
 from orchestrator.contract import Resources
 from orchestrator.plan.graph import Job
 from orchestrator.state import events
@@ -128,6 +131,33 @@ def test_decide_attempt_at_a_dropped_job_is_stopped() -> None:
 
 def test_decide_attempt_at_a_dropped_job_that_another_sweep_waits_for_goes_on() -> None:
     assert commands(departing(), after((make_job("pretrain/old"),), sweep="other")) == []
+
+
+def gang(num_workers: int, cpus: float) -> Job:
+    job = make_job("dataset/gang", cpus=cpus)
+    return replace(job, execution=replace(job.execution, num_workers=num_workers))
+
+
+def test_decide_gang_larger_than_any_node_launches_where_its_workers_fit() -> None:
+    cluster: dict[str, Any] = {"total": Resources(cpus=4.0, memory_gib=16.0), "nodes": (NODE, NODE)}
+    assert commands(after((gang(2, 4.0),)), **cluster) == [LaunchJob(sweep="sweep", job="dataset/gang")]
+
+
+def test_decide_gang_with_a_worker_larger_than_any_node_is_infeasible() -> None:
+    cluster: dict[str, Any] = {"total": Resources(cpus=9.0), "nodes": (NODE, NODE)}
+    (command,) = [c for c in commands(after((gang(2, 6.0),)), **cluster) if isinstance(c, FailJob)]
+    assert "6 CPU for 2 workers (3 CPU each)" in command.reason
+
+
+def test_decide_gang_larger_than_the_cluster_is_infeasible() -> None:
+    cluster: dict[str, Any] = {"total": Resources(cpus=4.0), "nodes": (NODE, NODE)}
+    (command,) = [c for c in commands(after((gang(3, 6.0),)), **cluster) if isinstance(c, FailJob)]
+    assert "the cluster 4 CPU" in command.reason
+
+
+def test_decide_gang_occupies_all_of_its_workers() -> None:
+    jobs = (gang(2, 2.0), make_job("dataset/other"))
+    assert commands(after(jobs)) == [LaunchJob(sweep="sweep", job="dataset/gang")]
 
 
 def test_decide_cluster_without_nodes_fails_nothing() -> None:

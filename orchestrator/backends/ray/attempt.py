@@ -10,12 +10,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.gang import Gang, GangHome, run_gang
+from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
@@ -51,11 +53,20 @@ class EntryPoint:
         return execute
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerPlace:
+    """Where a runner is found by its name."""
+
+    name: str
+    namespace: str
+
+
 class AttemptRun:
     """An attempt from its acceptance to its release; ``execute`` runs in one thread, all else in any."""
 
-    def __init__(self, request: JobRequest) -> None:
+    def __init__(self, request: JobRequest, shape: GangShape | None = None) -> None:
         self.request = request
+        self.gang = Gang(shape) if shape is not None else None
         self._accepted_s = time.monotonic()
         self._progress = Progress(phase="starting")
         self._outcome: JobResult | JobFailure | None = None
@@ -77,6 +88,11 @@ class AttemptRun:
             return f"attempt {outcome.attempt_id} ended with: {outcome.message}"
         return ""
 
+    @property
+    def must_stop(self) -> bool:
+        """Whether the attempt was asked to end."""
+        return self._stop.is_set()
+
     def stop(self) -> None:
         """Ask the attempt to write a checkpoint and end."""
         self._stop.set()
@@ -92,15 +108,29 @@ class AttemptRun:
             return {"status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
         if isinstance(outcome, JobFailure):
             return {"status": AttemptStatus.FAILED.value, "failure": outcome.to_json()}
-        return {"status": AttemptStatus.RUNNING.value, "progress": self._progress.to_json()}
+        progress = self.gang.progress if self.gang is not None else self._progress
+        reservation = {"placement_group": self.gang.placement_group} if self.gang is not None else {}
+        return {"status": AttemptStatus.RUNNING.value, "progress": progress.to_json(), **reservation}
 
-    def execute(self, entry_point: EntryPoint, settings: RunnerSettings) -> None:
+    def execute(self, entry_point: EntryPoint, settings: RunnerSettings, place: RunnerPlace) -> None:
         """Run to the end; whatever happens becomes the outcome."""
         try:
-            self._outcome = self._run(entry_point, settings)
+            if self.gang is not None:
+                self._outcome = self._run_gang(self.gang, settings, place)
+            else:
+                self._outcome = self._run(entry_point, settings)
         except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
             self._outcome = failure_from(error, self.request)
         self._ended.set()
+
+    def _run_gang(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> JobResult | JobFailure:
+        """The workers have their own scratch and logs; this folder takes what Ray Train writes."""
+        scratch = Path(tempfile.mkdtemp(prefix="gang-"))
+        try:
+            home = GangHome(runner=place.name, namespace=place.namespace, scratch=scratch)
+            return run_gang(self.request, gang, settings, home)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:
         request = self.request

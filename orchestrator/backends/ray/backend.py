@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -13,8 +14,11 @@ from ray.actor import ActorHandle
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Capacity
 from orchestrator.backends.ray.capacity import ClusterCapacity, fits
 from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.gang import PLACING
+from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import LinkState, RunnerLink, poll_links
 from orchestrator.backends.ray.names import new_runner_name, shape_of
+from orchestrator.backends.ray.reservations import off_the_head, remove_reservation
 from orchestrator.backends.ray.runner import MAX_CONCURRENT_CALLS, Runner
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.wire import Answer
@@ -40,7 +44,7 @@ class RayBackend:
 
     def __init__(self, namespace: str, *, settings: RunnerSettings | None = None, spare_runners: int = 1) -> None:
         self._namespace = namespace
-        self._settings = settings or RunnerSettings()
+        self._settings = replace(settings or RunnerSettings(), namespace=namespace)
         self._spare_runners = spare_runners
         self._digest = code_digest()
         self._epoch = 0
@@ -104,12 +108,21 @@ class RayBackend:
     # Placing
 
     def _place(self, request: JobRequest, resources: Resources) -> None:
+        gang = GangShape.of(request, resources)
+        link = self._place_gang(gang) if gang is not None else self._place_alone(resources)
+        link.start(request, gang)
+        self._attempts[request.attempt_id] = link
+
+    def _place_alone(self, resources: Resources) -> RunnerLink:
         link = self._choose_idle(resources)
         if link is None:
             link = self._create(resources)
             self._create_spares(resources)
-        link.start(request)
-        self._attempts[request.attempt_id] = link
+        return link
+
+    def _place_gang(self, gang: GangShape) -> RunnerLink:
+        self._make_room(gang.total)
+        return self._choose_idle(COORDINATOR) or self._create(COORDINATOR)
 
     def _choose_idle(self, resources: Resources) -> RunnerLink | None:
         """A runner of the same shape: one that is up rather than one that is starting, the last used first."""
@@ -131,14 +144,14 @@ class RayBackend:
         if num_same != 1:
             return
         for _ in range(self._spare_runners):
-            if fits(resources, [link.shape for link in self._alive()], self.capacity()):
+            if fits(resources, [link.holds for link in self._alive()], self.capacity()):
                 self._create(resources)
 
     def _make_room(self, resources: Resources) -> None:
         """End idle runners, the longest idle first, until another one of this shape fits beside the rest."""
         idle = sorted((link for link in self._alive() if link.is_idle), key=lambda link: link.idle_since_s)
         for link in idle:
-            if fits(resources, [other.shape for other in self._alive()], self.capacity()):
+            if fits(resources, [other.holds for other in self._alive()], self.capacity()):
                 return
             link.kill(f"its resources are needed for a runner with {resources}")
 
@@ -189,19 +202,24 @@ class RayBackend:
             self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")
-        elif link.state is LinkState.CREATED and link.attempt_id and age_s > ROOM_AFTER_S:
+        elif _waits_for_room(link) and age_s > ROOM_AFTER_S:
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
 
     def _place_again(self, link: RunnerLink) -> None:
         """The runner never took the attempt, so another one may, under the same id."""
-        request, shape = link.request, link.shape
+        request, resources = link.request, link.holds
         link.forget_attempt()
         link.give_up("it takes no attempts any more")
         if request is not None:
-            self._place(request, shape)
+            self._place(request, resources)
 
     def _forget_gone(self) -> None:
+        for link in self._links.values():
+            if link.state is LinkState.GONE and link.placement_group:
+                # A reservation may outlive the runner that was killed, and would hold its GPUs for ever.
+                remove_reservation(link.placement_group)
+                link.placement_group = ""
         held = {link.name for link in self._attempts.values()}
         for name in [name for name, link in self._links.items() if link.state is LinkState.GONE and name not in held]:
             del self._links[name]
@@ -242,6 +260,12 @@ class RayBackend:
         return _lost(attempt_id, "no runner of this cluster has it")
 
 
+def _waits_for_room(link: RunnerLink) -> bool:
+    """Whether an attempt waits for its runner, or for its gang's workers, to be placed."""
+    is_placing = link.gang is not None and link.report.get("progress", {}).get("phase") == PLACING
+    return bool(link.attempt_id) and (link.state is LinkState.CREATED or is_placing)
+
+
 def _left_unnoticed(link: RunnerLink) -> bool:
     """Whether an idle runner left before the attempt reached it; one that died in its first job did not."""
     is_gone = link.state is LinkState.GONE
@@ -276,6 +300,7 @@ def _create_actor(name: str, namespace: str, resources: Resources, settings: Run
         max_concurrency=MAX_CONCURRENT_CALLS,
         max_restarts=0,
         **options,
+        **({"scheduling_strategy": strategy} if resources == COORDINATOR and (strategy := off_the_head()) else {}),
     )
     handle: ActorHandle[Any] = actor_class.remote(name, settings.to_json())
     return handle

@@ -13,6 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.runner import MAX_WAIT_S
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
 from orchestrator.contract import JobRequest, Resources
@@ -56,6 +57,10 @@ class RunnerLink:
         """The attempt that occupies the runner; empty = none."""
         self.request: JobRequest | None = None
         """Known only for attempts that this backend started."""
+        self.gang: GangShape | None = None
+        """Shape of the gang that works on the attempt."""
+        self.placement_group = ""
+        """Id of that gang's reservation, which may outlive the runner; empty = none is known."""
         self.is_started = False
         """Whether the runner has acknowledged the attempt."""
         self.refused: Answer | None = None
@@ -80,6 +85,11 @@ class RunnerLink:
         return not self.attempt_id and self.state in {LinkState.CREATED, LinkState.READY}
 
     @property
+    def holds(self) -> Resources:
+        """What this runner and the workers of its gang occupy."""
+        return self.gang.total if self.gang is not None else self.shape
+
+    @property
     def has_ended(self) -> bool:
         """Whether its attempt has an outcome."""
         return self.report.get("status") in {AttemptStatus.SUCCEEDED, AttemptStatus.FAILED}
@@ -94,12 +104,16 @@ class RunnerLink:
         self._epoch = epoch
         self._calls[_Call.ANNOUNCE] = self._handle.announce.remote(epoch)
 
-    def start(self, request: JobRequest) -> None:
+    def start(self, request: JobRequest, gang: GangShape | None = None) -> None:
         """Give the runner an attempt, and let go of the former one."""
-        self.attempt_id, self.request = request.attempt_id, request
+        self.attempt_id, self.request, self.gang = request.attempt_id, request, gang
         self.was_warm = self.state is LinkState.READY
         releases, self._to_release = self._to_release, ""
-        self._calls[_Call.START] = self._handle.start.remote(request.to_json(), self._epoch, releases)
+        self._call_start(request, releases)
+
+    def _call_start(self, request: JobRequest, releases: str) -> None:
+        gang = self.gang.to_json() if self.gang is not None else None
+        self._calls[_Call.START] = self._handle.start.remote(request.to_json(), self._epoch, releases, gang)
 
     def stop(self) -> None:
         """Ask the attempt to end; waits for the runner's acceptance, which a stop must not overtake."""
@@ -117,6 +131,7 @@ class RunnerLink:
     def forget_attempt(self) -> None:
         """The runner is not occupied any more, as far as this backend is concerned."""
         self.attempt_id, self.request, self.report = "", None, {}
+        self.gang, self.placement_group = None, ""
         self.is_started, self.refused, self._must_stop = False, None, False
         self.idle_since_s = time.monotonic()
 
@@ -159,7 +174,7 @@ class RunnerLink:
         if call is _Call.ANNOUNCE:
             self.announce(self._epoch)
         elif call is _Call.START and self.request is not None:
-            self._calls[call] = self._handle.start.remote(self.request.to_json(), self._epoch, self._to_release)
+            self._call_start(self.request, self._to_release)
         elif call is _Call.STOP:
             self.stop()
 
@@ -174,6 +189,7 @@ class RunnerLink:
                 self.stop()
         elif call is _Call.REPORT:
             self.report = answer
+            self.placement_group = answer.get("placement_group") or self.placement_group
 
     def _introduce(self, description: RunnerDescription) -> None:
         self.digest = description.digest
@@ -184,6 +200,8 @@ class RunnerLink:
         else:
             if self.state is LinkState.FOUND and description.attempt_id:
                 self.attempt_id, self.is_started = description.attempt_id, True
+                self.gang = GangShape.from_json(description.gang) if description.gang else None
+                self.placement_group = description.placement_group
             self.state = LinkState.READY
 
 

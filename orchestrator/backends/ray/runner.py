@@ -16,8 +16,9 @@ from typing import Any
 import ray
 
 from orchestrator.backends.protocol import AttemptStatus
-from orchestrator.backends.ray.attempt import AttemptRun, EntryPoint
+from orchestrator.backends.ray.attempt import AttemptRun, EntryPoint, RunnerPlace
 from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
 from orchestrator.contract import JobRequest
@@ -45,6 +46,7 @@ class Runner:
         self._idle_since_s = time.monotonic()
         self._queue: queue.SimpleQueue[AttemptRun] = queue.SimpleQueue()
         self._self = ray.get_runtime_context().current_actor
+        self._place = RunnerPlace(name=name, namespace=self._settings.namespace)
         # One thread runs all attempts: torch keeps settings such as the number of threads per thread.
         threading.Thread(target=self._work, name="attempts", daemon=True).start()
         threading.Thread(target=self._leave_when_due, name="leaving", daemon=True).start()
@@ -70,10 +72,17 @@ class Runner:
                 jobs_done=self._jobs_done,
                 is_warm=self._entry_point.is_warm,
                 leaving=self._leaving,
+                gang=run.gang.shape.to_json() if run and run.gang else None,
+                placement_group=run.gang.placement_group if run and run.gang else "",
             ).to_json()
 
-    def start(self, request: Mapping[str, Any], epoch: int, releases: str = "") -> str:
-        """Accept an attempt; repeating it changes nothing. ``releases`` names an ended attempt to let go of first."""
+    def start(
+        self, request: Mapping[str, Any], epoch: int, releases: str = "", gang: Mapping[str, Any] | None = None
+    ) -> str:
+        """Accept an attempt; repeating it changes nothing.
+
+        ``releases`` names an ended attempt to let go of first; ``gang`` is the shape of an attempt of many workers.
+        """
         with self._lock:
             if epoch < self._epoch:
                 return Answer.STALE_EPOCH
@@ -85,7 +94,8 @@ class Runner:
                 return Answer.BUSY
             if self._leaving:
                 return Answer.LEAVING
-            self._run = AttemptRun(JobRequest.from_json(request))
+            shape = GangShape.from_json(gang) if gang is not None else None
+            self._run = AttemptRun(JobRequest.from_json(request), shape)
             self._queue.put(self._run)
             return Answer.ACCEPTED
 
@@ -96,6 +106,14 @@ class Runner:
             return {"status": AttemptStatus.LOST.value}
         run.wait(min(wait_s, MAX_WAIT_S))
         return run.report()
+
+    def exchange(self, attempt_id: str, rank: int, news: Mapping[str, Any]) -> dict[str, bool]:
+        """A gang's worker tells its news and learns whether to stop; of an attempt that is not here it must."""
+        run = self._run
+        if run is None or run.gang is None or run.request.attempt_id != attempt_id:
+            return {"stop": True}
+        run.gang.hear(rank, news)
+        return {"stop": run.must_stop}
 
     def stop(self, attempt_id: str, epoch: int) -> str:
         """Ask an attempt to write a checkpoint and end; an attempt that is not here has ended already."""
@@ -136,7 +154,7 @@ class Runner:
             if run is None:
                 self._entry_point.warm_up()
             else:
-                run.execute(self._entry_point, self._settings)
+                run.execute(self._entry_point, self._settings, self._place)
 
     def _next_run(self) -> AttemptRun | None:
         """The next attempt; ``None`` once if there is time to warm up. Jobs that need no torch need not wait for it."""

@@ -22,6 +22,8 @@ class RunnerSettings:
     """How runners behave; the same for all runners of a backend."""
 
     entry_point: str = ENTRY_POINT
+    namespace: str = ""
+    """Ray namespace of the runner itself, by which a gang's workers find it; filled in by the backend."""
     idle_timeout_s: float = 300.0
     """An idle runner leaves after this time and gives its resources back."""
     max_jobs: int = 500

@@ -41,6 +41,10 @@ class RunnerDescription:
     """Whether the data plane is loaded."""
     leaving: str = ""
     """Why it takes nothing any more; empty = it does."""
+    gang: dict[str, Any] | None = None
+    """Shape of the gang that works on its attempt; none for an attempt of one worker."""
+    placement_group: str = ""
+    """Id of that gang's reservation, hexadecimal."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""

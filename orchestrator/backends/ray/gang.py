@@ -1,0 +1,153 @@
+"""Runs one attempt as a gang through Ray Train, and keeps what its workers say.
+
+Ray Train starts the workers, places them and joins them into one process group. It never retries: what a failure means
+is decided by our own policy alone, so every limit of its own is finite and zero where it can be.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from orchestrator.backends.classify import failure_from
+from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress
+from orchestrator.errors import FailureKind
+from orchestrator.units import GIB
+
+if TYPE_CHECKING:
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+PLACING = "placing workers"
+"""Phase of a gang whose workers are not all up."""
+_COLLECTIVE_TIMEOUT_S = 600
+"""A collective operation that waits longer for another rank fails; a rank that died is noticed at once."""
+_START_TIMEOUT_S = 60.0
+_START_ATTEMPTS = 3
+_ENVIRONMENT = {
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # fills the dashboard's Train tab
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_TIMEOUT_S:g}",
+}
+# A worker that could name a cause explains the gang's end; one that only lost sight of the others does not.
+_SECONDARY = frozenset({FailureKind.UNKNOWN, FailureKind.NODE_LOST})
+
+
+class Gang:
+    """Mailbox between the workers of one attempt and its runner; use from any thread."""
+
+    def __init__(self, shape: GangShape) -> None:
+        self.shape = shape
+        self.progress = Progress(phase=PLACING)
+        self.placement_group = ""
+        """Id of the gang's reservation, hexadecimal, once its first worker is up."""
+        self._failures: list[JobFailure] = []
+        self._lock = threading.Lock()
+
+    def hear(self, rank: int, news: Mapping[str, Any]) -> None:
+        """Take what a worker says: its progress, where it is, and why it failed."""
+        with self._lock:
+            if rank == 0 and "progress" in news:
+                self.progress = Progress.from_json(news["progress"])
+            self.placement_group = news.get("placement_group") or self.placement_group
+            if "failure" in news:
+                self._failures.append(JobFailure.from_json(news["failure"]))
+
+    def primary_failure(self) -> JobFailure | None:
+        """The first failure that names a cause of its own, else the first."""
+        with self._lock:
+            told = [failure for failure in self._failures if failure.kind not in _SECONDARY]
+            return next(iter(told or self._failures), None)
+
+
+def run_gang(request: JobRequest, gang: Gang, settings: RunnerSettings, home: GangHome) -> JobResult | JobFailure:
+    """Run an attempt on all its workers, to the end; blocks."""
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    os.environ.update(_ENVIRONMENT)
+    try:
+        result = _trainer(request, gang.shape, settings, home).fit()
+    except TrainingFailedError as error:
+        return _failure(error, gang, request)
+    return JobResult.from_json(result.return_value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangHome:
+    """Where a gang's workers find their runner, and a folder for what Ray Train wants to write."""
+
+    runner: str
+    namespace: str
+    scratch: Path
+
+
+def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, home: GangHome) -> Any:  # noqa: ANN401
+    from ray.train.torch import TorchConfig
+    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # ray.train's own, with types
+    from ray.train.v2.torch.torch_trainer import TorchTrainer
+
+    from orchestrator.backends.ray.gang_worker import work
+
+    worker = shape.worker
+    resources = {"CPU": worker.cpus, "memory": worker.memory_gib * GIB} | ({"GPU": worker.gpus} if worker.gpus else {})
+    return TorchTrainer(
+        cast("Callable[[dict[Any, Any]], None]", work),  # Ray's type knows no return value, its Result does
+        train_loop_config={
+            "request": request.to_json(),
+            "settings": settings.to_json(),
+            "runner": home.runner,
+            "namespace": home.namespace,
+        },
+        torch_config=TorchConfig(timeout_s=_COLLECTIVE_TIMEOUT_S),
+        scaling_config=ScalingConfig(
+            num_workers=shape.num_workers,
+            use_gpu=worker.gpus > 0,
+            resources_per_worker={name: amount for name, amount in resources.items() if amount},
+            placement_strategy="PACK",
+        ),
+        run_config=RunConfig(
+            name=request.attempt_id,
+            storage_path=str(home.scratch),
+            failure_config=FailureConfig(
+                max_failures=0, max_preemption_failures=0, controller_failure_limit=_START_ATTEMPTS
+            ),
+        ),
+    )
+
+
+def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> JobFailure:
+    told = gang.primary_failure()
+    if told is not None and told.kind not in _SECONDARY:
+        return told
+    lost = _lost_workers(error)
+    if lost or gang.progress.phase == PLACING:
+        what = (
+            f"lost {lost}" if lost else f"could not place its workers ({gang.shape.num_workers} x {gang.shape.worker})"
+        )
+        message = f"the gang of {request.job} {what}; it starts again from its newest checkpoint"
+        return JobFailure(
+            attempt_id=request.attempt_id,
+            key=request.key,
+            kind=FailureKind.NODE_LOST,
+            message=message,
+            traceback=str(error),
+        )
+    return told or failure_from(error, request)
+
+
+def _lost_workers(error: TrainingFailedError) -> str:
+    """Workers whose process or node went away, as text; empty if all of them ended by themselves."""
+    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+
+    failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
+    lost = [
+        f"worker {rank} ({str(one).strip().partition(chr(10))[0]})"
+        for rank, one in sorted(failures.items())
+        if not isinstance(one, UserExceptionWithTraceback)
+    ]
+    return ", ".join(lost)

@@ -1,0 +1,123 @@
+"""What each worker of a gang does: execute the attempt as one rank, and talk to the gang's runner."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.backends.classify import failure_from
+from orchestrator.backends.ray.attempt import EntryPoint
+from orchestrator.backends.ray.log import AttemptLog
+from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
+from orchestrator.contract import ExecutionContext, JobRequest, Progress
+from orchestrator.storage.layout import log_name
+from orchestrator.storage.open import open_store
+
+_EXCHANGE_EVERY_S = 0.5
+_EXCHANGE_TIMEOUT_S = 30.0
+_LOG = logging.getLogger(__name__)
+
+
+def work(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One rank of the attempt in ``config``; returns its ``JobResult`` as JSON. Ray Train calls it in every worker."""
+    from ray import train
+
+    place = train.get_context()
+    rank, world_size = place.get_world_rank(), place.get_world_size()
+    request = JobRequest.from_json(config["request"])
+    settings = RunnerSettings.from_json(config["settings"])
+    with _RunnerLine(config["runner"], config["namespace"], request.attempt_id, rank) as line:
+        try:
+            return _execute(request, settings, line, rank, world_size)
+        except BaseException as error:
+            # Told before Ray Train sees it: the end of one rank makes others fail too, and the first one explains all.
+            line.tell({"failure": failure_from(error, request).to_json()})
+            raise
+
+
+def _execute(
+    request: JobRequest, settings: RunnerSettings, line: _RunnerLine, rank: int, world_size: int
+) -> dict[str, Any]:
+    store = open_store(request.store_uri)
+    scratch = Path(tempfile.mkdtemp(prefix="attempt-"))
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    context = ExecutionContext(
+        store=store,
+        scratch=scratch,
+        cache=cache,
+        report=line.show,
+        should_stop=line.must_stop.is_set,
+        rank=rank,
+        world_size=world_size,
+    )
+    name = log_name(request.sweep, request.job, request.attempt_number, rank)
+    log_path = scratch.with_suffix(".log")
+    try:
+        with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
+            try:
+                return EntryPoint(settings.entry_point).load()(request, context).to_json()
+            except BaseException:
+                traceback.print_exc(file=sys.stderr)  # into the rank's log
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        log_path.unlink(missing_ok=True)
+
+
+class _RunnerLine:
+    """A thread that tells the runner how far this rank is, and asks whether it must stop."""
+
+    def __init__(self, runner: str, namespace: str, attempt_id: str, rank: int) -> None:
+        self.must_stop = threading.Event()
+        self._runner: Any = ray.get_actor(runner, namespace=namespace)
+        self._attempt_id, self._rank = attempt_id, rank
+        self._progress = Progress(phase="starting")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._talk, name="gang-line", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.tell({"placement_group": _placement_group()})
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def show(self, progress: Progress) -> None:
+        """Remember the newest progress; the next exchange tells it."""
+        self._progress = progress
+
+    def tell(self, news: Mapping[str, Any]) -> None:
+        """Tell the runner, and take its answer. A runner that is gone, or knows nothing of this attempt, means stop."""
+        try:
+            call = self._runner.exchange.remote(self._attempt_id, self._rank, dict(news))
+            answer = ray.get(call, timeout=_EXCHANGE_TIMEOUT_S)
+        except RayError as error:
+            _LOG.warning("the gang's runner does not answer, so rank %d stops: %s", self._rank, error)
+            answer = {"stop": True}
+        if answer["stop"]:
+            self.must_stop.set()
+
+    def _talk(self) -> None:
+        while not self._ended.wait(_EXCHANGE_EVERY_S):
+            self.tell({"progress": self._progress.to_json()})
+
+
+def _placement_group() -> str:
+    group = ray.util.get_current_placement_group()
+    return group.id.hex() if group is not None else ""

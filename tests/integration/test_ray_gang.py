@@ -1,0 +1,155 @@
+"""Gangs on a real Ray cluster: real Ray Train, gloo, and processes killed for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from orchestrator.backends.protocol import AttemptReport, AttemptStatus
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.contract import Resources
+from orchestrator.errors import FailureKind
+from orchestrator.storage.artifacts import is_committed, read_record
+from orchestrator.storage.layout import log_name
+from tests.integration.ray_jobs import ENTRY_POINT, Gate, job, request
+
+TWO_CPUS = Resources(cpus=2.0)
+SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
+
+
+@pytest.fixture
+def backend(namespace):
+    made = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    made.announce(1)
+    return made
+
+
+@pytest.fixture
+def gate(tmp_path):
+    return Gate(path=tmp_path / "gate")
+
+
+def look(backend: RayBackend, attempt_id: str) -> AttemptReport:
+    (report,) = backend.observe([attempt_id])
+    return report
+
+
+@pytest.fixture
+def finish(until):
+    def finished(backend: RayBackend, attempt_id: str) -> AttemptReport:
+        until(lambda: look(backend, attempt_id).status is not AttemptStatus.RUNNING)
+        return look(backend, attempt_id)
+
+    return finished
+
+
+@pytest.fixture
+def running_pid(until):
+    """Process of rank 0, once it trains."""
+
+    def pid(backend: RayBackend, attempt_id: str) -> int:
+        def progress():
+            report = look(backend, attempt_id)
+            assert report.status is AttemptStatus.RUNNING, report
+            return report.progress if report.progress and "pid" in report.progress.metrics else None
+
+        until(progress)
+        found = progress()
+        assert found is not None
+        return int(found.metrics["pid"])
+
+    return pid
+
+
+def reservations(ray_cluster) -> int:
+    """Placement groups that hold something."""
+    table = ray_cluster.util.placement_group_table()
+    return sum(group["state"] in {"CREATED", "PENDING"} for group in table.values())
+
+
+def test_gang_commits_once_and_every_rank_has_a_log(backend, store, finish):
+    attempt = request(store, job("gang"), num_workers=2)
+    backend.launch(attempt, TWO_CPUS)
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED, report
+    assert read_record(store, attempt.key).metrics["rank_sum"] == 3
+    for rank in range(2):
+        assert b"hello from gang" in store.get(log_name("scripted", "gang", 0, rank))
+
+
+@pytest.mark.slow
+def test_gang_worker_killed_is_a_lost_node_and_the_next_attempt_commits_once(
+    ray_cluster, backend, store, gate, finish, running_pid, until
+):
+    killed = request(store, job("gang", gate=str(gate.path)), num_workers=2)
+    backend.launch(killed, TWO_CPUS)
+    os.kill(running_pid(backend, killed.attempt_id), signal.SIGKILL)
+    report = finish(backend, killed.attempt_id)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.NODE_LOST, report.failure
+    backend.release(killed.attempt_id)
+    until(lambda: reservations(ray_cluster) == 0)
+    gate.open()
+    again = request(store, job("gang", gate=str(gate.path)), 1, num_workers=2)
+    backend.launch(again, TWO_CPUS)
+    report = finish(backend, again.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED, report
+    assert read_record(store, again.key).metrics["rank_sum"] == 3
+    for rank in range(2):
+        assert b"hello from gang" in store.get(log_name("scripted", "gang", 1, rank))
+
+
+@pytest.mark.slow
+def test_gang_stop_reaches_every_rank(backend, store, gate, finish, running_pid):
+    attempt = request(store, job("stopped", gate=str(gate.path)), num_workers=2)
+    backend.launch(attempt, TWO_CPUS)
+    running_pid(backend, attempt.attempt_id)
+    backend.stop(attempt.attempt_id)
+    report = finish(backend, attempt.attempt_id)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.PREEMPTED
+    assert not is_committed(store, attempt.key)
+
+
+@pytest.mark.slow
+def test_gang_failure_of_one_rank_explains_the_end_of_all(backend, store, finish):
+    attempt = request(store, job("explained", end="rank1_user_error"), num_workers=2)
+    backend.launch(attempt, TWO_CPUS)
+    report = finish(backend, attempt.attempt_id)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.USER_ERROR
+    assert report.failure.message == "no such model on rank 1"
+
+
+@pytest.mark.slow
+def test_gang_runner_killed_loses_the_attempt_and_frees_its_reservation(
+    ray_cluster, namespace, backend, store, gate, running_pid, until
+):
+    attempt = request(store, job("orphan", gate=str(gate.path)), num_workers=2)
+    backend.launch(attempt, TWO_CPUS)
+    running_pid(backend, attempt.attempt_id)
+    (name,) = [
+        actor["name"]
+        for actor in ray_cluster.util.list_named_actors(all_namespaces=True)
+        if actor["namespace"] == namespace
+    ]
+    description = ray_cluster.get(ray_cluster.get_actor(name, namespace=namespace).describe.remote())
+    os.kill(description["pid"], signal.SIGKILL)
+    until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
+    until(lambda: backend.observe([attempt.attempt_id]) and reservations(ray_cluster) == 0)
+
+
+@pytest.mark.slow
+def test_gang_is_found_again_by_the_next_controller(namespace, backend, store, gate, finish, running_pid):
+    attempt = request(store, job("adopted", gate=str(gate.path)), num_workers=2)
+    backend.launch(attempt, TWO_CPUS)
+    running_pid(backend, attempt.attempt_id)
+    backend.close()
+    successor = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    successor.announce(2)
+    running_pid(successor, attempt.attempt_id)
+    gate.open()
+    assert finish(successor, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
