@@ -75,6 +75,19 @@ class NumericsError(OrchestratorError):
     failure_kind = FailureKind.NUMERICS
 
 
+class OutOfMemoryError(OrchestratorError):
+    """A training step does not fit into the accelerator's memory; ``micro_batch`` is the size tried, 0 if not known."""
+
+    failure_kind = FailureKind.OUT_OF_MEMORY
+
+    def __init__(self, message: str, micro_batch: int = 0) -> None:
+        super().__init__(message, micro_batch)
+        self.micro_batch = micro_batch
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class PreemptedError(OrchestratorError):
     """The attempt was asked to stop, wrote a checkpoint and returned."""
 

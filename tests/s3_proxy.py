@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import http.client
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 
 class Damage(StrEnum):
@@ -31,6 +37,8 @@ class Damage(StrEnum):
     """The server never hears of it and the client gets no answer for as long as it waits."""
     FULL = "full"
     """507, the server never hears of it."""
+    CONDITIONS_IGNORED = "conditions_ignored"
+    """The server hears of no If-Match and If-None-Match, as if it knew none; signed anew from the environment."""
 
 
 ERRORS = {
@@ -51,6 +59,8 @@ class Faults:
     schedule: Schedule = lambda _method, _path: None
     seen: list[tuple[str, str]] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
+    clock_offset_s: float = 0.0
+    """How far the dates in the answers are ahead."""
 
     def damage_next(self, method: str, *damages: Damage) -> None:
         """Damage the next requests of a method, one after the other."""
@@ -103,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         if damage in ERRORS and damage not in AFTER_THE_SERVER:
             self._refuse(*ERRORS[damage])
             return
-        status, headers, content = self._ask(_flip(body) if damage is Damage.REQUEST_FLIPPED else body)
+        status, headers, content = self._ask(_flip(body) if damage is Damage.REQUEST_FLIPPED else body, damage)
         if damage is Damage.ANSWER_LOST:
             self.close_connection = True
         elif damage in ERRORS:
@@ -113,10 +123,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer
 
-    def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string((timestamp or time.time()) + self.faults.clock_offset_s)
+
+    def _ask(self, body: bytes, damage: Damage | None) -> tuple[int, list[tuple[str, str]], bytes]:
+        headers = dict(self.headers.items())
+        if damage is Damage.CONDITIONS_IGNORED:
+            headers = _unconditional(self.command, self.path, body, headers)
         connection = http.client.HTTPConnection(self.upstream, timeout=60)
         # The Host header stays the client's: it is part of the signature.
-        connection.request(self.command, self.path, body, dict(self.headers.items()))
+        connection.request(self.command, self.path, body, headers)
         response = connection.getresponse()
         content = response.read()
         connection.close()
@@ -140,6 +156,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Say nothing."""
+
+
+def _unconditional(method: str, path: str, body: bytes, headers: dict[str, str]) -> dict[str, str]:
+    """The headers of the same request without its conditions, which are part of the signature."""
+    left_out = {"if-match", "if-none-match", "authorization", "x-amz-date"}
+    kept = {name: text for name, text in headers.items() if name.lower() not in left_out}
+    request = AWSRequest(method, f"http://{headers['Host']}{path}", headers=kept, data=body)
+    credentials = Credentials(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+    S3SigV4Auth(credentials, "s3", os.environ.get("AWS_REGION", "us-east-1")).add_auth(request)
+    return dict(request.headers.items())
 
 
 def _flip(content: bytes) -> bytes:

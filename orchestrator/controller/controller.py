@@ -19,6 +19,7 @@ from orchestrator.controller.inbox import Message, discard
 from orchestrator.controller.lease import Lease
 from orchestrator.controller.submission import settle
 from orchestrator.errors import OrchestratorError
+from orchestrator.state.events import AttemptSucceeded
 from orchestrator.state.scheduler import Command, decide
 from orchestrator.storage.protocol import ObjectStore
 
@@ -54,7 +55,7 @@ class Controller:
         self._holder = holder
         self._on_alive = on_alive
         self._fleet: Fleet | None = None
-        self._executor = Executor(store, backend)
+        self._executor = Executor(store, backend, cluster)
         self._orphans: set[str] = set()
         self._inbox_at_s = 0.0
         self._woken: set[str] = set()
@@ -93,6 +94,7 @@ class Controller:
         self._read_inbox(fleet)
         self._observe(fleet)
         self._act(fleet)
+        self._executor.keep_claims(fleet, self._now())
         self._drop_fenced(fleet)
         self._show_progress(fleet)
         return fleet.num_appends != before
@@ -157,7 +159,8 @@ class Controller:
             if event is not None:
                 ended.append(event)
                 holding.board.remove(attempt.job)
-                self._executor.forget_key(attempt.key)
+                forget = self._executor.settle if isinstance(event, AttemptSucceeded) else self._executor.forget_key
+                forget(attempt.key)
             elif report is not None and report.progress is not None:
                 holding.board.show(attempt.job, attempt.attempt_id, report.progress)
         if not ended:
@@ -168,6 +171,7 @@ class Controller:
             self._backend.release(event.attempt_id)
 
     def _act(self, fleet: Fleet) -> None:
+        self._executor.end_waits(self._now())
         while commands := self._decide(fleet):
             for sweep, group in groupby(commands, key=lambda command: command.sweep):
                 holding = fleet.get(sweep)
@@ -189,6 +193,7 @@ class Controller:
             nodes=capacity.nodes,
             now=self._now(),
             committed=self._executor.committed,
+            claimed=self._executor.claimed,
             max_live_attempts=self._max_live_attempts,
         )
         return self._executor.without_repeats(commands)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.backends.protocol import Backend
-from orchestrator.contract import JobRequest, Resources
+from orchestrator.contract import JobRequest, Progress, Resources
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.controller.fleet import Fleet, Holding
 from orchestrator.errors import (
     ControllerError,
     CorruptObjectError,
+    FailureKind,
     IdentityMismatchError,
     NotFoundError,
     OrchestratorError,
@@ -20,6 +21,7 @@ from orchestrator.errors import (
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.events import Event
+from orchestrator.state.reliability import observed_mtbf_s
 from orchestrator.state.scheduler import (
     CancelJob,
     Command,
@@ -31,8 +33,10 @@ from orchestrator.state.scheduler import (
     StopAttempt,
     unlaunched,
 )
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.claims import Claims
 from orchestrator.storage.protocol import ObjectStore
 
 _LOG = logging.getLogger(__name__)
@@ -54,15 +58,40 @@ class _Batch:
 
 
 class Executor:
-    """Executes commands and remembers which keys the store has."""
+    """Executes commands, remembers which keys the store has, and holds the claims of those worked on."""
 
-    def __init__(self, store: ObjectStore, backend: Backend) -> None:
+    def __init__(self, store: ObjectStore, backend: Backend, cluster: str) -> None:
         self._store = store
         self._backend = backend
+        self._claims = Claims(store, cluster)
         self._absent: set[str] = set()
         self._stopped: set[str] = set()
         self.committed: set[str] = set()
         """Keys whose record was read, identity included."""
+
+    @property
+    def claimed(self) -> set[str]:
+        """Keys that other clusters work on."""
+        return self._claims.waited_for()
+
+    def end_waits(self, now: float) -> None:
+        """Look again at keys that others work on, once it is time: they may have committed, or given up."""
+        for key in self._claims.end_waits(now):
+            self.forget_key(key)
+
+    def keep_claims(self, fleet: Fleet, now: float) -> None:
+        """Renew the claims of what runs, and let others have what nobody here wants any more."""
+        snapshots = [holding.snapshot for holding in fleet.active()]
+        live = {attempt.key: snapshot.sweep for snapshot in snapshots for attempt in snapshot.live_attempts}
+        self._claims.keep(live, now)
+        idle = set(self._claims.held) - live.keys()
+        for key in idle - (_pending_keys(snapshots) if idle else set()):
+            self._claims.release(key)
+
+    def settle(self, key: str) -> None:
+        """The key is committed."""
+        self._claims.forget(key)
+        self.forget_key(key)
 
     def look_up(self, fleet: Fleet, holding: Holding, now: float) -> None:
         """Find out which jobs that are ready have been committed already; each key is looked up once."""
@@ -73,6 +102,7 @@ class Executor:
             try:
                 read_record(self._store, job.key, identity=job.identity)
                 self.committed.add(job.key)
+                self._claims.forget(job.key)
             except NotFoundError:
                 self._absent.add(job.key)
             except (CorruptObjectError, IdentityMismatchError) as error:
@@ -99,7 +129,7 @@ class Executor:
         """Carry out commands of one sweep; use inside ``Fleet.guard``."""
         batch = _Batch()
         for command in commands:
-            self._add(batch, holding.snapshot, command, now)
+            self._add(batch, fleet, holding, command, now)
         if batch.events:
             # Intent before effect: an attempt that the journal does not know would run unseen after a crash here. One
             # that is in the journal and was never launched is reported as lost, and tried again.
@@ -117,19 +147,29 @@ class Executor:
             # The next observation finds the attempt lost, which journals it and counts it.
             _LOG.warning("attempt %s was not launched: %s", launch.request.attempt_id, error)
 
-    def _add(self, batch: _Batch, snapshot: Snapshot, command: Command, now: float) -> None:
+    def _add(self, batch: _Batch, fleet: Fleet, holding: Holding, command: Command, now: float) -> None:
         if isinstance(command, LaunchJob):
-            self._add_launch(batch, snapshot, command, now)
+            self._add_launch(batch, fleet, holding, command, now)
         elif isinstance(command, StopAttempt):
             batch.stops.append(command.attempt_id)
         else:
-            batch.events.append(_event_of(command, snapshot, now))
+            batch.events.append(_event_of(command, holding.snapshot, now))
+            if not isinstance(command, FinishSweep):
+                holding.board.remove(command.job)
 
-    def _add_launch(self, batch: _Batch, snapshot: Snapshot, command: LaunchJob, now: float) -> None:
+    def _add_launch(self, batch: _Batch, fleet: Fleet, holding: Holding, command: LaunchJob, now: float) -> None:
+        snapshot = holding.snapshot
         plan, job = _planned(snapshot, command.job)
+        # Before the attempt has a number: a crash in between leaves a claim of ours, which the next controller takes.
+        obstacle = self._claims.take(job.key, snapshot.sweep, now)
+        if obstacle is not None:
+            reason = f"waits: sweep {obstacle.sweep} works on {job.key} on cluster {obstacle.cluster}"
+            holding.board.show(job.name, "", Progress(phase=reason))
+            return
+        holding.board.remove(job.name)
         claimant = Claimant(sweep=snapshot.sweep, cluster=snapshot.cluster, epoch=snapshot.epoch)
         number = allocate_attempt(self._store, job, claimant)
-        request = make_request(plan, job, number)
+        request = make_request(plan, _with_history(job, snapshot.jobs[job.name], fleet, now), number)
         batch.launches.append(_Launch(request=request, resources=job.resources))
         batch.events.append(
             events.AttemptLaunched(
@@ -157,6 +197,22 @@ def _event_of(
             return events.JobCancelled(at_s=now, job=command.job)
         case FinishSweep():
             return events.SweepFinished(at_s=now, status=command.status)
+
+
+def _pending_keys(snapshots: Sequence[Snapshot]) -> set[str]:
+    running = [snapshot for snapshot in snapshots if snapshot.state is SweepState.RUNNING]
+    return {view.key for snapshot in running for view in snapshot.jobs.values() if view.state is JobState.PENDING}
+
+
+def _with_history(job: Job, view: JobView, fleet: Fleet, now: float) -> Job:
+    """A job whose execution knows how attempts ended so far, which the plan cannot."""
+    execution = replace(job.execution, memory_retries=view.failures.get(FailureKind.OUT_OF_MEMORY, 0))
+    if execution.checkpoint_mtbf_s:
+        # The plan says only where to start from.
+        snapshots = [holding.snapshot for holding in fleet.holdings()]
+        mtbf_s = observed_mtbf_s(snapshots, prior_s=execution.checkpoint_mtbf_s, now=now)
+        execution = replace(execution, checkpoint_mtbf_s=mtbf_s)
+    return replace(job, execution=execution)
 
 
 def _planned(snapshot: Snapshot, name: str) -> tuple[Plan, Job]:

@@ -11,6 +11,7 @@ from orchestrator.contract import Resources
 from orchestrator.errors import FailureKind, TransitionError
 from orchestrator.plan.graph import Plan
 from orchestrator.state import events
+from orchestrator.state.reliability import DEADLY
 from orchestrator.state.snapshot import Attempt, Failure, JobView, Snapshot
 from orchestrator.state.transitions import next_job_state, next_sweep_state
 
@@ -190,15 +191,18 @@ class _Folding:
         if live is None or live.attempt_id != event.attempt_id:
             message = f"{event.attempt_id} of job {event.job} ended, but the live attempt is {live}"
             raise TransitionError(message)
-        self._change(event, attempt=None, ended_at_s=event.at_s, **changes)
+        ran_s = self._job(event).ran_s + max(0.0, event.at_s - live.launched_at_s)
+        self._change(event, attempt=None, ended_at_s=event.at_s, ran_s=ran_s, **changes)
 
     def _fail(self, event: events.AttemptEvent, kind: FailureKind, text: str, traceback: str = "") -> None:
         if event.attempt_id in self._leaving:
             self._end(event)
             return
-        failures = self._job(event).failures
+        view = self._job(event)
         failure = Failure(attempt_id=event.attempt_id, kind=kind, message=text, at_s=event.at_s, traceback=traceback)
-        self._end(event, failures={**failures, kind: failures.get(kind, 0) + 1}, last_failure=failure)
+        failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
+        num_deaths = view.num_deaths + (kind in DEADLY)
+        self._end(event, failures=failures, last_failure=failure, num_deaths=num_deaths)
 
     def _resources(self, name: str) -> Resources:
         jobs = {} if self._sweep.plan is None else self._sweep.plan.by_name()

@@ -113,10 +113,19 @@ class Room:
         used = Resources(cpus=self.cpus, gpus=self.gpus, memory_gib=self.memory_gib)
         return _within(shape, self.total, used)
 
-    def could_ever_hold(self, shape: Resources) -> bool:
-        """Whether some node is large enough; a cluster without nodes is one that has not told yet."""
+    def could_ever_hold(self, job: Job) -> bool:
+        """Whether some node is large enough for each worker of a job, and the cluster for all of them.
+
+        A cluster without nodes is one that has not told yet.
+        """
         known = [node for node in self.nodes if node.cpus > 0 or node.gpus > 0]
-        return not known or shape in self.proven or any(_within(shape, node, _NOTHING) for node in known)
+        if not known or job.resources in self.proven:
+            return True
+        worker = job.resources.share(job.execution.num_workers)
+        is_gang = job.execution.num_workers > 1
+        return any(_within(worker, node, _NOTHING) for node in known) and (
+            not is_gang or _within(job.resources, self.total, _NOTHING)
+        )
 
 
 def decide(
@@ -126,14 +135,15 @@ def decide(
     nodes: Sequence[Resources],
     now: float,
     committed: Collection[str] = (),
+    claimed: Collection[str] = (),
     max_live_attempts: int | None = None,
 ) -> list[Command]:
     """Commands that follow from where the sweeps stand.
 
-    ``committed`` are keys known to have a record in the store; ``total`` is what the cluster has, used or not, and
-    ``nodes`` are the shapes of its nodes.
+    ``committed`` are keys known to have a record in the store, ``claimed`` those that other clusters work on; ``total``
+    is what the cluster has, used or not, and ``nodes`` are the shapes of its nodes.
     """
-    room = Room(total=total, nodes=tuple(nodes), max_live_attempts=max_live_attempts)
+    room = Room(total=total, nodes=tuple(nodes), max_live_attempts=max_live_attempts, live_keys=set(claimed))
     for snapshot in snapshots:
         _enter(room, snapshot)
     commands = list(_departures(snapshots))
@@ -193,8 +203,8 @@ class _Round:
         verdict = judge(view, max_failures=1 if plan is None else plan.max_failures)
         if isinstance(verdict, GiveUp):
             return FailJob(sweep=sweep, job=job.name, reason=verdict.reason)
-        if not self._room.could_ever_hold(job.resources):
-            return FailJob(sweep=sweep, job=job.name, reason=_infeasible(job, self._room.nodes))
+        if not self._room.could_ever_hold(job):
+            return FailJob(sweep=sweep, job=job.name, reason=_infeasible(job, self._room))
         # A key that is live, here or in another sweep, is not worked on twice: its record will be found.
         if self._now < verdict.at_s or job.key in self._room.live_keys or not self._room.has(job.resources):
             return None
@@ -249,13 +259,18 @@ def _within(shape: Resources, total: Resources, used: Resources) -> bool:
     )
 
 
-def _infeasible(job: Job, nodes: Sequence[Resources]) -> str:
-    shapes = _largest(nodes)
+def _infeasible(job: Job, room: Room) -> str:
+    shapes = _largest(room.nodes)
     told = f"the largest node has {shapes[0]}"
     if len(shapes) > 1:
         told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_TOLD])
+    num_workers = job.execution.num_workers
+    asked = f"{job.resources}"
+    if num_workers > 1:
+        asked += f" for {num_workers} workers ({job.resources.share(num_workers)} each)"
+        told += f", the cluster {room.total}"
     return (
-        f"infeasible: it asks for {job.resources}, but {told}; lower `resources` of {job.kind} jobs in sweep.yaml, or "
+        f"infeasible: it asks for {asked}, but {told}; lower `resources` of {job.kind} jobs in sweep.yaml, or "
         "add a larger node and resubmit"
     )
 

@@ -48,6 +48,10 @@ class JobView:
     last_attempt_id: str = ""
     failures: Mapping[FailureKind, int] = field(default_factory=dict)
     """Attempts that ended without a commit, by kind, since a client last reopened the job: what budgets count."""
+    num_deaths: int = 0
+    """Attempts that ended at a moment of nobody's choosing, ever; see ``reliability.DEADLY``."""
+    ran_s: float = 0.0
+    """Seconds that all its attempts took that have ended."""
     last_failure: Failure | None = None
     reason: str = ""
     """Why the job failed, or which job it was skipped because of."""

@@ -1,7 +1,8 @@
 """The commit protocol: parts under the attempt's own nonce, then one ``record.json`` by ``put_if_absent``.
 
-The record names its objects with sizes and sha256. Nothing under a committed name is ever rewritten; of two writers of
-one key the first commit wins and the other's parts are garbage, which no reader can reach.
+The record names its objects with sizes and sha256, and vouches for itself with its own. Nothing under a committed name
+is ever rewritten; of two writers of one key the first commit wins and the other's parts are garbage, which no reader
+can reach.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.contract import JobRequest, Outcome
-from orchestrator.errors import CorruptObjectError, IdentityMismatchError, NotFoundError, PreconditionFailedError
-from orchestrator.ids import canonical_json
+from orchestrator.errors import (
+    CorruptObjectError,
+    IdentityMismatchError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
+from orchestrator.ids import canonical_json, sha256_hex
 from orchestrator.storage.layout import artifact_folder, parts_folder, record_name
 from orchestrator.storage.protocol import ObjectStore
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+_FIRST_SEALED_VERSION = 2
+_SEAL = "record_sha256"
+"""Sha256 of the canonical JSON (RFC 8785) of the record without this field; those of version 1 have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +62,20 @@ class Record:
     version: int = RECORD_VERSION
 
     def to_bytes(self) -> bytes:
-        """JSON document, sorted and indented for people."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False).encode()
+        """JSON document, sorted and indented for people, with its own sha256."""
+        document = asdict(self)
+        if self.version >= _FIRST_SEALED_VERSION:
+            document[_SEAL] = sha256_hex(canonical_json(document))
+        return json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Inverse of ``to_bytes``."""
+        """Inverse of ``to_bytes``. Raises ``ValueError`` if the content says of itself that it was altered."""
         document = json.loads(content)
+        seal = document.pop(_SEAL, None)
+        is_sealed = seal is not None or document["version"] >= _FIRST_SEALED_VERSION
+        if is_sealed and seal != sha256_hex(canonical_json(document)):
+            raise ValueError("it is not as it was written: its own sha256 does not match")
         parts = {name: Part(**part) for name, part in document["parts"].items()}
         return cls(**{**document, "parts": parts})
 
@@ -84,6 +101,18 @@ class ArtifactWriter:
         self._store.put_file(f"{self._folder}/{name}", path)
         return self._remember(name, path.stat().st_size, digest)
 
+    def alias(self, name: str, other: str) -> None:
+        """Give a part that was added another name too; nothing is written. Raises ``KeyError``."""
+        self._parts[name] = self._parts[other]
+
+    def adopt(self, name: str, object_name: str, *, size_bytes: int, sha256: str) -> None:
+        """Name an object of a checkpoint of the same job, by whichever attempt, as a part; nothing is written.
+
+        Garbage collection keeps the folders that a record names.
+        """
+        relative = object_name.removeprefix(artifact_folder(self._request.key) + "/")
+        self._parts[name] = Part(path=relative, size_bytes=size_bytes, sha256=sha256)
+
     def commit(
         self,
         *,
@@ -96,7 +125,9 @@ class ArtifactWriter:
 
         Raises:
             IdentityMismatchError: the committed record of this key has another identity.
+            StorageError: parts are gone; nothing is committed.
         """
+        self._check_parts()
         request = self._request
         record = Record(
             key=request.key,
@@ -117,6 +148,27 @@ class ArtifactWriter:
             read_record(self._store, request.key, identity=request.identity)
             return Outcome.ALREADY_COMMITTED
         return Outcome.COMMITTED
+
+    def _check_parts(self) -> None:
+        """Look once more whether everything is there.
+
+        Between the first part and the commit may lie any time, such as that of a suspended machine, and garbage
+        collection takes the parts of an attempt that its controller gave up long ago.
+        """
+        root = artifact_folder(self._request.key)
+        folders = sorted({f"{root}/{part.path}".rpartition("/")[0] for part in self._parts.values()})
+        # Parts of this attempt may lie in sub-folders, so its folder is listed once, as a whole.
+        others = [folder for folder in folders if not f"{folder}/".startswith(f"{self._folder}/")]
+        listed = (self._store.list_objects(f"{folder}/") for folder in (self._folder, *others))
+        found = {stat.name: stat.size_bytes for stats in listed for stat in stats}
+        wrong = [name for name, part in self._parts.items() if found.get(f"{root}/{part.path}") != part.size_bytes]
+        if wrong:
+            message = (
+                f"parts {', '.join(wrong)} of {self._request.attempt_id} are not in {self._store.uri} any more as they "
+                "were written: the attempt was given up and its parts collected as garbage, or the store lost them; "
+                "nothing is committed, run the job again"
+            )
+            raise StorageError(message)
 
     def _remember(self, name: str, size_bytes: int, digest: str) -> Part:
         relative = f"{self._folder}/{name}".removeprefix(artifact_folder(self._request.key) + "/")

@@ -33,14 +33,24 @@ def metrics_folder(key: str) -> str:
     return f"metrics/{key}/"
 
 
+def attempts_folder(key: str) -> str:
+    """Folder of the objects that allocate the attempts of a job."""
+    return f"jobs/{key}/attempts/"
+
+
 def attempt_name(key: str, number: int) -> str:
     """The object that allocates attempt ``number`` of a job."""
-    return f"jobs/{key}/attempts/{number:06d}.json"
+    return f"{attempts_folder(key)}{number:06d}.json"
 
 
-def log_name(sweep: str, job: str, attempt_number: int) -> str:
-    """Text log of one attempt."""
-    return f"logs/{sweep}/{job}/{attempt_number:06d}/rank0.log"
+def claim_name(key: str) -> str:
+    """Who works on a job, over all sweeps and clusters."""
+    return f"jobs/{key}/claim.json"
+
+
+def log_name(sweep: str, job: str, attempt_number: int, rank: int = 0) -> str:
+    """Text log of one rank of an attempt; an attempt of one worker has rank 0 only."""
+    return f"logs/{sweep}/{job}/{attempt_number:06d}/rank{rank}.log"
 
 
 def lease_name(cluster: str) -> str:

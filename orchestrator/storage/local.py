@@ -9,6 +9,7 @@ there; ``flock`` needs NFSv4 or a lock daemon.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -21,7 +22,13 @@ from typing import BinaryIO
 
 from filelock import FileLock
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.errors import (
+    NoSpaceError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageDeniedError,
+    StorageError,
+)
 from orchestrator.storage.protocol import ObjectStat, check_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
@@ -170,8 +177,7 @@ class LocalStore:
                 os.fsync(file.fileno())
             yield staged
         except OSError as error:
-            message = f"writing under {self.uri} failed: {error}; check free space and permissions"
-            raise StorageError(message) from error
+            raise _translated(error, f"writing under {self.uri}") from error
         finally:
             staged.unlink(missing_ok=True)
 
@@ -181,6 +187,8 @@ class LocalStore:
             file = self._path(name).open("rb")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise _not_found(name, self.uri) from error
+        except OSError as error:
+            raise _translated(error, f"opening {name} in {self.uri}") from error
         with file:
             yield file
 
@@ -253,6 +261,15 @@ def _stat_of(name: str, stat: os.stat_result) -> ObjectStat:
     """Every write makes a new file, so inode + time + size name one version of an object."""
     etag = f"{stat.st_ino:x}-{stat.st_mtime_ns:x}-{stat.st_size:x}"
     return ObjectStat(name=name, size_bytes=stat.st_size, etag=etag, modified_at_s=stat.st_mtime)
+
+
+def _translated(error: OSError, what: str) -> StorageError:
+    """Our error for one of the operating system's."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return NoSpaceError(f"{what} failed: {error}; free space there: orchestrator gc")
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return StorageDeniedError(f"{what} failed: {error}; ask for read and write permissions there")
+    return StorageError(f"{what} failed: {error}; check the disk")
 
 
 def _sync_directory(folder: Path) -> None:

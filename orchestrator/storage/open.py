@@ -44,6 +44,17 @@ def check_store_uri(uri: str) -> None:
         _local_path(parts, uri)
 
 
+def is_s3(uri: str) -> bool:
+    """Whether a URI names a bucket. Raises ``StorageError`` for what ``check_store_uri`` refuses."""
+    check_store_uri(uri)
+    return _split(uri).scheme == "s3"
+
+
+def split_s3(uri: str) -> tuple[str, str]:
+    """Bucket and prefix of an ``s3://`` URI. Raises as ``is_s3``."""
+    return _bucket_and_prefix(_split(uri), uri)
+
+
 def is_initialised(uri: str) -> bool:
     """Whether something can be in the store at all; asking creates nothing.
 

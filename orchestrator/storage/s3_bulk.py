@@ -1,25 +1,21 @@
-"""Large objects travel in parts: multipart uploads and ranged downloads, several parts at once."""
+"""Large objects are uploaded in parts, several at once (multipart uploads)."""
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
-from orchestrator.errors import CorruptObjectError, NoSpaceError, NotFoundError, StorageError, StorageTimeoutError
+from orchestrator.errors import NotFoundError, StorageError, StorageTimeoutError
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.storage.s3_client import Bucket, Response
 
 Item = TypeVar("Item")
 _MAX_PARTS = 10_000  # of one upload, by the S3 API
-_COPY_CHUNK_BYTES = 256 * 1024  # larger ones cost page faults, smaller ones calls; measured
-_MAX_RANGE_BYTES = 64 * 1024**2  # what is read again after a lost connection
 _SEPARATOR = " "
 """Of upload id and key in the name of an unfinished upload; neither holds a space."""
 
@@ -132,64 +128,6 @@ def discard_upload(bucket: Bucket, name: str) -> None:
     upload_id, _, key = name.partition(_SEPARATOR)
     with suppress(NotFoundError):
         bucket.repeat("abort_multipart_upload", key, UploadId=upload_id)
-
-
-def download(bucket: Bucket, key: str, stat: ObjectStat, path: Path) -> None:
-    """Stream one version of an object into a file, which appears complete or not at all.
-
-    Raises:
-        PreconditionFailedError: the object was replaced meanwhile.
-        NoSpaceError: the disk is full.
-    """
-    part_bytes = _range_bytes(bucket, stat.size_bytes)
-    with _new_file(path, stat.size_bytes) as descriptor:
-
-        def fetch(start: int) -> None:
-            end = min(start + part_bytes, stat.size_bytes)
-            # Only of this version: parts of two versions would make a file that never was an object.
-            given = {"Range": f"bytes={start}-{end - 1}", "IfMatch": stat.etag}
-            bucket.until_deadline(
-                lambda: bucket.read_once("get_object", key, lambda r: _copy(r, descriptor, start, end), **given)
-            )
-
-        _in_parallel(bucket, fetch, range(0, stat.size_bytes, part_bytes))
-
-
-def _range_bytes(bucket: Bucket, size_bytes: int) -> int:
-    """Ranges are streamed, so long ones take no memory, and each spares 4 ms of processor time of the next request."""
-    share = -(-size_bytes // bucket.settings.num_parallel_parts)
-    return max(bucket.settings.part_bytes, min(share, _MAX_RANGE_BYTES))
-
-
-def _copy(response: Response, descriptor: int, start: int, end: int) -> None:
-    body: Any = response["Body"]
-    position = start
-    with body:
-        for chunk in body.iter_chunks(_COPY_CHUNK_BYTES):
-            position += os.pwrite(descriptor, chunk, position)
-    if position != end:
-        raise CorruptObjectError(
-            f"the server sent {position - start} bytes of a range of {end - start}; try another server"
-        )
-
-
-@contextmanager
-def _new_file(path: Path, size_bytes: int) -> Iterator[int]:
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            os.truncate(descriptor, size_bytes)
-            yield descriptor
-        finally:
-            os.close(descriptor)
-        partial.replace(path)
-    except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        kind = NoSpaceError if full else StorageError
-        raise kind(f"writing {path} failed: {error}; check free space and permissions") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _in_parallel(bucket: Bucket, work: Callable[[int], Item], starts: range) -> list[Item]:

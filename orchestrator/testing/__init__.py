@@ -1,7 +1,7 @@
 """Fakes that we ship: a clock, a scripted backend and a store that fails on demand."""
 
 from orchestrator.testing.clock import FakeClock
-from orchestrator.testing.faults import Fault, FaultyStore, Moment, SimulatedCrash
+from orchestrator.testing.faults import Fault, FaultyStore, Harm, Moment, ReadFault, SimulatedCrash
 from orchestrator.testing.scripted import Fail, Hang, Lose, Script, ScriptedBackend, Succeed
 
 __all__ = [
@@ -10,8 +10,10 @@ __all__ = [
     "Fault",
     "FaultyStore",
     "Hang",
+    "Harm",
     "Lose",
     "Moment",
+    "ReadFault",
     "Script",
     "ScriptedBackend",
     "SimulatedCrash",

@@ -1,4 +1,4 @@
-"""A store that fails where a test says: before, after or instead of its n-th write."""
+"""A store that fails where a test says: before, after or instead of its n-th write, or with what it reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from orchestrator.errors import StorageError
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
@@ -16,6 +16,17 @@ Written = TypeVar("Written")
 
 class SimulatedCrash(BaseException):
     """The process dies here. Not an ``Exception``: nothing may catch it."""
+
+
+class Harm(StrEnum):
+    """What happens to the content at the chosen read."""
+
+    FLIPPED = "flipped"
+    """One bit in its middle is another."""
+    CUT = "cut"
+    """Its last half is missing."""
+    REFUSED = "refused"
+    """There is none: the read raises."""
 
 
 class Moment(StrEnum):
@@ -31,19 +42,36 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Strikes once, at the ``nth`` write (from 1) that goes to a name containing ``within``."""
+    """Strikes once, at the ``nth`` write (from 1) that goes to a name containing ``within``, with such an error."""
 
     moment: Moment
     nth: int = 1
     within: str = ""
+    error: type[StorageError] = StorageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFault:
+    """Strikes once, at the ``nth`` read (from 1) of the content of a name containing ``within``."""
+
+    harm: Harm
+    nth: int = 1
+    within: str = ""
+    error: type[StorageError] = StorageError
+
+
+AnyFault = TypeVar("AnyFault", Fault, ReadFault)
 
 
 class FaultyStore:
     """An ``ObjectStore`` around another; ``writes`` records the names of all writes and deletions, in order."""
 
-    def __init__(self, store: ObjectStore, faults: Sequence[Fault] = ()) -> None:
+    def __init__(
+        self, store: ObjectStore, faults: Sequence[Fault] = (), *, read_faults: Sequence[ReadFault] = ()
+    ) -> None:
         self._store = store
-        self._countdown = {fault: fault.nth for fault in faults}
+        self._write_faults = _Countdown(faults)
+        self._read_faults = _Countdown(read_faults)
         self.writes: list[str] = []
 
     @property
@@ -73,19 +101,23 @@ class FaultyStore:
 
     def get(self, name: str) -> bytes:
         """See ``ObjectStore.get``."""
-        return self._store.get(name)
+        return self._harmed(name, self._store.get(name))
 
     def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
         """See ``ObjectStore.get_with_stat``."""
-        return self._store.get_with_stat(name)
+        content, stat = self._store.get_with_stat(name)
+        return self._harmed(name, content), stat
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """See ``ObjectStore.get_range``."""
-        return self._store.get_range(name, start, length)
+        return self._harmed(name, self._store.get_range(name, start, length))
 
     def download(self, name: str, path: Path) -> None:
         """See ``ObjectStore.download``."""
         self._store.download(name, path)
+        content = path.read_bytes()
+        if (harmed := self._harmed(name, content)) != content:
+            path.write_bytes(harmed)
 
     def stat(self, name: str) -> ObjectStat:
         """See ``ObjectStore.stat``."""
@@ -105,25 +137,44 @@ class FaultyStore:
 
     def _write(self, name: str, write: Callable[[], Written]) -> Written:
         self.writes.append(name)
-        moment = self._due(name)
+        fault = self._write_faults.due(name)
+        moment = None if fault is None else fault.moment
         if moment is Moment.CRASH_BEFORE:
             raise SimulatedCrash(name)
-        if moment is Moment.ERROR_BEFORE:
+        if fault is not None and moment is Moment.ERROR_BEFORE:
             message = f"simulated: {name} was not written"
-            raise StorageError(message)
+            raise fault.error(message)
         result = write()
         if moment is Moment.CRASH_AFTER:
             raise SimulatedCrash(name)
-        if moment is Moment.ERROR_AFTER:
+        if fault is not None and moment is Moment.ERROR_AFTER:
             message = f"simulated: {name} was written and the answer lost"
-            raise StorageError(message)
+            raise fault.error(message)
         return result
 
-    def _due(self, name: str) -> Moment | None:
-        due = None
-        for fault in self._countdown:
+    def _harmed(self, name: str, content: bytes) -> bytes:
+        fault = self._read_faults.due(name)
+        if fault is None:
+            return content
+        middle = len(content) // 2
+        if fault.harm is Harm.REFUSED:
+            message = f"simulated: {name} was not read"
+            raise fault.error(message)
+        if fault.harm is Harm.CUT or not content:
+            return content[:middle]
+        return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+class _Countdown(Generic[AnyFault]):
+    def __init__(self, faults: Sequence[AnyFault]) -> None:
+        self._left: dict[AnyFault, int] = {fault: fault.nth for fault in faults}
+
+    def due(self, name: str) -> AnyFault | None:
+        """The fault that strikes this access, if one does."""
+        found = None
+        for fault in self._left:
             if fault.within in name:
-                self._countdown[fault] -= 1
-                if self._countdown[fault] == 0:
-                    due = fault.moment
-        return due
+                self._left[fault] -= 1
+                if self._left[fault] == 0:
+                    found = fault
+        return found

@@ -35,7 +35,7 @@ from tests.s3_server import s3_server, s3_store
 from tests.tiny_training import TinyTraining
 from workloads.checkpoint.store import CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter
-from workloads.train import loop
+from workloads.train import saver
 
 __all__ = ["s3_server"]
 
@@ -73,7 +73,7 @@ def _weights(tiny: TinyTraining, key: str) -> str:
 def test_training_over_a_store_that_throttles_or_forgets_ends_with_the_same_weights(
     fresh: Callable[[], tuple[TinyTraining, HookedStore]], moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "CheckpointWriter", partial(CheckpointWriter, first_pause_s=0.001))
+    monkeypatch.setattr(saver, "CheckpointWriter", partial(CheckpointWriter, first_pause_s=0.001))
     (plain, _), (troubled, store) = fresh(), fresh()
     expected = plain.run(plain.training())
     faults = FirstTries([StorageThrottledError("slow down"), StorageTimeoutError("no answer")], CHECKPOINTS)
@@ -90,7 +90,7 @@ def test_training_over_a_store_that_throttles_or_forgets_ends_with_the_same_weig
 def test_training_in_an_outage_goes_on_and_stops_with_its_last_step_saved(
     fresh: Callable[[], tuple[TinyTraining, HookedStore]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "CheckpointWriter", partial(CheckpointWriter, allowance_s=0.0))
+    monkeypatch.setattr(saver, "CheckpointWriter", partial(CheckpointWriter, allowance_s=0.0))
     tiny, store = fresh()
     gate = store.before = Gate(CHECKPOINTS)
     questions = itertools.count()

@@ -1,12 +1,16 @@
 """The commit protocol."""
 
 import json
+import random
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+import rfc8785
 
 from orchestrator.contract import JobKind, JobRequest, Outcome
-from orchestrator.errors import CorruptObjectError, IdentityMismatchError, NotFoundError
+from orchestrator.errors import CorruptObjectError, IdentityMismatchError, NotFoundError, StorageError
 from orchestrator.storage.artifacts import (
     ArtifactWriter,
     Record,
@@ -16,9 +20,11 @@ from orchestrator.storage.artifacts import (
     read_part,
     read_record,
 )
+from orchestrator.storage.fsck import Problem, check_store
 from orchestrator.storage.layout import artifact_folder, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
+from tests.gc_store import Lab, make_job
 
 KEY = "labels-x-0123456789abcdef"
 
@@ -84,11 +90,124 @@ def test_damaged_record_raises_and_names_its_object(store: LocalStore, content: 
 
 
 def test_record_with_metrics_that_are_none_raises(store: LocalStore) -> None:
+    document = version_1(store)
+    store.put(record_name(KEY), json.dumps({**document, "metrics": "many"}).encode())
+    with pytest.raises(CorruptObjectError, match="summary must be objects"):
+        read_record(store, KEY)
+
+
+def version_1(store: LocalStore) -> dict[str, Any]:
+    """A committed record as programs wrote it before records were sealed."""
+    commit(store)
+    document: dict[str, Any] = json.loads(store.get(record_name(KEY)))
+    del document["record_sha256"]
+    return {**document, "version": 1}
+
+
+def test_record_of_version_1_stays_readable(store: LocalStore) -> None:
+    document = version_1(store)
+    store.put(record_name(KEY), json.dumps(document).encode())
+    record = read_record(store, KEY, identity=request().identity)
+    assert record.version == 1
+    assert read_part(store, record, "labels.json") == b"content"
+    assert Record.from_bytes(record.to_bytes()) == record
+
+
+def test_record_seal_is_what_other_tools_compute(store: LocalStore) -> None:
     commit(store)
     document = json.loads(store.get(record_name(KEY)))
-    store.put(record_name(KEY), json.dumps({**document, "metrics": "many"}).encode())
-    with pytest.raises(CorruptObjectError, match="metrics"):
+    seal = document.pop("record_sha256")
+    assert seal == sha256(rfc8785.dumps(document)).hexdigest()
+
+
+def altered(document: Any, choice: random.Random) -> None:
+    """Change one value somewhere inside a document."""
+    place = choice.choice(list(document) if isinstance(document, dict) else range(len(document)))
+    value = document[place]
+    if isinstance(value, dict | list) and value and choice.random() < 0.8:
+        altered(value, choice)
+    elif isinstance(value, str):
+        document[place] = f"{value}x" if choice.random() < 0.5 else value[:-1] or "x"
+    elif isinstance(value, int | float):
+        document[place] = value + choice.choice([1, -1, 0.25])
+    else:
+        document[place] = "something else"
+
+
+def test_record_altered_anywhere_is_found_out(store: LocalStore) -> None:
+    choice = random.Random(1)  # noqa: S311 - the same alterations every time
+    commit(store, size=3, deep={"a": [1, 2.5]})
+    content = store.get(record_name(KEY))
+    for _ in range(300):
+        document = json.loads(content)
+        altered(document, choice)
+        store.put(record_name(KEY), json.dumps(document).encode())
+        with pytest.raises(CorruptObjectError):
+            read_record(store, KEY)
+        assert [found.problem for found in check_store(store)] == [Problem.UNREADABLE]
+
+
+@pytest.mark.parametrize("removed", ["record_sha256", "version"])
+def test_record_without_its_seal_is_no_record(store: LocalStore, removed: str) -> None:
+    commit(store)
+    document = json.loads(store.get(record_name(KEY)))
+    del document[removed]
+    store.put(record_name(KEY), json.dumps(document).encode())
+    with pytest.raises(CorruptObjectError):
         read_record(store, KEY)
+
+
+def test_record_with_a_flipped_bit_never_reads_as_another(store: LocalStore) -> None:
+    choice = random.Random(2)  # noqa: S311 - the same flips every time
+    commit(store, size=3)
+    content = store.get(record_name(KEY))
+    original = read_record(store, KEY)
+    num_found_out = 0
+    for _ in range(1000):
+        damaged = bytearray(content)
+        damaged[choice.randrange(len(content))] ^= 1 << choice.randrange(8)
+        store.put(record_name(KEY), bytes(damaged))
+        try:
+            assert read_record(store, KEY) == original, "white space may change, nothing else"
+        except CorruptObjectError:
+            num_found_out += 1
+    assert num_found_out > 800
+
+
+@pytest.mark.parametrize("harm", ["delete", "shorten"])
+def test_commit_after_its_parts_were_collected_is_refused(store: LocalStore, harm: str) -> None:
+    writer = ArtifactWriter(store, request())
+    for name in ("one", "two/nested"):
+        writer.add(name, b"content")
+    (name,) = [stat.name for stat in store.list_objects("artifacts/") if stat.name.endswith("nested")]
+    store.delete(name)
+    if harm == "shorten":
+        store.put(name, b"cont")
+    with pytest.raises(StorageError, match=r"two/nested.*run the job again"):
+        writer.commit(now=0.0)
+    assert not is_committed(store, KEY)
+
+
+def test_commit_of_an_attempt_older_than_the_graces_of_gc_never_names_what_is_gone() -> None:
+    """An attempt of a job that no sweep has any more sleeps for days between its parts and its commit."""
+    lab, job = Lab(), make_job(3)
+    writer = lab.write_parts(job, num_parts=2)
+    lab.collect_until_freed()
+    with pytest.raises(StorageError, match="part0, part1"):
+        writer.commit(now=lab.clock())
+    assert not is_committed(lab.store, job.key)
+
+
+def test_alias_names_a_part_twice_and_stores_it_once(store: LocalStore) -> None:
+    writer = ArtifactWriter(store, request())
+    writer.add("one", b"content")
+    writer.alias("two", "one")
+    writer.commit(now=0.0)
+    record = read_record(store, KEY)
+    assert read_part(store, record, "two") == b"content"
+    assert part_object(record, "one") == part_object(record, "two")
+    with pytest.raises(KeyError):
+        writer.alias("three", "missing")
 
 
 def test_key_without_all_its_parts_is_never_committed(store: LocalStore) -> None:

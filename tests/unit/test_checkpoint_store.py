@@ -47,7 +47,7 @@ def test_checkpoint_saved_comes_back_exactly(store: LocalStore) -> None:
 
 
 def test_checkpoint_of_many_ranges_comes_back_exactly(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workloads.checkpoint.store._RANGE_BYTES", 1000)
+    monkeypatch.setattr("orchestrator.storage.bulk._RANGE_BYTES", 1000)
     model = {f"layer{n}": torch.rand(n, 50) for n in range(40)}
     saved = Checkpoint(step=7, model=model, optimizer={}, state={})
     CheckpointFolder(store, KEY).save(saved)

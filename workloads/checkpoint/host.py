@@ -35,6 +35,11 @@ class HostFile:
         return Path(f"/proc/self/fd/{self._descriptor}")
 
     @property
+    def descriptor(self) -> int:
+        """Of the open file, until it is closed."""
+        return self._descriptor
+
+    @property
     def view(self) -> memoryview:
         """All bytes, writable, without a copy."""
         view: memoryview = self.tensor.numpy().data

@@ -1,7 +1,8 @@
 """Checkpoints in the object store: ``<step>-<nonce>/`` folders, each committed by its ``manifest.json``.
 
 A checkpoint exists once its manifest does; the manifest names every object with its size and sha256. Loading verifies
-all of it and falls back to the next older one that is intact.
+all of it and falls back to the next older one that is intact. The newest few stay, and those that a run keeps for its
+artifact (``workloads.checkpoint.retention``).
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -20,18 +20,18 @@ from torch import Tensor
 
 from orchestrator.errors import CorruptObjectError, NotFoundError, StorageError
 from orchestrator.storage import ObjectStore
-from orchestrator.storage.layout import checkpoints_folder
+from orchestrator.storage.bulk import fetch
+from orchestrator.storage.layout import attempts_folder, checkpoints_folder
 from workloads.checkpoint.host import HostFile
 from workloads.checkpoint.manifest import Entry, decode_manifest, encode_manifest
+from workloads.checkpoint.retention import KEPT, Kept, kept_steps
 from workloads.checkpoint.snapshot import MODEL, OPTIMIZER, STATE, Checkpoint, Snapshot
 
 __all__ = ["Checkpoint", "CheckpointFolder"]
 
 _LOG = logging.getLogger(__name__)
-_KEPT = 2
+_KEEP_LAST = 2
 _MANIFEST = "manifest.json"
-_RANGE_BYTES = 4 * 1024**2
-_NUM_RANGES = 4
 
 Write = Callable[[], object]
 
@@ -41,13 +41,22 @@ def _once(write: Write) -> None:
 
 
 class CheckpointFolder:
-    """The checkpoints of one job, as one attempt sees them. For one thread at a time."""
+    """The checkpoints of one job, as one attempt sees them. For one thread at a time.
 
-    def __init__(self, store: ObjectStore, key: str) -> None:
+    The newest ``keep_last`` stay. ``attempt_number`` is the attempt's own; 0 = it has none, and is alone.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, *, keep_last: int = _KEEP_LAST, attempt_number: int = 0) -> None:
         self._store = store
+        self._key = key
         self._root = checkpoints_folder(key)
+        self._keep_last = keep_last
+        self._attempt_number = attempt_number
         self._mine: list[str] = []
         """Folders that this attempt found or wrote, oldest first: the only ones it may delete."""
+        self._kept: dict[str, set[int]] = {}
+        """Steps that the state of a checkpoint names as kept, by its folder."""
+        self._once_kept: set[int] = set()
 
     def load_newest(self) -> Checkpoint | None:
         """The newest intact checkpoint, or None. Says in the log which ones it had to skip, and why."""
@@ -63,7 +72,63 @@ class CheckpointFolder:
                 broken.append(name)
         # Broken ones come first, so that they are the first to be deleted.
         self._mine = broken + [name for name in found if name not in broken]
+        if loaded is not None:
+            self._remember_kept(self._mine[-1], loaded.state)
+            for name in self._mine[len(broken) : -1] if self._once_kept else ():
+                self._remember_kept(name, self._read_state(name))
         return loaded
+
+    def newest_name(self) -> str | None:
+        """Name of the checkpoint that ``load_newest`` returned, or of the newest one written since."""
+        return self._mine[-1] if self._mine and self._mine[-1] in self._kept else None
+
+    def load_named(self, name: str) -> Checkpoint:
+        """The checkpoint of this name, as another rank found it.
+
+        Raises:
+            CorruptObjectError, NotFoundError: it is damaged or gone.
+        """
+        return self._load(name)
+
+    def load_at_most(self, step: int) -> Checkpoint | None:
+        """The newest intact checkpoint of this step or an earlier one, among those that this attempt knows."""
+        for name in reversed([name for name in self._mine if _step_of(name)[0] <= step]):
+            try:
+                return self._load(name)
+            except (CorruptObjectError, NotFoundError) as error:
+                _LOG.warning("checkpoint %s of %s is skipped, the next older one is tried: %s", name, self._root, error)
+        return None
+
+    def delete_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps: the run went back behind them. Nothing may be in flight."""
+        later = [name for name in self._mine if _step_of(name)[0] > step]
+        if later and not self._has_successor():
+            self._drop(later)
+
+    def load_kept(self, kept: Kept) -> Checkpoint:
+        """The checkpoint that a run keeps of a step.
+
+        Raises:
+            StorageError: none of that step is left and intact, and says so itself that it is of that evaluation.
+        """
+        reasons = []
+        for name in reversed(self._mine):
+            if _step_of(name)[0] != kept.step:
+                continue
+            try:
+                checkpoint = self._load(name)
+            except (CorruptObjectError, NotFoundError) as error:
+                reasons.append(str(error))
+                continue
+            # Another attempt, under other numerics, may have come to other weights at this step.
+            if kept.to_json() in checkpoint.state.get(KEPT, ()):
+                return checkpoint
+            reasons.append(f"{name} is of another evaluation")
+        message = (
+            f"the checkpoint of step {kept.step} of {self._key}, which its artifact is to hold, is lost: "
+            f"{'; '.join(reasons) or 'there is none'}; run fsck, delete {self._root} and submit again to train anew"
+        )
+        raise StorageError(message)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write and commit a checkpoint, then delete what it makes superfluous."""
@@ -103,6 +168,7 @@ class CheckpointFolder:
         # takes for a checkpoint.
         persist(partial(self._store.put, f"{folder}/{_MANIFEST}", encode_manifest(snapshot.step, objects)))
         self._mine.append(name)
+        self._remember_kept(name, json.loads(snapshot.document))
         # Older ones go only now that a newer one is committed: at every moment one intact checkpoint exists.
         self._delete_superfluous()
 
@@ -124,42 +190,58 @@ class CheckpointFolder:
         return Checkpoint(step=state.pop("step"), model=model, optimizer=optimizer, state=state)
 
     def _read_verified(self, name: str, part: str, entry: Entry) -> HostFile:
-        full_name = f"{self._root}/{name}/{part}"
-        size_bytes = self._store.stat(full_name).size_bytes
-        if size_bytes != entry.size_bytes:
-            message = f"{name}/{part} has {size_bytes} bytes, its manifest names {entry.size_bytes}"
-            raise CorruptObjectError(message)
-        file = self._read(full_name, size_bytes)
-        found = Entry.of(file.view)
-        if found != entry:
-            message = f"{name}/{part} has sha256 {found.sha256[:12]}..., its manifest names {entry.sha256[:12]}..."
-            raise CorruptObjectError(message)
-        return file
-
-    def _read(self, name: str, size_bytes: int) -> HostFile:
-        """Read an object in parallel ranges, straight to where its tensors will stay."""
-        file = HostFile(size_bytes)
-
-        def fetch(start: int) -> None:
-            content = self._store.get_range(name, start, min(_RANGE_BYTES, size_bytes - start))
-            file.view[start : start + len(content)] = content  # a shorter answer leaves zeros: the sha256 tells
-
-        starts = range(0, size_bytes, _RANGE_BYTES)
-        if len(starts) == 1:
-            fetch(0)
-            return file
-        with ThreadPoolExecutor(_NUM_RANGES, thread_name_prefix="checkpoint-read") as pool:
-            list(pool.map(fetch, starts))
+        """Read an object straight to where its tensors will stay."""
+        file = HostFile(entry.size_bytes)
+        try:
+            digest = fetch(self._store, f"{self._root}/{name}/{part}", file.descriptor, size_bytes=entry.size_bytes)
+            if digest != entry.sha256:
+                message = f"{name}/{part} has sha256 {digest[:12]}..., its manifest names {entry.sha256[:12]}..."
+                raise CorruptObjectError(message)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     def _delete_superfluous(self) -> None:
         try:
-            while len(self._mine) > _KEPT:
-                self._delete(self._mine[0])
-                del self._mine[0]
+            self._drop(self._superfluous())
         except StorageError as error:
             # The checkpoint is committed, so this harms nothing; the next save tries again.
-            _LOG.warning("superfluous checkpoint %s of %s stays for now: %s", self._mine[0], self._root, error)
+            _LOG.warning("superfluous checkpoints of %s stay for now: %s", self._root, error)
+
+    def _drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._delete(name)
+            self._mine.remove(name)
+            self._kept.pop(name, None)
+
+    def _superfluous(self) -> list[str]:
+        """Neither new enough nor kept by one that is: whichever of those a run resumes from, it finds what it keeps."""
+        newest = self._mine[-self._keep_last :]
+        wanted = set[int]().union(*(self._kept.get(name, set()) for name in newest))
+        gone = [name for name in self._mine if name not in newest and _step_of(name)[0] not in wanted]
+        # What was kept once may be kept still by an attempt that resumed from a state of then. Such an attempt, if any,
+        # has its number already: whoever starts after this look finds the checkpoints without it.
+        if any(_step_of(name)[0] in self._once_kept for name in gone) and self._has_successor():
+            gone = [name for name in gone if _step_of(name)[0] not in self._once_kept]
+        return gone
+
+    def _remember_kept(self, name: str, state: Mapping[str, Any]) -> None:
+        self._kept[name] = kept_steps(state)
+        self._once_kept |= self._kept[name]
+
+    def _read_state(self, name: str) -> dict[str, Any]:
+        """The state of a checkpoint that is not loaded; of a damaged one, nothing."""
+        try:
+            state = json.loads(self._store.get(f"{self._root}/{name}/{STATE}"))
+        except (NotFoundError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
+
+    def _has_successor(self) -> bool:
+        """Whether a later attempt at this job exists."""
+        numbers = self._store.list_children(attempts_folder(self._key)) if self._attempt_number else []
+        return any(int(name.removesuffix(".json")) > self._attempt_number for name in numbers)
 
     def _delete(self, name: str) -> None:
         # The manifest goes first: a crash in between leaves a folder without one, not a checkpoint with holes.

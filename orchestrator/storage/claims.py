@@ -1,0 +1,189 @@
+"""Claims: which sweep, on which cluster, works on a job that several of them want.
+
+A claim is ``jobs/<key>/claim.json``, changed by conditional writes alone, each with a nonce (so that no content is
+written twice, and a lost acknowledgement is told from a lost race). It saves work and decides nothing: when it runs
+out, two clusters may work on one key, and the record decides between them as ever.
+
+A claim runs out by the clock of whoever reads it. Its holder renews it at half its time, and others give
+``SKEW_TOLERANCE_S`` more: a live claim is safe while clocks differ by less than
+``CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S``, which is six minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.storage.layout import claim_name
+from orchestrator.storage.protocol import ObjectStore
+
+CLAIM_DURATION_S = 600.0
+SKEW_TOLERANCE_S = 60.0
+FIRST_LOOK_S, LAST_LOOK_S = 5.0, 60.0
+"""Pauses between two looks at another's claim: the first one, doubled up to the last."""
+_RENEWALS_PER_CALL = 32
+"""What a controller that has just started spends at once on claims of attempts that run already."""
+_TRIES = 3
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Content of ``claim.json``. ``sweep`` is charged for the work; 0 seconds as expiry = released."""
+
+    cluster: str
+    sweep: str
+    expires_at_s: float
+    nonce: str
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Inverse of ``to_bytes``; what cannot be read is a claim of nobody that has run out."""
+        try:
+            return cls(**json.loads(content))
+        except (ValueError, TypeError):
+            return cls(cluster="", sweep="", expires_at_s=0.0, nonce="")
+
+    def to_bytes(self) -> bytes:
+        """JSON document."""
+        return json.dumps(asdict(self)).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    claim: Claim
+    etag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wait:
+    until_s: float
+    pause_s: float
+    is_over: bool = False
+
+
+class Claims:
+    """The claims of one cluster's controller. What it holds and is fresh costs no request."""
+
+    def __init__(self, store: ObjectStore, cluster: str) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._held: dict[str, _Held] = {}
+        self._waits: dict[str, _Wait] = {}
+        self._contested: dict[str, float] = {}
+        """Until when not to look again at claims of others on keys of which an attempt of ours runs all the same."""
+
+    @property
+    def held(self) -> Collection[str]:
+        """Keys whose claims are ours, as far as known."""
+        return self._held.keys()
+
+    def take(self, key: str, sweep: str, now: float) -> Claim | None:
+        """Claim a key for a sweep of ours; returns the claim that stands in the way, or None if the key is ours now.
+
+        Raises:
+            StorageError: the store does not answer; the claim may be ours or not, another call tells.
+        """
+        held = self._held.get(key)
+        if held is not None and held.claim.sweep == sweep and _is_fresh(held.claim, now):
+            return None
+        obstacle = self._write(key, sweep, now)
+        earlier = self._waits.pop(key, None)
+        if obstacle is not None:
+            pause_s = FIRST_LOOK_S if earlier is None else min(2 * earlier.pause_s, LAST_LOOK_S)
+            self._waits[key] = _Wait(until_s=now + pause_s, pause_s=pause_s)
+        return obstacle
+
+    def waited_for(self) -> set[str]:
+        """Keys that others work on, as of the last look."""
+        return {key for key, wait in self._waits.items() if not wait.is_over}
+
+    def end_waits(self, now: float) -> list[str]:
+        """Keys that it is time to look at again, at the record first and then at the claim; each is told once."""
+        over = [key for key, wait in self._waits.items() if not wait.is_over and now >= wait.until_s]
+        for key in over:
+            self._waits[key] = replace(self._waits[key], is_over=True)
+        return over
+
+    def keep(self, live: Mapping[str, str], now: float) -> None:
+        """Renew the claims of keys with a live attempt, given with the sweep that it belongs to. Raises nothing.
+
+        A claim that cannot be renewed runs out, and then the work may be done twice.
+        """
+        stale = [key for key in live if not self._is_kept(key, now)]
+        for key in stale[:_RENEWALS_PER_CALL]:
+            try:
+                obstacle = self._write(key, live[key], now)
+            except StorageError as error:
+                _LOG.warning("the claim of %s is not renewed now: %s", key, error)
+                return
+            if obstacle is not None:
+                _LOG.warning("sweep %s of cluster %s works on %s too", obstacle.sweep, obstacle.cluster, key)
+                self._contested[key] = now + CLAIM_DURATION_S / 2
+
+    def release(self, key: str) -> None:
+        """Let others have a key at once. Raises nothing: a claim that stays runs out."""
+        held = self._held.get(key)
+        self.forget(key)
+        if held is None:
+            return
+        released = Claim(cluster=self._cluster, sweep="", expires_at_s=0.0, nonce=secrets.token_hex(8))
+        try:
+            self._store.put_if_match(claim_name(key), released.to_bytes(), held.etag)
+        except PreconditionFailedError:
+            return  # it had run out, and somebody took it
+        except StorageError as error:
+            _LOG.warning("the claim of %s is not released, others wait until it runs out: %s", key, error)
+
+    def forget(self, key: str) -> None:
+        """The key is committed: its record says all, and the claim may run out."""
+        for memory in (self._held, self._waits, self._contested):
+            memory.pop(key, None)
+
+    def _is_kept(self, key: str, now: float) -> bool:
+        held = self._held.get(key)
+        return now < self._contested.get(key, 0.0) or (held is not None and _is_fresh(held.claim, now))
+
+    def _write(self, key: str, sweep: str, now: float) -> Claim | None:
+        """Write a claim of ours where that is right; returns the other's that stands in the way, if one does."""
+        held = self._held.pop(key, None)  # whatever happens now, what is known of it may be wrong
+        found, etag = self._read(key) if key in self._waits else (None, held.etag if held else "")
+        expires_at_s = now + CLAIM_DURATION_S
+        claim = Claim(cluster=self._cluster, sweep=sweep, expires_at_s=expires_at_s, nonce=secrets.token_hex(8))
+        for _ in range(_TRIES):
+            if found is not None and not _may_replace(found, claim, now):
+                return found
+            try:
+                self._held[key] = _Held(claim=claim, etag=self._put(key, claim, etag))
+            except PreconditionFailedError:
+                found, etag = self._read(key)
+            else:
+                return None
+        return found or claim  # others are faster again and again: as good as held by one of them
+
+    def _put(self, key: str, claim: Claim, etag: str) -> str:
+        name, content = claim_name(key), claim.to_bytes()
+        stat = self._store.put_if_match(name, content, etag) if etag else self._store.put_if_absent(name, content)
+        return stat.etag
+
+    def _read(self, key: str) -> tuple[Claim | None, str]:
+        try:
+            content, stat = self._store.get_with_stat(claim_name(key))
+        except NotFoundError:
+            return None, ""
+        return Claim.from_bytes(content), stat.etag
+
+
+def _may_replace(found: Claim, claim: Claim, now: float) -> bool:
+    """A sweep has one owner, by its journal: a claim under its name is its own, whichever cluster wrote it."""
+    is_ours = found.cluster == claim.cluster or found.sweep == claim.sweep
+    return is_ours or now >= found.expires_at_s + SKEW_TOLERANCE_S
+
+
+def _is_fresh(claim: Claim, now: float) -> bool:
+    return now < claim.expires_at_s - CLAIM_DURATION_S / 2

@@ -1,0 +1,146 @@
+"""The two small files that describe a data set beside its shards: ``dataset.json`` and ``classes.json``.
+
+``classes.json`` is the class table: row c describes leaf class c with ``class``, ``name`` and one column per level of a
+hierarchy. ``dataset.json`` names every shard with its size and sha256, so that a plan needs no listing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any, Final, Self
+
+from orchestrator.errors import BadDataError
+from orchestrator.storage.open import open_store
+from orchestrator.storage.uris import split_object_uri
+
+DATASET_FILE: Final = "dataset.json"
+CLASSES_FILE: Final = "classes.json"
+DATASET_VERSION: Final = 1
+NOT_LEVELS: Final = frozenset({"class", "name"})
+
+ClassRows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardEntry:
+    """A shard of a data set, beside its ``dataset.json``."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFile:
+    """The content of ``dataset.json``."""
+
+    splits: Mapping[str, tuple[ShardEntry, ...]]
+    num_classes: int
+    levels: Mapping[str, int]
+    """Distinct values of each column of the class table but ``class`` and ``name``."""
+    classes_sha256: str
+    digest: str
+    """Of all shards, see `dataset_digest`."""
+    multi_label: bool = False
+    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Samples of each leaf class by split; one with several labels counts in each."""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """What it was made from, for people and for resuming."""
+    version: int = DATASET_VERSION
+
+    def num_samples(self, split: str) -> int:
+        """Samples of a split; 0 if there is none of this name."""
+        return sum(shard.num_samples for shard in self.splits.get(split, ()))
+
+    def to_bytes(self) -> bytes:
+        """JSON, sorted and indented for people."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, uri: str) -> Self:
+        """Inverse of `to_bytes`. Raises ``BadDataError``: not such a file, or its shards do not have its digest."""
+        try:
+            document = json.loads(content)
+            version = document.pop("version")
+            if version != DATASET_VERSION:
+                raise BadDataError(f"{uri} has version {version!r}, this program reads {DATASET_VERSION}: update it")
+            splits = {
+                name: tuple(ShardEntry(**shard) for shard in shards) for name, shards in document["splits"].items()
+            }
+            counts = {name: tuple(found) for name, found in document["class_counts"].items()}
+            found = cls(**{**document, "splits": splits, "class_counts": counts})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadDataError(f"{uri} is no description of a data set: {error!r}; write the data set again") from error
+        if dataset_digest(found.splits) != found.digest:
+            raise BadDataError(
+                f"{uri} names shards that do not have its digest: it was altered; index the shards again"
+            )
+        return found
+
+
+def read_dataset_file(folder_uri: str) -> DatasetFile:
+    """Read ``<folder>/dataset.json``.
+
+    Raises:
+        NotFoundError: there is none.
+        BadDataError: it is damaged.
+        StorageError: the URI is refused, or the store does not answer.
+    """
+    content = open_store(folder_uri.rstrip("/")).get(DATASET_FILE)
+    return DatasetFile.from_bytes(content, f"{folder_uri.rstrip('/')}/{DATASET_FILE}")
+
+
+def dataset_digest(splits: Mapping[str, Iterable[ShardEntry]]) -> str:
+    """Sha256 over the sorted lines ``<split>/<basename> <size> <sha256>``: equal data has one digest anywhere."""
+    lines = [
+        f"{split}/{shard.name} {shard.size_bytes} {shard.sha256}\n"
+        for split, shards in splits.items()
+        for shard in shards
+    ]
+    return sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def read_class_table(uri: str) -> tuple[ClassRows, str]:
+    """The class table at the URI of a JSON file, and the sha256 of the file.
+
+    Raises:
+        NotFoundError: there is none.
+        BadDataError: it is no class table.
+        StorageError: the URI is refused, or the store does not answer.
+    """
+    folder, name = split_object_uri(uri)
+    content = open_store(folder).get(name)
+    return parse_class_table(content, f"the class table {uri}"), sha256(content).hexdigest()
+
+
+def parse_class_table(content: bytes, what: str) -> ClassRows:
+    """The rows, ordered by class. Raises ``BadDataError``: no JSON list of rows, or classes are missing."""
+    try:
+        rows: ClassRows = json.loads(content)
+        rows.sort(key=lambda row: int(row["class"]))
+        found = [row["class"] for row in rows]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        message = f'{what} is not a JSON list of rows such as {{"class": 0, "name": "tench"}}: {error!r}'
+        raise BadDataError(message) from error
+    if found != list(range(len(rows))):
+        raise BadDataError(f"{what} has the classes {found[:20]}; they must be 0, 1, 2, ...")
+    return rows
+
+
+def numbered_classes(num_classes: int) -> ClassRows:
+    """Classes without names or levels."""
+    return [{"class": leaf, "name": str(leaf)} for leaf in range(num_classes)]
+
+
+def level_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Distinct values of each level, in the order of the columns."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for column, value in row.items():
+            if column not in NOT_LEVELS and value is not None:
+                values.setdefault(column, set()).add(str(value))
+    return {level: len(found) for level, found in values.items()}

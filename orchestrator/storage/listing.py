@@ -1,0 +1,117 @@
+"""What shards lie behind some URIs, told from names, sizes and versions alone: nothing is downloaded.
+
+The *version* of an object changes when its content does and survives a copy: S3's ETag; for a local file, whose times
+change with every copy, the sha256 of its size and of blocks spread over it. Two files can share a version and differ
+between the blocks; the index holds the sha256 of all bytes, which every reader checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from orchestrator.errors import NotFoundError
+from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.uris import find_objects
+
+_SHARD_SUFFIX: Final = ".tar"
+_NUM_BLOCKS: Final = 16
+_BLOCK_BYTES: Final = 16 * 1024
+_NUM_THREADS: Final = 8
+_NUM_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedShard:
+    """A shard that is there."""
+
+    name: str
+    store_uri: str
+    object_name: str
+    size_bytes: int
+    version: str
+
+
+def list_shards(patterns: Sequence[str]) -> list[ListedShard]:
+    """Shards by name: all ``.tar`` of a folder (a URI that ends in ``/``), or the objects of a brace pattern.
+
+    Raises:
+        NotFoundError: shards of a pattern are missing, or a folder has none.
+        StorageError: a URI is refused, or a store does not answer.
+    """
+    found: dict[str, ListedShard] = {}
+    folders = [pattern for pattern in patterns if pattern.endswith("/")]
+    for folder in folders:
+        found |= _list_folder(folder.rstrip("/"))
+    wanted = find_objects(pattern for pattern in patterns if not pattern.endswith("/"))
+    by_store: dict[str, list[str]] = {}
+    for store_uri, name in wanted.values():
+        by_store.setdefault(store_uri, []).append(name)
+    for store_uri, names in by_store.items():
+        found |= _find_named(store_uri, names)
+    return [found[name] for name in sorted(found)]
+
+
+def listing_digest(splits: Mapping[str, Iterable[ListedShard]]) -> str:
+    """Sha256 over the sorted lines ``<split>/<basename> <size> <version>``: independent of where the shards lie."""
+    lines = [
+        f"{split}/{shard.name} {shard.size_bytes} {shard.version}\n"
+        for split, shards in splits.items()
+        for shard in shards
+    ]
+    return sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def _list_folder(store_uri: str) -> dict[str, ListedShard]:
+    store = open_store(store_uri)
+    stats = [stat for stat in store.list_objects("") if "/" not in stat.name and stat.name.endswith(_SHARD_SUFFIX)]
+    if not stats:
+        raise NotFoundError(f"{store_uri} has no shards: no object directly in it ends in {_SHARD_SUFFIX}")
+    return _versions(store, store_uri, stats)
+
+
+def _find_named(store_uri: str, names: Sequence[str]) -> dict[str, ListedShard]:
+    store = open_store(store_uri)
+    there = {stat.name: stat for stat in store.list_objects(_common_prefix(names))}
+    if missing := sorted(set(names) - there.keys()):
+        shown = ", ".join(missing[:_NUM_NAMED]) + (", ..." if len(missing) > _NUM_NAMED else "")
+        raise NotFoundError(f"{len(missing)} of {len(names)} shards are not in {store_uri}: {shown}")
+    return _versions(store, store_uri, [there[name] for name in names])
+
+
+def _common_prefix(names: Sequence[str]) -> str:
+    first, last = min(names), max(names)
+    length = next(
+        (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
+    return first[:length]
+
+
+def _versions(store: ObjectStore, store_uri: str, stats: Sequence[ObjectStat]) -> dict[str, ListedShard]:
+    if store_uri.startswith("file:"):
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            versions = list(pool.map(lambda stat: _sampled_sha256(store, stat), stats))
+    else:
+        versions = [stat.etag for stat in stats]
+    return {
+        stat.name: ListedShard(
+            name=stat.name, store_uri=store_uri, object_name=stat.name, size_bytes=stat.size_bytes, version=version
+        )
+        for stat, version in zip(stats, versions, strict=True)
+    }
+
+
+def _sampled_sha256(store: ObjectStore, stat: ObjectStat) -> str:
+    size = stat.size_bytes
+    digest = sha256(str(size).encode())
+    if size <= _NUM_BLOCKS * _BLOCK_BYTES:
+        digest.update(store.get(stat.name))
+        return digest.hexdigest()
+    for block in range(_NUM_BLOCKS):
+        start = (size - _BLOCK_BYTES) * block // (_NUM_BLOCKS - 1)
+        digest.update(store.get_range(stat.name, start, _BLOCK_BYTES))
+    return digest.hexdigest()
