@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli import data, labels
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
+from orchestrator.cli.output import Output, OutputOption
 from orchestrator.errors import OrchestratorError
 
 app = typer.Typer(
@@ -19,13 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class Output(StrEnum):
-    """Form of a command's result on stdout."""
-
-    TABLE = "table"
-    JSON = "json"
+app.add_typer(data.app, name="data")
+app.add_typer(labels.app, name="labels")
 
 
 class Listing(StrEnum):
@@ -45,7 +42,6 @@ class UsageBy(StrEnum):
 
 SweepFile = Annotated[str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep (quickstart, digits).")]
 SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.")]
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the result on stdout.")]
 StoreOption = Annotated[str, typer.Option("--store", help="Object store URI; default: the project's own.")]
 
 
@@ -219,6 +215,14 @@ def du(
     from orchestrator.cli.store import show_usage
 
     raise typer.Exit(show_usage(by, store, as_json=output is Output.JSON))
+
+
+@app.command()
+def doctor(*, output: OutputOption = Output.TABLE, store: StoreOption = "") -> None:
+    """Check store, credentials, clock, disks and tracking, and say what to do about each that fails."""
+    from orchestrator.cli.doctor import examine
+
+    raise typer.Exit(examine(store, as_json=output is Output.JSON))
 
 
 @app.command()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.contract import Execution, JobKind
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.identity import key_of, make_identity
-from orchestrator.spec.model import LabelSpace, Sweep, Transfer
+from orchestrator.plan.readable import readable_rule
+from orchestrator.spec.model import Checkpoints, LabelSpace, Sweep, Transfer
 
 
 def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
@@ -70,14 +72,38 @@ class _Builder:
             key=key_of(identity, readable),
             identity=identity,
             needs=tuple(inputs.values()),
-            resources=(resources := self._sweep.resources[kind]),
-            execution=Execution(num_threads=max(1, int(resources.cpus))),
+            resources=self._sweep.resources[kind],
+            execution=replace(self._execution(kind), data_location=self._location(inputs.get("index", name))),
             facets=facets,
         )
 
+    def _execution(self, kind: JobKind) -> Execution:
+        num_workers = self._sweep.num_workers[kind]
+        num_threads = max(1, int(self._sweep.resources[kind].share(num_workers).cpus))
+        compute = self._sweep.compute if kind in {JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE} else {}
+        return Execution(num_threads=num_threads, num_workers=num_workers, **compute)
+
+    def _location(self, job: str) -> Mapping[str, Any]:
+        """Where the shards of an ``index`` job's data set lie; nothing for any other job."""
+        kind, _, dataset = job.partition("/")
+        return self._sweep.datasets[dataset].location if kind == JobKind.INDEX else {}
+
     def _dataset(self, name: str) -> None:
-        dataset = self._sweep.datasets[name]
-        facets = {"dataset": name}
+        dataset, facets = self._sweep.datasets[name], {"dataset": name}
+        index = f"index/{name}"
+        if index in self._jobs:
+            return
+        if dataset.components:
+            for component in dataset.components:
+                self._dataset(component)
+            parts = {f"part{number}": f"index/{part}" for number, part in enumerate(dataset.components)}
+            parameters = dataset.parameters
+            self._add(JobKind.INDEX, index, dataset.readable, parameters=parameters, inputs=parts, facets=facets)
+            return
+        if dataset.location:  # the shards exist: to index them is the first job
+            parameters = dataset.parameters
+            self._add(JobKind.INDEX, index, dataset.readable, parameters=parameters, inputs={}, facets=facets)
+            return
         self._add(
             JobKind.DATASET,
             f"dataset/{name}",
@@ -87,13 +113,13 @@ class _Builder:
             facets=facets,
         )
         inputs = {"dataset": f"dataset/{name}"}
-        self._add(JobKind.INDEX, f"index/{name}", dataset.readable, parameters={}, inputs=inputs, facets=facets)
+        self._add(JobKind.INDEX, index, dataset.readable, parameters={}, inputs=inputs, facets=facets)
 
     def _label_space(self, space: LabelSpace) -> None:
         self._add(
             JobKind.LABELS,
             f"labels/{space.name}",
-            _readable_space(space),
+            readable_rule(space.space),
             parameters={"space": space.space},
             inputs={"index": f"index/{space.dataset}"},
             facets={
@@ -103,25 +129,43 @@ class _Builder:
                 "granularity": space.num_classes,
             },
         )
+        if space.files:
+            job = self._jobs[f"labels/{space.name}"]
+            execution = replace(job.execution, label_files=space.files)
+            self._jobs[job.name] = replace(job, execution=execution)
 
     def _pretrain(self, space: LabelSpace, seed: int) -> None:
         pretrain = self._sweep.pretrain
+        name = f"pretrain/{space.name}/seed{seed}"
+        # Identity only where something is kept: backbones of which nothing is stay shared with sweeps that never asked.
+        keep = {"keep": pretrain.keep} if pretrain.keep else {}
+        # A file's place is execution, its sha256 identity; random initial weights follow from the seed alone.
+        initial = {field: value for field, value in pretrain.initial.items() if field != "uri"}
+        chosen = keep | ({"initial": initial} if initial else {}) | _subset(pretrain.subset)
         self._add(
             JobKind.PRETRAIN,
-            f"pretrain/{space.name}/seed{seed}",
-            f"{pretrain.model.name}-{_readable_space(space)}-seed{seed}",
-            parameters={"model": self._model(), "recipe": pretrain.recipe, "seed": seed},
+            name,
+            f"{pretrain.model.name}-{readable_rule(space.space)}-seed{seed}",
+            parameters={"model": self._model(), "recipe": pretrain.recipe, "seed": seed, **chosen},
             inputs={"index": f"index/{space.dataset}", "labels": f"labels/{space.name}"},
             facets=_pretrain_facets(space, seed),
         )
+        job = _saved_as_asked(self._jobs[name], pretrain.checkpoints)
+        execution = replace(job.execution, initial_uri=pretrain.initial.get("uri", ""))
+        self._jobs[name] = replace(job, execution=execution)
 
     def _transfer(self, transfer: Transfer, space: LabelSpace, seed: int, transfer_seed: int) -> None:
         pretrain, target = self._sweep.pretrain, self._sweep.labels[transfer.target]
         self._add(
             transfer.protocol,
             f"{transfer.protocol.value}/{transfer.name}/{space.name}/seed{seed}/seed{transfer_seed}",
-            f"{pretrain.model.name}-{_readable_space(target)}-seed{transfer_seed}",
-            parameters={"model": self._model(), "recipe": transfer.recipe, "seed": transfer_seed},
+            f"{pretrain.model.name}-{readable_rule(target.space)}-seed{transfer_seed}",
+            parameters={
+                "model": self._model(),
+                "recipe": transfer.recipe,
+                "seed": transfer_seed,
+                **_subset(transfer.subset),
+            },
             inputs={
                 "index": f"index/{target.dataset}",
                 "labels": f"labels/{target.name}",
@@ -141,6 +185,22 @@ class _Builder:
         return {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)}
 
 
+def _subset(subset: Mapping[str, Any]) -> dict[str, Any]:
+    """Identity only where it thins something: whole data sets keep the keys that they always had."""
+    return {"subset": subset} if subset else {}
+
+
+def _saved_as_asked(job: Job, asked: Checkpoints) -> Job:
+    execution = replace(
+        job.execution,
+        checkpoint_every_steps=asked.every_steps,
+        checkpoint_every_epochs=asked.every_epochs,
+        checkpoint_mtbf_s=asked.mtbf_s,
+        checkpoint_keep_last=asked.keep_last,
+    )
+    return replace(job, execution=execution)
+
+
 def _pretrain_facets(space: LabelSpace, seed: int) -> dict[str, str | int]:
     return {
         "dataset": space.dataset,
@@ -149,13 +209,3 @@ def _pretrain_facets(space: LabelSpace, seed: int) -> dict[str, str | int]:
         "granularity": space.num_classes,
         "pretrain_seed": seed,
     }
-
-
-def _readable_space(space: LabelSpace) -> str:
-    """Made of the rule alone: the name of a label space is not identity."""
-    rule = space.space
-    if "hierarchy" in rule:
-        return str(rule["hierarchy"])
-    if "random" in rule:
-        return f"random{rule['random']['num_classes']}"
-    return f"mod{rule['modulo']}"

@@ -10,7 +10,7 @@ from orchestrator.ids import make_key
 
 CODE_VERSIONS: Mapping[JobKind, int] = {
     JobKind.DATASET: 1,
-    JobKind.INDEX: 1,
+    JobKind.INDEX: 2,
     JobKind.LABELS: 1,
     JobKind.PRETRAIN: 1,
     JobKind.FINETUNE: 1,

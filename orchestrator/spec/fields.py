@@ -29,9 +29,10 @@ class Strict(BaseModel):
     @classmethod
     def _refuse_unknown_keys(cls, value: object) -> object:
         if isinstance(value, Mapping):
+            known = {field.alias or name: field for name, field in cls.model_fields.items()}
             for key in value:
-                if key not in cls.model_fields:
-                    context = {"key": key, "hint": did_you_mean(str(key), cls.model_fields)}
+                if key not in known:
+                    context = {"key": key, "hint": did_you_mean(str(key), known)}
                     raise PydanticCustomError("unknown_key", "unknown key '{key}': {hint}", context)
         return value
 

@@ -1,4 +1,4 @@
-"""Reads a sweep.yaml and resolves it; the only module of the language that does I/O."""
+"""Reads a sweep.yaml and resolves it; with ``survey`` and ``count_classes``, the part of the language that does I/O."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import SpecError
+from orchestrator.spec.count_classes import count_classes, read_table
 from orchestrator.spec.model import Sweep
+from orchestrator.spec.plugins import LABEL_SPACES, OBJECTIVES, InstalledPlugins
 from orchestrator.spec.problems import validate
-from orchestrator.spec.resolve import RecipeBook, resolve_sweep
+from orchestrator.spec.resolve import resolve_sweep
+from orchestrator.spec.resolve_labels import LabelSources
+from orchestrator.spec.resolve_recipe import RecipeBook
 from orchestrator.spec.schema import SweepSpec
 from orchestrator.spec.suggest import did_you_mean
+from orchestrator.spec.survey import Surveys, survey_datasets
 from orchestrator.spec.tree import parse_tree
 
 
@@ -30,17 +35,21 @@ def load_sweep(reference: str) -> tuple[Sweep, str]:
         ) from error
     except OSError as error:
         raise SpecError((f"{path}:1:1: cannot be read: {error.strerror}",)) from error
-    return parse_sweep(text, _shown_path(path), shipped_recipes()), text
+    tree = parse_tree(text, _shown_path(path))
+    spec = validate(SweepSpec, tree.value, tree)
+    surveys, objectives = survey_datasets(spec, tree), InstalledPlugins(OBJECTIVES)
+    labels = LabelSources(count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES))
+    return resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels), text
 
 
-def parse_sweep(text: str, file: str, recipes: RecipeBook) -> Sweep:
-    """Resolve the text of a sweep.yaml; ``file`` is its name in errors. Pure.
+def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | None = None) -> Sweep:
+    """Resolve the text of a sweep.yaml; ``file`` is its name in errors, ``surveys`` what external data sets are. Pure.
 
     Raises:
         SpecError: every problem found, one line each.
     """
     tree = parse_tree(text, file)
-    return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, recipes)
+    return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, recipes, surveys)
 
 
 def find_sweep(reference: str) -> Path:

@@ -19,6 +19,13 @@ class Dataset:
     levels: Mapping[str, int]
     num_classes: int
     num_train: int
+    location: Mapping[str, Any] = field(default_factory=dict)
+    """Where its shards lie that others wrote (``Execution.data_location``); empty: a ``dataset`` job writes them."""
+    class_table: tuple[Mapping[str, Any], ...] = ()
+    """Rows of an external data set's class table."""
+    multi_label: bool = False
+    components: tuple[str, ...] = ()
+    """Data sets that this one mixes; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,10 @@ class LabelSpace:
     dataset: str
     space: Mapping[str, Any]
     num_classes: int
+    multi_label: bool = False
+    """A leaf class has several targets."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Where the files lie that ``space`` names by their digest; never identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +54,16 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """How often a run is saved; see the fields of ``Execution``. Never changes a result."""
+
+    every_steps: int = 0
+    every_epochs: int = 1
+    mtbf_s: float = 0.0
+    keep_last: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrain:
     """Backbones to make: ``labels`` (names of label spaces, in order) x ``seeds``."""
 
@@ -50,6 +71,13 @@ class Pretrain:
     labels: tuple[str, ...]
     recipe: Mapping[str, Any]
     seeds: tuple[int, ...]
+    subset: Mapping[str, Any] = field(default_factory=dict)
+    """Part of the training split; empty = all of it."""
+    initial: Mapping[str, str] = field(default_factory=dict)
+    """Where the backbone's weights start: one of ``artifact``, ``uri`` with ``sha256``, ``timm``; empty = random."""
+    keep: Mapping[str, Any] = field(default_factory=dict)
+    """Checkpoints that become part of the artifact, and so of its identity; empty = none."""
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +89,8 @@ class Transfer:
     protocol: JobKind
     recipe: Mapping[str, Any]
     seeds: tuple[int, ...]
+    subset: Mapping[str, Any] = field(default_factory=dict)
+    """As in `Pretrain`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +105,10 @@ class Sweep:
     baseline: str
     metric: str
     resources: Mapping[JobKind, Resources]
+    num_workers: Mapping[JobKind, int]
+    """Processes that work on one job of a kind together."""
+    compute: Mapping[str, Any]
+    """Fields of ``Execution`` that say how training computes."""
     store: str
     tracking_uri: str
     experiment: str

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 from orchestrator.contract import JobKind, Resources
-from orchestrator.errors import SpecError, StorageError
+from orchestrator.errors import StorageError
 from orchestrator.spec.complaints import Complaints
 from orchestrator.spec.model import Dataset, LabelSpace, Model, Pretrain, Sweep, Transfer
-from orchestrator.spec.problems import validate
+from orchestrator.spec.resolve_checkpoints import resolve_checkpoints, resolve_keep
 from orchestrator.spec.resolve_datasets import resolve_dataset
-from orchestrator.spec.resolve_labels import resolve_label_spaces
+from orchestrator.spec.resolve_labels import LabelSources, resolve_label_spaces, thinned
+from orchestrator.spec.resolve_mixture import resolve_mixture
+from orchestrator.spec.resolve_model import check_model, check_recipe_of_model
+from orchestrator.spec.resolve_recipe import Objectives, RecipeBook, RecipeResolver, check_labels_of, check_recipe_on
 from orchestrator.spec.schema import SweepSpec, TransferSpec
-from orchestrator.spec.schema_recipe import RecipeSpec
+from orchestrator.spec.schema_datasets import MixtureSpec
 from orchestrator.spec.suggest import did_you_mean
+from orchestrator.spec.survey import Surveys
+from orchestrator.spec.timm_table import shipped_models
 from orchestrator.spec.tree import Path, Tree
 from orchestrator.storage.open import check_store_uri
-
-RecipeBook = Mapping[str, Mapping[str, Any]]
 
 _GROUPS = {
     JobKind.DATASET: "data",
@@ -31,34 +33,61 @@ _GROUPS = {
 }
 
 
-def resolve_sweep(spec: SweepSpec, tree: Tree, recipes: RecipeBook) -> Sweep:
+def resolve_sweep(
+    spec: SweepSpec,
+    tree: Tree,
+    recipes: RecipeBook,
+    surveys: Surveys | None = None,
+    *,
+    objectives: Objectives | None = None,
+    labels: LabelSources | None = None,
+) -> Sweep:
     """Resolve a schema-valid sweep.
+
+    Args:
+        spec: the validated file.
+        tree: the file with places.
+        recipes: the shipped ones.
+        surveys: what external data sets are.
+        objectives: installed losses of other packages.
+        labels: what counts classes, and installed label spaces of other packages.
 
     Raises:
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
     """
-    return _Resolver(spec, tree, recipes).resolve()
+    complaints = Complaints(tree)
+    recipe_resolver = RecipeResolver(recipes, objectives or {}, tree, complaints)
+    return _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
 
 
 class _Resolver:
     """Collects problems on the way, so that one run shows all of them."""
 
-    def __init__(self, spec: SweepSpec, tree: Tree, recipes: RecipeBook) -> None:
-        self._spec = spec
-        self._tree = tree
+    def __init__(
+        self,
+        spec: SweepSpec,
+        recipes: RecipeResolver,
+        surveys: Surveys,
+        labels: LabelSources | None,
+        complaints: Complaints,
+    ) -> None:
+        self._spec, self._labels = spec, labels
         self._recipes = recipes
-        self._complaints = Complaints(tree)
+        self._surveys = surveys
+        self._complaints = complaints
 
     def resolve(self) -> Sweep:
         spec = self._spec
-        datasets = {name: resolve_dataset(name, entry, self._complaints) for name, entry in spec.datasets.items()}
-        labels = {
-            space.name: space
-            for name, entry in spec.labels.items()
-            for space in resolve_label_spaces(name, entry, datasets, self._complaints)
+        datasets = {
+            name: resolve_dataset(name, entry, self._complaints, self._surveys.get(name))
+            for name, entry in spec.datasets.items()
+            if not isinstance(entry, MixtureSpec)
         }
+        datasets |= self._mixtures(datasets)
+        labels = resolve_label_spaces(spec.labels, datasets, self._complaints, self._labels)
         pretrain = self._pretrain(labels)
         transfer = tuple(self._transfer(position, entry, labels) for position, entry in enumerate(spec.transfer))
+        self._check_models(pretrain, transfer)
         self._check_batches(pretrain, transfer, labels, datasets)
         self._check_targets(transfer, labels)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
@@ -74,21 +103,55 @@ class _Resolver:
             baseline=baseline,
             metric=spec.report.metric,
             resources={kind: self._resources(group) for kind, group in _GROUPS.items()},
+            num_workers={kind: getattr(spec.resources, group).num_workers for kind, group in _GROUPS.items()},
+            compute=spec.compute.model_dump(),
             store=spec.store,
             tracking_uri=spec.tracking.uri,
             experiment=spec.tracking.experiment,
             max_failures=spec.policy.failures,
         )
 
+    def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
+        read_table = self._labels.read_table if self._labels else None
+        mixtures = {
+            name: resolve_mixture(name, entry, datasets, self._complaints, read_table)
+            for name, entry in self._spec.datasets.items()
+            if isinstance(entry, MixtureSpec)
+        }
+        return {name: mixture for name, mixture in mixtures.items() if mixture is not None}
+
     def _pretrain(self, labels: Mapping[str, LabelSpace]) -> Pretrain:
         spec = self._spec.pretrain
         self._complaints.refuse_repeats(("pretrain", "seeds"), [str(seed) for seed in spec.seeds])
+        recipe = self._recipes.resolve(("pretrain", "recipe"), spec.recipe)
+        keep_path = ("pretrain", "checkpoints", "keep")
         return Pretrain(
             model=Model(name=spec.model.name, image_size=spec.model.image_size, kwargs=spec.model.kwargs),
             labels=self._globs(spec.labels, labels),
-            recipe=self._recipe(("pretrain", "recipe"), spec.recipe),
+            recipe=recipe,
             seeds=tuple(spec.seeds),
+            subset=spec.subset.resolved() if spec.subset else {},
+            initial=self._initial(),
+            keep=resolve_keep(spec.checkpoints.keep, recipe, keep_path, self._complaints),
+            checkpoints=resolve_checkpoints(spec.checkpoints),
         )
+
+    def _initial(self) -> Mapping[str, str]:
+        spec = self._spec.pretrain
+        if spec.init is not None and spec.init.timm is not None:
+            problem = shipped_models().tag_problem(spec.model.name, spec.init.timm)
+            if problem:
+                self._complaints.add(("pretrain", "init", "timm"), problem)
+        return {} if spec.init is None else spec.init.model_dump(exclude_none=True)
+
+    def _check_models(self, pretrain: Pretrain, transfer: Sequence[Transfer]) -> None:
+        table, model = shipped_models(), pretrain.model
+        check_model(("pretrain", "model"), model, table, self._complaints)
+        check_recipe_of_model(("pretrain", "recipe"), pretrain.recipe, model, table, self._complaints)
+        for position, item in enumerate(transfer):
+            if item.protocol is JobKind.FINETUNE:  # a probe trains no backbone
+                path = ("transfer", position, "recipe")
+                check_recipe_of_model(path, item.recipe, model, table, self._complaints)
 
     def _globs(self, globs: Sequence[str], labels: Mapping[str, LabelSpace]) -> tuple[str, ...]:
         chosen: dict[str, None] = {}
@@ -111,24 +174,10 @@ class _Resolver:
             name=entry.name,
             target=entry.target,
             protocol=JobKind(entry.protocol),
-            recipe=self._recipe((*path, "recipe"), recipe),
+            recipe=self._recipes.resolve((*path, "recipe"), recipe, entry.protocol),
             seeds=tuple(entry.seeds),
+            subset=entry.subset.resolved() if entry.subset else {},
         )
-
-    def _recipe(self, path: Path, recipe: str | Mapping[str, Any]) -> Mapping[str, Any]:
-        """All fields of a recipe given by name, inline, or inline over a ``base``."""
-        fields = {"base": recipe} if isinstance(recipe, str) else dict(recipe)
-        base = fields.pop("base", None)
-        if base is not None and (not isinstance(base, str) or base not in self._recipes):
-            where = path if isinstance(recipe, str) else (*path, "base")
-            self._complaints.add(where, f"{base!r} is not a shipped recipe: {did_you_mean(str(base), self._recipes)}")
-            return {}
-        try:
-            merged = {**self._recipes[base], **fields} if base is not None else fields
-            return validate(RecipeSpec, merged, self._tree, path).model_dump()
-        except SpecError as error:
-            self._complaints.extend(error)
-            return {}
 
     def _check_batches(
         self,
@@ -137,21 +186,20 @@ class _Resolver:
         labels: Mapping[str, LabelSpace],
         datasets: Mapping[str, Dataset],
     ) -> None:
-        uses: list[tuple[Path, Mapping[str, Any], Sequence[str]]] = [
-            (("pretrain", "recipe"), pretrain.recipe, pretrain.labels)
-        ]
-        uses += [(("transfer", n, "recipe"), item.recipe, (item.target,)) for n, item in enumerate(transfer)]
-        for path, recipe, names in uses:
-            for dataset in dict.fromkeys(labels[name].dataset for name in names if name in labels):
-                num_train, batch = datasets[dataset].num_train, recipe.get("batch_size", 0)
-                if batch > num_train:
-                    message = f"batch_size {batch} is more than the {num_train} training samples of '{dataset}'"
-                    self._complaints.add((*path, "batch_size"), message)
+        uses: list[tuple[Path, Pretrain | Transfer, Sequence[str]]] = [(("pretrain",), pretrain, pretrain.labels)]
+        uses += [(("transfer", position), item, (item.target,)) for position, item in enumerate(transfer)]
+        for path, use, names in uses:
+            where = (*path, "recipe")
+            for name in dict.fromkeys(labels[name].dataset for name in names if name in labels):
+                dataset = thinned(datasets[name], use.subset, (*path, "subset"), self._complaints)
+                check_recipe_on(where, use.recipe, dataset, self._complaints)
+            for space in (labels[name] for name in names if name in labels):
+                check_labels_of(where, use.recipe, space, datasets[space.dataset], self._complaints)
 
     def _check_targets(self, transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace]) -> None:
         for position, item in enumerate(transfer):
             space = labels.get(item.target)
-            if space is not None and "random" in space.space:
+            if space is not None and space.space.keys() & {"random", "split"}:
                 message = f"'{item.target}' are random ids: nothing can be learnt of them for validation samples"
                 self._complaints.add(("transfer", position, "target"), message + "; choose a level of a hierarchy")
 
@@ -170,4 +218,4 @@ class _Resolver:
             self._complaints.add(("store",), str(error))
 
     def _resources(self, group: str) -> Resources:
-        return Resources(**getattr(self._spec.resources, group).model_dump())
+        return Resources(**getattr(self._spec.resources, group).model_dump(exclude={"workers"}))

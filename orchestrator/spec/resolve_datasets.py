@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from orchestrator.spec.complaints import Complaints
 from orchestrator.spec.model import Dataset
-from orchestrator.spec.schema_datasets import Digits, SyntheticHierarchy
+from orchestrator.spec.schema_datasets import Digits, ExternalShards, SyntheticHierarchy
+from orchestrator.spec.survey import Survey
 from orchestrator.spec.tree import Path
+from orchestrator.storage.dataset_files import level_counts
 
 BUILTIN_VERSION = 1
 _NUM_DIGITS = 1797
 
 
-def resolve_dataset(name: str, entry: SyntheticHierarchy | Digits, complaints: Complaints) -> Dataset:
-    """A data set with its levels and sizes, as far as the file tells."""
+def resolve_dataset(
+    name: str,
+    entry: SyntheticHierarchy | Digits | ExternalShards,
+    complaints: Complaints,
+    survey: Survey | None = None,
+) -> Dataset:
+    """A data set with its levels and sizes, as far as the file and a look at its shards tell."""
+    if isinstance(entry, ExternalShards):
+        return _resolve_external(name, entry, survey or Survey(), complaints)
     parameters = {**entry.model_dump(), "version": BUILTIN_VERSION}
     if isinstance(entry, Digits):
         num_train = int(_NUM_DIGITS * (1 - entry.val_fraction))
@@ -36,6 +46,57 @@ def resolve_dataset(name: str, entry: SyntheticHierarchy | Digits, complaints: C
         num_classes=prod(entry.branching),
         num_train=entry.num_train,
     )
+
+
+def _resolve_external(name: str, entry: ExternalShards, survey: Survey, complaints: Complaints) -> Dataset:
+    described, path = survey.described, ("datasets", name)
+    _check_described(path, entry, survey, complaints)
+    num_classes = len(survey.class_table) or entry.num_classes or (described.num_classes if described else 1)
+    num_train = entry.num_train or (described.num_samples("train") if described else 0)
+    digest = entry.digest or (described.digest if described else "")
+    multi_label = described.multi_label if described and entry.multi_label is None else bool(entry.multi_label)
+    parameters: dict[str, Any] = {
+        **({"digest": digest} if digest else {"listing": survey.listing}),
+        **({"classes_sha256": survey.classes_sha256} if survey.classes_uri else {"num_classes": num_classes}),
+        "multi_label": multi_label,
+        "bad_samples": entry.bad_samples.model_dump(),
+    }
+    location: dict[str, Any] = {"classes": survey.classes_uri} if survey.classes_uri else {}
+    location |= (
+        {"dataset": entry.from_}
+        if entry.from_
+        else {"splits": {split: list(patterns) for split, patterns in survey.splits.items()}}
+    )
+    return Dataset(
+        name=name,
+        readable=f"shards-{(digest or survey.listing)[:8]}",
+        parameters=parameters,
+        levels=level_counts(survey.class_table),
+        num_classes=num_classes,
+        num_train=num_train,
+        location=location,
+        class_table=tuple(survey.class_table),
+        multi_label=multi_label,
+    )
+
+
+def _check_described(path: Path, entry: ExternalShards, survey: Survey, complaints: Complaints) -> None:
+    """What the file declares must be what ``dataset.json`` and the class table say."""
+    described, declared = survey.described, {"num_classes": entry.num_classes}
+    found: dict[str, int] = {"num_classes": len(survey.class_table)} if survey.classes_uri else {}
+    if described is not None:
+        declared |= {"num_train": entry.num_train, "num_val": entry.num_val}
+        found |= {"num_train": described.num_samples("train"), "num_val": described.num_samples("val")}
+        if entry.digest not in {None, described.digest}:
+            message = f"the shards beside dataset.json have the digest {described.digest}; correct one of the two"
+            complaints.add((*path, "digest"), message)
+        if not found["num_train"]:
+            complaints.add(
+                (*path, "from"), "dataset.json names no shards of a split 'train'; there is nothing to train on"
+            )
+    for key, value in declared.items():
+        if value is not None and key in found and value != found[key]:
+            complaints.add((*path, key), f"{value} is declared, but the data set has {found[key]}; remove the line")
 
 
 def _check_patches(path: Path, entry: SyntheticHierarchy, complaints: Complaints) -> None:

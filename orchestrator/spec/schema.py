@@ -5,15 +5,18 @@ Every field has a description with its unit and range, because the schema is als
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.spec.fields import Count, Name, Seed, Strict, canonical
+from orchestrator.spec.schema_checkpoints import CheckpointsSpec
 from orchestrator.spec.schema_datasets import DatasetSpec
-from orchestrator.spec.schema_labels import LabelEntry
+from orchestrator.spec.schema_labels import LabelEntry, SubsetSpec
+from orchestrator.spec.schema_model import ComputeSpec, InitialSpec
 
 # What the data plane passes to timm itself; a test keeps this equal to its list.
 RESERVED_KWARGS = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
@@ -40,9 +43,12 @@ class PretrainSpec(Strict):
     """The backbones: label spaces x seeds."""
 
     model: ModelSpec
+    init: InitialSpec | None = Field(None, description="Initial weights of the backbone; default: random, by the seed.")
     labels: Annotated[list[str], Field(min_length=1)] = Field(description="Label spaces by name or glob (levels/*).")
     recipe: str | dict[str, Any] = Field(description="A shipped recipe's name, or the fields themselves.")
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Pretraining seeds.")
+    subset: SubsetSpec | None = Field(None, description="Part of the training split to train on; default: all.")
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
 
 
 class TransferSpec(Strict):
@@ -57,6 +63,7 @@ class TransferSpec(Strict):
         None, description="As in pretrain; default: the protocol's shipped one."
     )
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Transfer seeds.")
+    subset: SubsetSpec | None = Field(None, description="Part of the training split to train on; default: all.")
 
 
 class ReportSpec(Strict):
@@ -74,6 +81,25 @@ class ResourcesSpec(Strict):
     cpus: float = Field(1, ge=0, description="CPU cores; the attempt computes with as many threads.")
     gpus: float = Field(0, ge=0, description="GPUs.")
     memory_gib: float = Field(0, ge=0, description="Memory to reserve, GiB; 0 = not reserved.")
+    workers: Count | None = Field(
+        None, description="Processes that train one job together and share all of the above; default: one per GPU."
+    )
+
+    @property
+    def num_workers(self) -> int:
+        """Processes of an attempt."""
+        return self.workers or max(1, math.ceil(self.gpus))
+
+    @field_validator("workers")
+    @classmethod
+    def _uses_all_gpus(cls, workers: int | None, others: ValidationInfo) -> int | None:
+        gpus = others.data.get("gpus", 0)
+        if workers and gpus > workers:
+            message = (
+                "a process trains on one GPU, so {gpus} GPUs need as many workers; leave workers out or lower gpus"
+            )
+            raise PydanticCustomError("idle_gpus", message, {"gpus": f"{gpus:g}"})
+        return workers
 
 
 class ResourceGroups(Strict):
@@ -82,6 +108,14 @@ class ResourceGroups(Strict):
     data: ResourcesSpec = ResourcesSpec()
     pretrain: ResourcesSpec = ResourcesSpec()
     transfer: ResourcesSpec = ResourcesSpec()
+
+    @field_validator("data")
+    @classmethod
+    def _runs_alone(cls, data: ResourcesSpec) -> ResourcesSpec:
+        if data.num_workers > 1:
+            message = "jobs that prepare data run as one process; set workers to 1 and gpus to at most 1"
+            raise PydanticCustomError("no_gang", message)
+        return data
 
 
 class TrackingSpec(Strict):
@@ -125,6 +159,7 @@ class SweepSpec(Strict):
     transfer: list[TransferSpec] = Field(default_factory=list)
     report: ReportSpec = ReportSpec()
     resources: ResourceGroups = ResourceGroups()
+    compute: ComputeSpec = ComputeSpec()
     store: str = Field("", description="URI of the object store; default: the project's own directory.")
     tracking: TrackingSpec = TrackingSpec()
     policy: PolicySpec = PolicySpec()

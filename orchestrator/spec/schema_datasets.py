@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
-from orchestrator.spec.fields import MAX_INTEGER, Count, Fraction, Seed, Strict
+from orchestrator.spec.fields import MAX_INTEGER, Count, Fraction, Name, Seed, Strict
 
 
 class SyntheticHierarchy(Strict):
@@ -41,4 +43,83 @@ class Digits(Strict):
     seed: Seed = Field(0, description="Seed of the split.")
 
 
-DatasetSpec = Annotated[SyntheticHierarchy | Digits, Field(discriminator="builtin")]
+class BadSamplesSpec(Strict):
+    """What a sample does that cannot be used: a truncated image, a class that the table lacks, ..."""
+
+    policy: Literal["fail", "replace"] = Field(
+        "fail", description="fail: so does the job. replace: counted and left out, or replaced if it fails to decode."
+    )
+    budget: Fraction = Field(0.01, description="Share of a split's samples above which jobs fail nevertheless.")
+
+
+class ExternalShards(Strict):
+    """WebDataset shards that exist: beside a dataset.json (``from``), or found by URIs (``shards``)."""
+
+    from_: str = Field("", alias="from", description="URI of a folder with dataset.json: `orchestrator data shard`.")
+    shards: dict[Name, str | Annotated[list[str], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="URIs by split: with braces (train-{000000..001023}.tar), or a folder, which ends in '/'.",
+    )
+    classes: str = Field("", description="URI of the class table, classes.json; default with from: the one beside it.")
+    num_train: Count | None = Field(None, description="Training samples; needed with shards.")
+    num_val: Count | None = Field(None, description="Validation samples.")
+    num_classes: Count | None = Field(None, description="Leaf classes; needed where there is no class table.")
+    multi_label: bool | None = Field(None, description="Whether samples have any number of classes; default: no.")
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="Digest of the shards, as `orchestrator data index` prints it: then it alone identifies them."
+    )
+    bad_samples: BadSamplesSpec = BadSamplesSpec()
+
+    @model_validator(mode="after")
+    def _check_one_source(self) -> Self:
+        if bool(self.from_) == bool(self.shards):
+            raise PydanticCustomError("one_rule", "a data set has either 'from' or 'shards'; remove one of them")
+        if self.shards and "train" not in self.shards:
+            message = "the splits have no 'train'; name the shards to train on: train: s3://..."
+            raise PydanticCustomError("refused", message, {"at": ("shards",)})
+        if self.shards and self.num_train is None:
+            message = "'num_train' is missing; `orchestrator data index` counts the samples of shards"
+            raise PydanticCustomError("refused", message)
+        if self.shards and not self.classes and self.num_classes is None:
+            message = "there is neither 'classes' (URI of a class table) nor 'num_classes'; add one"
+            raise PydanticCustomError("refused", message)
+        return self
+
+
+class MixtureSpec(Strict):
+    """Several data sets as one; classes of one name are one class."""
+
+    mixture: Annotated[list[str], Field(min_length=2)] = Field(description="Names of other entries of datasets.")
+    weights: list[Annotated[float, Field(gt=0)]] | None = Field(
+        None, description="Shares of the training samples; default: every sample once per epoch."
+    )
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if self.weights is not None and len(self.weights) != len(self.mixture):
+            context = {"parts": len(self.mixture), "weights": len(self.weights), "at": ("weights",)}
+            message = "{weights} weights for {parts} data sets; give one for each"
+            raise PydanticCustomError("refused", message, context)
+        return self
+
+
+_MIXTURE = "a mixture"
+_BUILTIN, _EXTERNAL = "a built-in data set", "external shards"  # no key of a sweep.yaml, or errors would point there
+
+
+def _form(value: object) -> str:
+    """Which member of the union a value is meant to be."""
+    if isinstance(value, MixtureSpec) or (isinstance(value, Mapping) and "mixture" in value):
+        return _MIXTURE
+    if isinstance(value, Mapping):
+        return _EXTERNAL if {"from", "shards"} & set(value) else _BUILTIN
+    return _EXTERNAL if isinstance(value, ExternalShards) else _BUILTIN
+
+
+_BuiltinSpec = Annotated[SyntheticHierarchy | Digits, Field(discriminator="builtin")]
+DatasetSpec = Annotated[
+    Annotated[_BuiltinSpec, Tag(_BUILTIN)]
+    | Annotated[ExternalShards, Tag(_EXTERNAL)]
+    | Annotated[MixtureSpec, Tag(_MIXTURE)],
+    Discriminator(_form),
+]

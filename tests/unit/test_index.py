@@ -3,18 +3,27 @@
 import json
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from orchestrator.contract import JobKind
 from orchestrator.errors import BadDataError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_record
+from orchestrator.units import MIB
 from tests.data_jobs import TREE, DataPlane, Member, encoded, tar_of
 from workloads.data import synthetic
+from workloads.data.columns import SplitColumns
+from workloads.data.index import BadSamples, LeafSets, Shard, SplitIndex
+from workloads.data.labels_in_shards import ClassRule
+from workloads.data.scan import ShardTable
 
 IMAGE = encoded()
 
@@ -33,11 +42,11 @@ def test_index_offsets_find_the_rendered_images(tmp_path: Path) -> None:
     )
     assert split.shard_sizes == (512, 88)
     for ordinal, sample in enumerate(synthetic.render_split(params, "train")):
-        shard = split.shards[split.shard_ids[ordinal]]
+        shard = split.shards[split.shard_of(np.array([ordinal]))[0]]
         content = plane.store.get_range(shard.object_name, int(split.offsets[ordinal]), int(split.lengths[ordinal]))
         assert np.array_equal(np.asarray(Image.open(BytesIO(content))), sample.image_HWC)
         assert (split.key(ordinal), split.leaves[ordinal]) == (sample.key, sample.leaf)
-    assert split.rows.tolist() == [*range(512), *range(88)]
+    assert split.first_ordinals.tolist() == [0, 512, 600]
     assert split.place(513) == "train-000001.tar:train-00000513"
 
 
@@ -85,7 +94,7 @@ def test_index_name_that_is_not_utf8_is_kept(tmp_path: Path) -> None:
     ("members", "message"),
     [
         ([("a.png", IMAGE)], "train-0.tar:a has no class"),
-        ([("a.png", IMAGE), ("a.cls", b"cat")], "train-0.tar:a has the class b'cat'"),
+        ([("a.png", IMAGE), ("a.cls", b"cat")], "train-0.tar:a has the class 'cat'"),
         ([("a.png", IMAGE), ("a.cls", b"2")], "train-0.tar:a has the class 2; the class table has 0 to 1"),
         ([("a.png", IMAGE), ("a.cls", b"-1")], "train-0.tar:a has the class -1"),
         ([("a.cls", b"0")], "train-0.tar:a has 0 images"),
@@ -93,7 +102,7 @@ def test_index_name_that_is_not_utf8_is_kept(tmp_path: Path) -> None:
         ([("a.png", b"not an image"), ("a.cls", b"0")], "train-0.tar:a is not a readable image"),
         ([("a.png", IMAGE[:300] + b"?" + IMAGE[301:]), ("a.cls", b"0")], "train-0.tar:a is not a readable image"),
         ([("a.png", IMAGE), ("a.cls", b"0"), ("a.png", IMAGE)], "train-0.tar:a has the member .png twice"),
-        ([link("a.png", "b.png"), ("a.cls", b"0")], "train-0.tar:a.png is a link"),
+        ([link("a.png", "b.png"), ("a.cls", b"0")], "train-0.tar:a has the member 'a.png', which is a link"),
         ([("a.png", IMAGE), ("a.cls", b"0"), ("a.json", b"{")], "train-0.tar:a has metadata that is not JSON"),
     ],
 )
@@ -163,3 +172,79 @@ def test_index_object_names_are_those_of_the_data_set(tmp_path: Path) -> None:
     record = read_record(plane.store, key)
     assert shard.object_name == part_object(record, "train-0.tar")
     assert shard.sha256 == record.parts["train-0.tar"].sha256
+
+
+def test_index_columns_of_imagenet21k_fit_on_disk(tmp_path: Path) -> None:
+    num_samples, num_shards = 3000, 3
+    columns = SplitColumns(name="train", folder=tmp_path, rule=ClassRule(num_classes=21_843), policy=BadSamples())
+    for shard in range(num_shards):
+        columns.add(shard_table(shard, num_samples))
+    finished = columns.finish(())
+    size_bytes = sum(columns.path(column).stat().st_size for column in finished)
+    headers_bytes = 128 * len(finished)
+    assert (size_bytes - headers_bytes) / (num_shards * num_samples) * 12_700_000 <= 600 * MIB
+
+
+def shard_table(shard: int, num_samples: int) -> ShardTable:
+    """As a scan of ImageNet-21k's folders gives it: keys of 25 bytes."""
+    keys = [f"n{shard:08d}/n{shard:08d}_{row:05d}".encode() for row in range(num_samples)]
+    return ShardTable(
+        name=f"train-{shard:06d}.tar",
+        size_bytes=1,
+        sha256="",
+        offsets=np.arange(num_samples, dtype=np.int64),
+        lengths=np.ones(num_samples, dtype=np.int32),
+        leaves=np.zeros(num_samples, dtype=np.int32),
+        num_leaves=np.ones(num_samples, dtype=np.int32),
+        subsets=np.full(num_samples, -1, dtype=np.int16),
+        subset_names=(),
+        keys=np.frombuffer(b"".join(keys), dtype=np.uint8),
+        key_lengths=np.full(num_samples, len(keys[0]), dtype=np.int32),
+        key_hashes=np.arange(num_samples, dtype=np.uint64) + np.uint64(shard * num_samples),
+        bad=(),
+    )
+
+
+def test_index_keys_whose_hashes_clash_are_compared(tmp_path: Path) -> None:
+    columns = SplitColumns(name="train", folder=tmp_path, rule=ClassRule(num_classes=1), policy=BadSamples())
+    first, second = shard_table(0, 4), shard_table(1, 4)
+    columns.add(first)
+    columns.add(replace(second, key_hashes=first.key_hashes))  # other keys
+    columns.finish(())
+    assert columns.num_samples == 8
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    leaves=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=30, max_size=30),
+)
+def test_index_in_memory_finds_shard_and_key_of_every_ordinal(sizes: list[int], leaves: list[list[int]]) -> None:
+    sets = leaves[: sum(sizes)]
+    offsets = np.concatenate([[0], np.cumsum([len(found) for found in sets])]).astype(np.int64)
+    values = np.array([leaf for found in sets for leaf in found], dtype=np.int32)
+    split = SplitIndex.in_memory(
+        leaves=np.array([found[0] if found else -1 for found in sets], dtype=np.int32),
+        shard_sizes=sizes,
+        keys=[f"k{row}" for row in range(len(sets))],
+        leaf_sets=LeafSets(offsets=offsets, values=values),
+    )
+    owners = [shard for shard, size in enumerate(sizes) for _ in range(size)]
+    assert split.shard_of(np.arange(len(sets))).tolist() == owners
+    assert [split.key(row) for row in range(len(sets))] == [f"k{row}" for row in range(len(sets))]
+    assert split.subset_ids.tolist() == [-1] * len(sets)
+    assert split.num_samples == len(sets)
+
+
+def test_index_columns_are_opened_when_they_are_used() -> None:
+    opened: list[str] = []
+
+    def open_column(column: str) -> np.ndarray[Any, Any]:
+        opened.append(column)
+        return np.zeros(3, dtype=np.int32)
+
+    shard = Shard(name="a.tar", object_name="a.tar", size_bytes=0, sha256="", num_samples=3)
+    split = SplitIndex(
+        index_key="", name="train", shards=(shard,), subset_names=(), columns=("leaf",), open_column=open_column
+    )
+    assert (split.num_samples, opened) == (3, [])
+    assert (split.leaves.tolist(), split.leaves.tolist(), opened) == ([0, 0, 0], [0, 0, 0], ["leaf"])

@@ -1,45 +1,47 @@
 """The node's object cache."""
 
+import os
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orchestrator.errors import CorruptObjectError, NotFoundError
+from orchestrator.storage.bulk import fetch
 from orchestrator.storage.local import LocalStore
 from workloads.data.cache import ObjectCache
+from workloads.data.cache.settings import CacheSettings
 
 CONTENT = b"shard" * 1000
 DIGEST = sha256(CONTENT).hexdigest()
 
 
 class CountingStore(LocalStore):
-    """Counts downloads and lets the first one wait until the others have asked."""
+    """Counts ranged reads."""
 
-    def __init__(self, root: Path, num_readers: int) -> None:
-        super().__init__(root)
-        self.num_downloads = 0
-        self.readers = threading.Barrier(num_readers)
+    num_reads = 0
 
-    def download(self, name: str, path: Path) -> None:
-        self.num_downloads += 1
-        super().download(name, path)
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        self.num_reads += 1
+        return super().get_range(name, start, length)
 
 
 def test_index_cache_concurrent_readers_share_one_download(tmp_path: Path) -> None:
-    store = CountingStore(tmp_path / "store", 8)
+    store, readers = CountingStore(tmp_path / "store"), threading.Barrier(8)
     store.put("a.tar", CONTENT)
 
     def read(_: int) -> bytes:
         cache = ObjectCache(store, tmp_path / "cache")
-        store.readers.wait(timeout=30)
+        readers.wait(timeout=30)
         return cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST).read_bytes()
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, range(8))) == [CONTENT] * 8
-    assert store.num_downloads == 1
+    assert store.num_reads == 1
 
 
 def test_index_cache_altered_object_is_refused_and_not_kept(tmp_path: Path) -> None:
@@ -47,14 +49,16 @@ def test_index_cache_altered_object_is_refused_and_not_kept(tmp_path: Path) -> N
     store.put("a.tar", CONTENT[:-1] + b"?")
     with pytest.raises(CorruptObjectError, match=r"a\.tar .* has sha256"):
         ObjectCache(store, tmp_path / "cache").path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST)
-    assert not list((tmp_path / "cache" / "objects" / DIGEST[:2]).iterdir())
+    assert not list((tmp_path / "cache" / "objects").iterdir())
 
 
 def test_index_cache_torn_file_is_downloaded_again(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     store.put("a.tar", CONTENT)
     cache = ObjectCache(store, tmp_path / "cache")
-    cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST).write_bytes(b"")
+    torn = cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST)
+    torn.chmod(0o600)
+    torn.write_bytes(b"")
     assert cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST).read_bytes() == CONTENT
 
 
@@ -70,3 +74,37 @@ def test_index_cache_hit_needs_no_store(tmp_path: Path) -> None:
 def test_index_cache_missing_object_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         ObjectCache(LocalStore(tmp_path / "store"), tmp_path / "cache").path("a.tar", size_bytes=1, sha256=DIGEST)
+
+
+def test_index_cache_mapped_column_outlives_its_eviction(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("a.tar", CONTENT)
+    cache = ObjectCache(store, tmp_path / "cache")
+    path = cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST)
+    column = np.memmap(path, dtype=np.uint8, mode="r")
+    path.unlink()
+    assert column.tobytes() == CONTENT
+
+
+def test_index_cache_keeps_the_last_paths_and_no_more(tmp_path: Path) -> None:
+    store, contents = LocalStore(tmp_path / "store"), [f"{number:04d}".encode() for number in range(40)]
+    cache = ObjectCache(store, tmp_path / "cache", settings=CacheSettings(bytes=0))
+    paths = []
+    for number, content in enumerate(contents):
+        store.put(f"{number}", content)
+        paths.append(cache.path(f"{number}", size_bytes=4, sha256=sha256(content).hexdigest()))
+    assert [path.exists() for path in paths] == [False] * 7 + [True] * 33
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4 * 1024**2, 10 * 1024**2 + 1])
+def test_fetch_into_a_file_in_memory_gives_the_sha256_of_what_arrived(size_bytes: int, tmp_path: Path) -> None:
+    store, content = LocalStore(tmp_path / "store"), random.Random(0).randbytes(size_bytes)  # noqa: S311 - no secret
+    store.put("a", content)
+    descriptor, arrived = os.memfd_create("a"), list[int]()
+    found = fetch(store, "a", descriptor, size_bytes=size_bytes, arrived=arrived.append)
+    assert found == sha256(content).hexdigest()
+    assert os.pread(descriptor, size_bytes + 1, 0) == content
+    assert sum(arrived) == size_bytes
+    with pytest.raises(CorruptObjectError, match="its record says"):
+        fetch(store, "a", descriptor, size_bytes=size_bytes + 1)
+    os.close(descriptor)

@@ -11,8 +11,10 @@ from orchestrator.contract import JobKind
 from orchestrator.errors import BadDataError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from tests.data_jobs import DIGITS, TREE, DataPlane, encoded, tar_of
-from workloads.data.index import SampleIndex
-from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels, SampleLabels
+from workloads.data.index import LeafSets, SampleIndex, SplitIndex
+from workloads.labels.bound import BoundLabels
+from workloads.labels.label_map import ClassLabels, LabelMap, SampleLabels
+from workloads.labels.random_ids import Draw, RandomLabels
 from workloads.labels.spaces import make_label_map
 
 CLASSES = [
@@ -20,6 +22,17 @@ CLASSES = [
     {"class": 1, "name": "cat", "order": "animal", "leaf": "cat"},
     {"class": 2, "name": "fir", "order": "plant", "leaf": "fir"},
 ]
+
+ALL_THREE = np.arange(3)
+KNOWN_IDS = [[2, 2, 0, 1, 1, 0, 1, 0], [2, 1, 0, 0, 2, 0, 2, 1], [1, 0, 2, 2, 0, 3, 1, 3]]
+
+
+def split_of(leaves: list[int], name: str = "train", leaf_sets: list[list[int]] | None = None) -> SplitIndex:
+    sets = None
+    if leaf_sets is not None:
+        offsets = np.cumsum([0, *map(len, leaf_sets)])
+        sets = LeafSets(offsets=offsets, values=np.array([leaf for one in leaf_sets for leaf in one], dtype=np.int32))
+    return SplitIndex.in_memory(leaves=np.array(leaves, dtype=np.int32), name=name, leaf_sets=sets)
 
 
 @pytest.fixture(scope="module")
@@ -39,38 +52,38 @@ def test_labels_level_groups_the_leaves_below_each_node(
     plane: DataPlane, index: SampleIndex, level: str, num_classes: int, leaves_per_node: int
 ) -> None:
     label_map = plane.labels(index, {"hierarchy": level})
-    leaves = index.split("val").leaves
+    split = index.split("val")
     assert label_map.num_classes == len(label_map.class_names) == num_classes
-    assert np.array_equal(label_map.bind("val", leaves), leaves // leaves_per_node)
-    assert label_map.bind("val", leaves).dtype == np.int64
+    assert np.array_equal(label_map.bind(split).targets_N(), split.leaves // leaves_per_node)
+    assert label_map.bind(split).targets_N().dtype == np.int64
 
 
 def test_labels_level_ids_count_nodes_by_first_appearance() -> None:
     label_map = make_label_map({"hierarchy": "order"}, CLASSES, num_train=3)
     assert label_map.class_names == ("plant", "animal")
-    assert label_map.bind("train", np.array([0, 1, 2, 1], dtype=np.int32)).tolist() == [0, 1, 0, 1]
+    assert label_map.bind(split_of([0, 1, 2, 1])).targets_N().tolist() == [0, 1, 0, 1]
 
 
 def test_labels_modulo_takes_the_leaf_modulo_the_divisor(plane: DataPlane) -> None:
     digits = plane.builtin(DIGITS)
-    leaves = digits.split("train").leaves
-    assert np.array_equal(plane.labels(digits, {"modulo": 5}).bind("train", leaves), leaves % 5)
+    split = digits.split("train")
+    assert np.array_equal(plane.labels(digits, {"modulo": 5}).bind(split).targets_N(), split.leaves % 5)
 
 
 @pytest.mark.parametrize("num_classes", [2, 7, 128, 600])
 def test_labels_random_ids_are_balanced_in_each_split(plane: DataPlane, index: SampleIndex, num_classes: int) -> None:
     label_map = plane.labels(index, {"random": {"num_classes": num_classes, "seed": 0}})
     for split in index.splits.values():
-        counts = np.bincount(label_map.bind(split.name, split.leaves), minlength=num_classes)
+        counts = label_map.bind(split).counts()
         assert counts.max() - counts.min() <= 1
 
 
 def test_labels_random_seed_and_split_name_different_permutations() -> None:
-    leaves = np.zeros(500, dtype=np.int32)
-    first, again, other = (RandomLabels(num_classes=10, seed=seed) for seed in (0, 0, 1))
-    assert np.array_equal(first.bind("train", leaves), again.bind("train", leaves))
-    assert np.mean(first.bind("train", leaves) == other.bind("train", leaves)) < 0.3
-    assert np.mean(first.bind("train", leaves) == first.bind("val", leaves)) < 0.3
+    train, val = (split_of([0] * 500, name=name) for name in ("train", "val"))
+    first, again, other = (RandomLabels(num_classes=10, seed=seed).bind(train).targets_N() for seed in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert np.mean(first == other) < 0.3
+    assert np.mean(first == RandomLabels(num_classes=10, seed=0).bind(val).targets_N()) < 0.3
 
 
 def test_labels_record_counts_classes_and_their_samples(plane: DataPlane, index: SampleIndex) -> None:
@@ -91,7 +104,7 @@ def test_labels_record_counts_classes_and_their_samples(plane: DataPlane, index:
         ({"modulo": 13}, "use 2 to 12"),
         ({"random": {"num_classes": 601, "seed": 0}}, "600 training samples"),
         ({"random": {"num_classes": 1, "seed": 0}}, "num_classes 1 is not valid"),
-        ({"clusters": 3}, "exactly one of hierarchy, modulo, random"),
+        ({"clusters": 3}, "exactly one of binary, hierarchy, merge"),
         ({"modulo": 2, "hierarchy": "depth1"}, "exactly one of"),
     ],
 )
@@ -119,7 +132,10 @@ def test_labels_unusable_level_is_a_user_error(rows: list[dict[str, Any]], messa
     [
         ClassLabels(num_classes=2, names=("a", "b"), targets=np.array([0, 1, 0])),
         SampleLabels(num_classes=3, targets={"train": np.array([2, 0, 1]), "val": np.array([1])}),
+        ClassLabels.of_sets([[0], [1, 0], []], ["a", "b"]),
         RandomLabels(num_classes=3, seed=4),
+        RandomLabels(num_classes=3, seed=4, draw=Draw.INDEPENDENT),
+        RandomLabels(num_classes=4, seed=4, groups=np.array([0, 1, -1]), num_ids=2, names=("a/0", "a/1", "b/0", "b/1")),
     ],
 )
 def test_labels_written_map_opens_as_the_same_map(tmp_path: Path, label_map: LabelMap) -> None:
@@ -129,9 +145,9 @@ def test_labels_written_map_opens_as_the_same_map(tmp_path: Path, label_map: Lab
     label_map.write(writer)
     writer.commit(now=0.0)
     opened = LabelMap.open(plane.store, request.key)
-    leaves = np.array([0, 1, 2], dtype=np.int32)
+    split = split_of([0, 1, 2])
     assert (opened.num_classes, opened.class_names) == (label_map.num_classes, label_map.class_names)
-    assert np.array_equal(opened.bind("train", leaves), label_map.bind("train", leaves))
+    assert np.array_equal(opened.bind(split).take(ALL_THREE), label_map.bind(split).take(ALL_THREE))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +159,7 @@ def test_labels_written_map_opens_as_the_same_map(tmp_path: Path, label_map: Lab
 )
 def test_labels_of_another_data_set_are_refused(label_map: LabelMap) -> None:
     with pytest.raises(BadDataError, match="another data set"):
-        label_map.bind("train", np.array([0, 1, 2], dtype=np.int32))
+        label_map.bind(split_of([0, 1, 2]))
 
 
 def test_labels_foreign_level_column_is_a_label_space(tmp_path: Path) -> None:
@@ -151,5 +167,80 @@ def test_labels_foreign_level_column_is_a_label_space(tmp_path: Path) -> None:
     members = [member for leaf in range(4) for member in ((f"{leaf}.png", encoded()), (f"{leaf}.cls", b"%d" % leaf))]
     index = plane.index(plane.foreign({"train-0.tar": tar_of(members)}, num_classes=4))
     label_map = plane.labels(index, {"hierarchy": "level"})
-    assert label_map.bind("train", index.split("train").leaves).tolist() == [0, 0, 1, 1]
+    assert label_map.bind(index.split("train")).targets_N().tolist() == [0, 0, 1, 1]
     assert read_record(plane.store, index.key).metrics["num_val"] == 0
+
+
+SETS = ClassLabels.of_sets([[3, 0], [1], [], [0, 2, 3]], ["a", "b", "c", "d"])
+
+
+def test_labels_class_with_several_targets_gives_padded_rows() -> None:
+    bound = SETS.bind(split_of([1, 0, 3, 2, 0]))
+    assert (bound.is_multi_label, bound.max_targets, bound.num_classes) == (True, 3, 4)
+    expected = [[1, -1, -1], [0, 3, -1], [0, 2, 3], [-1, -1, -1], [0, 3, -1]]
+    assert bound.take(np.arange(5)).tolist() == expected
+    assert bound.take(np.array([2, 0])).tolist() == [expected[2], expected[0]]
+    assert bound.counts().tolist() == [3, 1, 1, 3]
+    is_labelled_N = bound.is_labelled_N()
+    assert is_labelled_N is not None
+    assert is_labelled_N.tolist() == [True, True, True, False, True]
+    with pytest.raises(UserError, match="several labels"):
+        bound.targets_N()
+
+
+def test_labels_sample_with_several_leaves_has_the_union_of_their_targets() -> None:
+    leaf_sets = [[0, 3], [], [1, 0], [2], [3, 1]]
+    bound = SETS.bind(split_of([0, -1, 1, 2, 3], leaf_sets=leaf_sets))
+    rows = [
+        sorted({target for leaf in leaves for target in (SETS.targets[leaf]) if target >= 0}) for leaves in leaf_sets
+    ]
+    assert bound.is_multi_label
+    assert bound.max_targets == 4
+    assert bound.take(np.arange(5)).tolist() == [row + [-1] * (4 - len(row)) for row in rows]
+    assert bound.take(np.array([3, 4, 0])).tolist() == [
+        row + [-1] * (4 - len(row)) for row in (rows[3], rows[4], rows[0])
+    ]
+    assert bound.counts().tolist() == [sum(target in row for row in rows) for target in range(4)]
+
+
+def test_labels_multi_label_samples_stay_multi_label_in_a_space_of_single_targets() -> None:
+    label_map = ClassLabels(num_classes=2, names=("a", "b"), targets=np.array([0, 1, 0]))
+    bound = label_map.bind(split_of([0, 1], leaf_sets=[[0, 2], [1, 2]]))
+    assert bound.is_multi_label
+    assert bound.take(np.arange(2)).tolist() == [[0, -1], [0, 1]]
+
+
+@pytest.mark.parametrize("draw", Draw)
+def test_labels_random_ids_within_groups_stay_within_them(draw: Draw) -> None:
+    groups = np.array([0, 1, -1, 0])
+    leaves = np.random.default_rng(0).integers(0, 4, 900)
+    label_map = RandomLabels(num_classes=6, seed=1, draw=draw, groups=groups, num_ids=3, names=tuple("abcdef"))
+    targets = label_map.bind(split_of(leaves.tolist())).targets_N()
+    assert np.array_equal(targets // 3, np.where(groups[leaves] < 0, -1, groups[leaves]))
+    counts = label_map.bind(split_of(leaves.tolist())).counts().reshape(2, 3)
+    spread = counts.max(axis=1) - counts.min(axis=1)
+    assert spread.max() <= 1 if draw is Draw.BALANCED else 1 < spread.max() < 60
+
+
+def test_labels_independent_random_ids_leave_classes_empty_where_balanced_ones_do_not() -> None:
+    split = split_of([0] * 2000)
+    balanced, independent = (RandomLabels(num_classes=2000, seed=0, draw=draw).bind(split).counts() for draw in Draw)
+    assert balanced.tolist() == [1] * 2000
+    assert 0.3 < np.mean(independent == 0) < 0.44  # 1/e
+
+
+def test_labels_random_ids_never_change() -> None:
+    split = split_of([0, 0, 1, 1, 0, 1, 0, 1])
+    groups = np.array([0, 1])
+    maps = [
+        RandomLabels(num_classes=3, seed=5),
+        RandomLabels(num_classes=3, seed=5, draw=Draw.INDEPENDENT),
+        RandomLabels(num_classes=4, seed=5, groups=groups, num_ids=2),
+    ]
+    assert [label_map.bind(split).targets_N().tolist() for label_map in maps] == KNOWN_IDS
+
+
+def test_labels_bound_table_serves_tests() -> None:
+    bound = BoundLabels.of(np.array([1, 0, 1]), 2)
+    assert bound.take(np.array([2, 1])).tolist() == [1, 0]
+    assert (bound.num_samples, bound.is_multi_label, bound.is_labelled_N()) == (3, False, None)

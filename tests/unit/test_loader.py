@@ -1,30 +1,33 @@
-"""Loaders: the right images with the right targets, from any step on."""
+"""Loaders: the right images with the right targets, from any step on, for any layout."""
 
 import gc
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator
-from io import BytesIO
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from orchestrator.errors import BadDataError, NotFoundError
-from tests.data_jobs import TREE, DataPlane, encoded, tar_of
-from workloads.data.augment import Augment, Augmenter
+from tests.data_jobs import TREE, DataPlane
+from workloads.data.augment import Augment
+from workloads.data.batches import PlannedBatch, batches_ahead
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder
 from workloads.data.prefetch import Prefetcher
-from workloads.data.source import decode_image
 from workloads.data.streams import Stage
-from workloads.labels.label_map import LabelMap
+from workloads.labels.bound import BoundLabels
 
 BATCH_SIZE = 50
-NUM_STEPS = 30  # two and a half epochs of 600 samples
+NUM_STEPS = 12  # two and a half epochs of 240 samples
+AUGMENTS = [Augment.CROP_FLIP, Augment.RANDOM_RESIZED_CROP_FLIP]
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +37,10 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
 
 @pytest.fixture(scope="module")
 def index(plane: DataPlane) -> SampleIndex:
-    return plane.builtin(TREE)
+    return plane.builtin({**TREE, "num_train": 240})
 
 
-@pytest.fixture(scope="module")
-def label_map(plane: DataPlane, index: SampleIndex) -> LabelMap:
-    return plane.labels(index, {"hierarchy": "depth2"})
-
-
-def source_of(plane: DataPlane, index: SampleIndex, split: str, **options: int) -> SampleSource:
+def source_of(plane: DataPlane, index: SampleIndex, split: str, **options: Any) -> SampleSource:
     return SampleSource(plane.store, index, split, cache_dir=plane.cache, image_size=16, **options)
 
 
@@ -51,91 +49,166 @@ def source(plane: DataPlane, index: SampleIndex) -> SampleSource:
     return source_of(plane, index, "train")
 
 
-def loader_of(source: SampleSource, label_map: LabelMap, start_step: int = 0, augment: str = "none") -> TrainLoader:
-    return TrainLoader(
-        source,
-        SampleOrder(source.split.shard_sizes, 5, 2),
-        label_map,
-        batch_size=BATCH_SIZE,
-        start_step=start_step,
-        total_steps=NUM_STEPS,
-        seed=5,
-        stage=Stage.PRETRAIN,
-        augment=augment,
-    )
+@pytest.fixture(scope="module")
+def labels(plane: DataPlane, index: SampleIndex, source: SampleSource) -> BoundLabels:
+    return plane.labels(index, {"hierarchy": "depth2"}).bind(source.split)
+
+
+def loader_of(source: SampleSource, labels: BoundLabels, start_step: int = 0, **options: Any) -> TrainLoader:
+    fixed: dict[str, Any] = {"batch_size": BATCH_SIZE, "total_steps": NUM_STEPS, "seed": 5, "stage": Stage.PRETRAIN}
+    order = SampleOrder(source.split.shard_sizes, 5, 2)
+    return TrainLoader(source, order, labels, start_step=start_step, **{**fixed, **options})
 
 
 def same(left: Batch, right: Batch) -> bool:
     return (
-        left.step == right.step
+        (left.step, left.positions) == (right.step, right.positions)
         and torch.equal(left.images_BCHW, right.images_BCHW)
-        and torch.equal(left.targets_B, right.targets_B)
+        and torch.equal(left.targets, right.targets)
         and np.array_equal(left.ordinals_B, right.ordinals_B)
     )
 
 
-def prefetch_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("prefetch", "decode"))]
 
 
-def test_loader_batches_follow_the_order(source: SampleSource, label_map: LabelMap) -> None:
-    batches = list(loader_of(source, label_map))
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_loader_batches_follow_the_order(source: SampleSource, labels: BoundLabels, num_workers: int) -> None:
+    batches = list(loader_of(source, labels, num_workers=num_workers))
     order = SampleOrder(source.split.shard_sizes, 5, 2)
     assert [batch.step for batch in batches] == list(range(NUM_STEPS))
     for batch in batches:
-        expected = order.ordinals(batch.step * BATCH_SIZE, (batch.step + 1) * BATCH_SIZE)
+        start, stop = batch.positions
+        assert (start, stop) == (batch.step * BATCH_SIZE, (batch.step + 1) * BATCH_SIZE)
+        expected = order.ordinals(start, stop)
         assert np.array_equal(batch.ordinals_B, expected)
         assert np.array_equal(batch.images_BCHW.numpy(), source.images(expected).transpose(0, 3, 1, 2))
-        assert np.array_equal(batch.targets_B.numpy(), source.split.leaves[expected] // 3)
+        assert np.array_equal(batch.targets.numpy(), source.split.leaves[expected] // 3)
     assert batches[0].images_BCHW.dtype == torch.uint8
-    assert batches[0].images_BCHW.is_contiguous()
-    assert batches[0].targets_B.dtype == torch.int64
+    assert batches[0].images_BCHW.is_contiguous(memory_format=torch.channels_last)
+    assert batches[0].targets.dtype == torch.int64
 
 
-def test_loader_started_at_any_step_continues_the_sequence(source: SampleSource, label_map: LabelMap) -> None:
-    whole = list(loader_of(source, label_map, augment="crop_flip"))
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_loader_any_number_of_workers_makes_the_same_batches(
+    source: SampleSource, labels: BoundLabels, augment: Augment
+) -> None:
+    arms = [loader_of(source, labels, augment=augment, num_workers=number) for number in (0, 1, 2, 5)]
+    for first, *others in zip(*arms, strict=True):
+        assert all(same(first, other) for other in others)
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_loader_started_at_any_step_continues_the_sequence(
+    source: SampleSource, labels: BoundLabels, augment: Augment
+) -> None:
+    whole = list(loader_of(source, labels, augment=augment))
     for start_step in range(NUM_STEPS + 1):
-        resumed = list(loader_of(source, label_map, start_step, augment="crop_flip"))
+        resumed = list(loader_of(source, labels, start_step, augment=augment, num_workers=start_step % 3))
         assert len(resumed) == NUM_STEPS - start_step
         assert all(same(left, right) for left, right in zip(resumed, whole[start_step:], strict=True))
 
 
-def test_loader_other_label_space_shows_the_same_images(
-    plane: DataPlane, index: SampleIndex, source: SampleSource, label_map: LabelMap
+def test_loader_state_is_the_number_of_batches_handed_out(source: SampleSource, labels: BoundLabels) -> None:
+    loader = loader_of(source, labels, augment="crop_flip")
+    first = list(islice(loader, 7))
+    assert loader.state_dict() == {"step": 7}  # whatever was prepared beyond does not count
+    other = loader_of(source, labels, augment="crop_flip")
+    other.load_state_dict(loader.state_dict())
+    assert len(other) == NUM_STEPS - 7
+    whole = list(loader_of(source, labels, augment="crop_flip"))
+    assert all(same(left, right) for left, right in zip([*first, *other], whole, strict=True))
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 7), st.sampled_from([1, 2, 5]), st.integers(0, NUM_STEPS - 1))
+def test_loader_ranks_share_each_global_batch(
+    source: SampleSource, labels: BoundLabels, world_size: int, group_size: int, step: int
 ) -> None:
-    other = plane.labels(index, {"random": {"num_classes": 9, "seed": 0}})
-    pairs = zip(*(loader_of(source, one, augment="crop_flip") for one in (label_map, other)), strict=True)
-    batches = list(pairs)
-    assert all(torch.equal(left.images_BCHW, right.images_BCHW) for left, right in batches)
-    assert not all(torch.equal(left.targets_B, right.targets_B) for left, right in batches)
+    """Also numbers of ranks that do not divide the batch; together they are the batch of a single rank."""
+    options = {"augment": "random_resized_crop_flip", "total_steps": step + 1, "num_workers": 0}
+    (whole,) = loader_of(source, labels, step, **options)
+    layout = {"world_size": world_size, "group_size": group_size}
+    shares = [next(iter(loader_of(source, labels, step, rank=rank, **layout, **options))) for rank in range(world_size)]
+    bounds = [share.positions for share in shares]
+    assert [bounds[0][0], *(stop for _, stop in bounds)] == [*(start for start, _ in bounds), whole.positions[1]]
+    assert all((stop - start) % group_size == 0 for start, stop in bounds)
+    assert torch.equal(torch.cat([share.images_BCHW for share in shares]), whole.images_BCHW)
+    assert torch.equal(torch.cat([share.targets for share in shares]), whole.targets)
+    assert np.array_equal(np.concatenate([share.ordinals_B for share in shares]), whole.ordinals_B)
 
 
-def test_loader_abandoned_iteration_ends_its_thread(source: SampleSource, label_map: LabelMap) -> None:
-    for batch in loader_of(source, label_map):
-        assert prefetch_threads()
+def test_loader_other_label_space_shows_the_same_images(
+    plane: DataPlane, index: SampleIndex, source: SampleSource, labels: BoundLabels
+) -> None:
+    other = plane.labels(index, {"random": {"num_classes": 9, "seed": 0}}).bind(source.split)
+    for augment in AUGMENTS:
+        batches = list(zip(*(loader_of(source, one, augment=augment) for one in (labels, other)), strict=True))
+        assert all(torch.equal(left.images_BCHW, right.images_BCHW) for left, right in batches)
+        assert not all(torch.equal(left.targets, right.targets) for left, right in batches)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_loader_abandoned_iteration_ends_its_threads(
+    source: SampleSource, labels: BoundLabels, num_workers: int
+) -> None:
+    for batch in loader_of(source, labels, num_workers=num_workers):
+        assert loader_threads()
         if batch.step == 2:
             break
     gc.collect()
-    assert not prefetch_threads()
+    assert not loader_threads()
 
 
-def test_loader_finished_iteration_ends_its_thread(source: SampleSource, label_map: LabelMap) -> None:
-    assert len(list(loader_of(source, label_map))) == NUM_STEPS
-    assert not prefetch_threads()
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_loader_finished_iteration_ends_its_threads(
+    source: SampleSource, labels: BoundLabels, num_workers: int
+) -> None:
+    assert len(list(loader_of(source, labels, num_workers=num_workers))) == NUM_STEPS
+    assert not loader_threads()
 
 
+def test_loader_without_workers_starts_no_thread(source: SampleSource, labels: BoundLabels) -> None:
+    batches = iter(loader_of(source, labels, num_workers=0))
+    next(batches)
+    assert not loader_threads()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_loader_evaluation_sees_each_sample_once_with_its_subset(
-    plane: DataPlane, index: SampleIndex, label_map: LabelMap
+    plane: DataPlane, index: SampleIndex, world_size: int
 ) -> None:
     source = source_of(plane, index, "val")
-    loader = EvalLoader(source, label_map, batch_size=50)
-    batches = list(loader)
-    assert len(batches) == len(loader) == 2
+    labels = plane.labels(index, {"hierarchy": "depth2"}).bind(source.split)
+    ranks = [EvalLoader(source, labels, batch_size=20, rank=rank, world_size=world_size) for rank in range(world_size)]
+    batches = sorted((batch for loader in ranks for batch in loader), key=lambda batch: batch.step)
+    assert [len(loader) for loader in ranks] == [len(range(rank, 4, world_size)) for rank in range(world_size)]
+    assert [len(batch.targets) for batch in batches] == [20, 20, 20, 12]  # the same batches on any layout
     assert np.concatenate([batch.ordinals_B for batch in batches]).tolist() == list(range(72))
     assert np.array_equal(np.concatenate([batch.subset_ids_B for batch in batches]), source.split.subset_ids)
-    assert np.array_equal(torch.cat([batch.targets_B for batch in batches]).numpy(), source.split.leaves // 3)
+    assert np.array_equal(torch.cat([batch.targets for batch in batches]).numpy(), source.split.leaves // 3)
     images = torch.cat([batch.images_BCHW for batch in batches]).numpy()
     assert np.array_equal(images, source.images(np.arange(72)).transpose(0, 3, 1, 2))
+
+
+def test_loader_evaluation_of_a_part_keeps_its_order(plane: DataPlane, index: SampleIndex) -> None:
+    source = source_of(plane, index, "val")
+    labels, part = BoundLabels.of(source.split.leaves, 12), np.array([5, 3, 70, 3], dtype=np.int64)
+    batches = list(EvalLoader(source, labels, batch_size=3, ordinals=part))
+    assert np.concatenate([batch.ordinals_B for batch in batches]).tolist() == part.tolist()
+    assert [batch.positions for batch in batches] == [(0, 3), (3, 4)]
+
+
+def test_loader_multi_label_targets_are_rows(source: SampleSource) -> None:
+    class Pairs(BoundLabels):
+        def take(self, ordinals_B: np.ndarray) -> np.ndarray:
+            return np.stack([ordinals_B % 5, np.full(len(ordinals_B), -1)], axis=1)
+
+    labels = Pairs(num_classes=5, num_samples=240, max_targets=2, is_multi_label=True)
+    batch = next(iter(loader_of(source, labels)))
+    assert batch.targets.shape == (BATCH_SIZE, 2)
+    assert np.array_equal(batch.targets[:, 0].numpy(), batch.ordinals_B % 5)
 
 
 def test_loader_decoded_split_is_shared_by_later_sources(tmp_path: Path) -> None:
@@ -148,54 +221,77 @@ def test_loader_decoded_split_is_shared_by_later_sources(tmp_path: Path) -> None
     assert np.array_equal(reopened.images(everything), first)
 
 
-def test_loader_split_larger_than_the_cache_is_decoded_each_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cache_bytes", "num_reads"), [(1000, 2), (10**6, 1)])
+def test_loader_split_larger_than_the_cache_is_decoded_each_time(
+    tmp_path: Path, cache_bytes: int, num_reads: int
+) -> None:
     plane = DataPlane(folder=tmp_path)
-    index = plane.builtin({**TREE, "num_train": 40, "seed": 2})
-    small = source_of(plane, index, "train", cache_bytes=1000)
-    ordinals = np.array([39, 0, 7, 7])
-    images = small.images(ordinals)
-    assert np.array_equal(images, source_of(plane, index, "train").images(ordinals))
-    shutil.rmtree(plane.folder)
-    with pytest.raises(NotFoundError):
-        small.images(ordinals)
+    index = plane.builtin({**TREE, "num_train": 40, "seed": 2 + num_reads})
+    ordinals = np.array([39, 0, 7, 5])
+    source = source_of(plane, index, "train", cache_bytes=cache_bytes)
+    first, second = source.images(ordinals), source.images(ordinals)
+    assert np.array_equal(first, second)
+    assert source.shards.stats.snapshot()["bytes_served"] == num_reads * source.split.lengths[ordinals].sum()
 
 
-def test_loader_undecodable_sample_is_named_and_reaches_the_consumer(tmp_path: Path) -> None:
-    """Half a JPEG has a whole header: the index cannot see what decoding does."""
-    photo = encoded("JPEG", size=(64, 64))
-    members = [("good.jpg", photo), ("good.cls", b"0"), ("half.jpg", photo[: len(photo) // 2]), ("half.cls", b"1")]
-    plane = DataPlane(folder=tmp_path)
-    index = plane.index(plane.foreign({"train-0.tar": tar_of(members)}))
-    source = source_of(plane, index, "train")
-    loader = loader_of(source, plane.labels(index, {"modulo": 2}))
-    with pytest.raises(BadDataError, match=r"train-0\.tar:half cannot be decoded"):
-        list(loader)
-    assert not prefetch_threads()
-    assert source.images(np.array([0])).shape == (1, 16, 16, 3)
+def test_loader_stats_count_what_was_handed_out(source: SampleSource, labels: BoundLabels) -> None:
+    loader = loader_of(source, labels)
+    assert loader.stats.snapshot()["images_per_s"] == 0
+    list(islice(loader, 4))
+    snapshot = loader.stats.snapshot()
+    assert snapshot["images"] == 4 * BATCH_SIZE
+    assert snapshot["wait_s"] == pytest.approx(4 * snapshot["wait_s_per_step"])
+    assert snapshot["images_per_s"] > 0
+    assert snapshot["bad_samples"] == 0
+    assert {"cache_hit_rate", "bytes_from_store"} <= snapshot.keys()
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1"])
-@pytest.mark.parametrize("is_wide", [True, False])
-def test_loader_other_sizes_keep_the_centre_square(mode: str, is_wide: bool) -> None:
-    """White in the middle half, black towards both ends: the centre square is all white."""
-    pixels = np.zeros((32, 96), dtype=np.uint8)
-    pixels[:, 24:72] = 255
-    image = Image.fromarray(pixels if is_wide else pixels.T).convert(mode)
-    buffer = BytesIO()
-    image.save(buffer, format="PNG")
-    decoded = decode_image(buffer.getvalue(), 16)
-    assert decoded.shape == (16, 16, 3)
-    assert np.all(decoded == 255)
+def planned(step: int) -> PlannedBatch:
+    squares = torch.zeros((16, 4, 4, 3), dtype=torch.uint8)
+    return PlannedBatch(step=step, start=16 * step, ordinals_B=np.zeros(16, dtype=np.int64), squares_BHWC=squares)
 
 
-def test_loader_image_of_the_asked_size_is_left_alone() -> None:
-    content = encoded(size=(16, 16))
-    assert np.array_equal(decode_image(content, 16), np.asarray(Image.open(BytesIO(content))))
+@pytest.mark.parametrize(("batch_bytes", "depth"), [(10**9, 1), (50 * 2**20, 2), (1, 4)])
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_loader_keeps_its_memory_bound(batch_bytes: int, depth: int, num_workers: int) -> None:
+    """Never more than depth + 3 batches, counting the one in the consumer's hands and the next, which replaces it."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most, full = 0, threading.Event()
+
+    def plan(step: int) -> PlannedBatch:
+        nonlocal most
+        batch = planned(step)
+        alive.add(batch.squares_BHWC)
+        most = max(most, len(alive))
+        if len(alive) == depth + 2:
+            full.set()
+        return batch
+
+    def fill(batch: PlannedBatch, part: slice) -> None:
+        batch.squares_BHWC[part] += 1
+
+    batches = batches_ahead(plan, fill, range(20), batch_bytes=batch_bytes, num_workers=num_workers)
+    current = next(batches)
+    assert full.wait(timeout=30)
+    for number in range(1, 20):
+        current = next(batches)
+        assert current.step == number
+        assert bool((current.squares_BHWC == 1).all())
+    assert depth + 2 <= most <= depth + 3
 
 
-def test_loader_flip_turns_about_half_of_the_images() -> None:
-    words = Augmenter(Augment.FLIP, seed=0, stage=Stage.PRETRAIN).words(0, 1000)
-    assert 400 < np.count_nonzero(words[:, 2] >> np.uint64(63)) < 600
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
+def test_loader_worker_that_dies_is_reported_at_its_turn(error: BaseException, num_workers: int) -> None:
+    def fill(batch: PlannedBatch, part: slice) -> None:
+        if batch.step == 2:
+            raise error
+
+    batches = batches_ahead(planned, fill, range(9), batch_bytes=1, num_workers=num_workers)
+    assert [next(batches).step for _ in range(2)] == [0, 1]
+    with pytest.raises(type(error)):
+        next(batches)
+    assert not loader_threads()
 
 
 def test_loader_prefetch_error_comes_after_the_items_before_it() -> None:

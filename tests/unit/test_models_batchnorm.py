@@ -1,6 +1,7 @@
 """Norm groups: own statistics per group, running statistics that move once per step."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,17 @@ from torch.nn import functional
 
 from orchestrator.errors import UserError
 from tests.tiny_training import RECIPE
-from workloads.models.batchnorm import resolve_norm_group
-from workloads.train.optim import build_optimizer
+from workloads.models.batchnorm import ghost_batchnorm, resolve_norm_group
+from workloads.train.arithmetic import Arithmetic
+from workloads.train.large_head import loss_of
+from workloads.train.layout import Layout
+from workloads.train.learner import Learner
+from workloads.train.objective import SoftmaxObjective
+from workloads.train.ranks import Ranks
 from workloads.train.recipe import Recipe
+from workloads.train.schedule import Calendar
 from workloads.train.step import Update
+from workloads.train.task import TrainInputs
 
 PLAIN = Recipe.from_mapping({**RECIPE, "momentum": 0.0, "weight_decay": 0.0})
 
@@ -27,18 +35,27 @@ def _batch(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(num_samples, 4), torch.randint(0, 3, (num_samples,))
 
 
-def _updated(network: nn.Sequential, group_size: int, num_samples: int = 12) -> tuple[float, int]:
-    update = Update(network, build_optimizer(PLAIN, network), PLAIN, group_size)
-    return update(*_batch(num_samples), 0.1)
+def _updated(network: nn.Sequential, group_size: int, micro_batch: int = 0, num_samples: int = 12) -> tuple[float, int]:
+    """Sum of losses and number of wrong predictions of one update."""
+    recipe = replace(PLAIN, batch_size=num_samples, norm_group=group_size)
+    calendar = Calendar.of(recipe, num_samples)
+    learner = Learner(network, recipe, calendar, Arithmetic(torch.device("cpu")))
+    layout = Layout.of(network, recipe, micro_batch=micro_batch, ranks=Ranks())
+    update = Update(learner, loss_of(network, SoftmaxObjective(3)), layout)
+    inputs, targets = _batch(num_samples)
+    with ghost_batchnorm(network, group_size):
+        loss, num_wrong, *_ = update(TrainInputs(inputs=inputs, targets=targets), 0.1).tolist()
+    return loss, int(num_wrong)
 
 
-def test_update_of_groups_moves_running_statistics_once_by_their_mean() -> None:
+@pytest.mark.parametrize("micro_batch", [4, 8, 12])
+def test_update_of_groups_moves_running_statistics_once_by_their_mean(micro_batch: int) -> None:
     network = _network()
     inputs, _ = _batch(12)
     hidden = network[0](inputs).detach().split(4)
     mean = torch.stack([group.mean(0) for group in hidden]).mean(0)
     variance = torch.stack([group.var(0, unbiased=True) for group in hidden]).mean(0)
-    _updated(network, group_size=4)
+    _updated(network, 4, micro_batch)
     norm = network[1]
     assert isinstance(norm, nn.BatchNorm1d)
     assert norm.num_batches_tracked is not None
@@ -47,13 +64,14 @@ def test_update_of_groups_moves_running_statistics_once_by_their_mean() -> None:
     assert int(norm.num_batches_tracked) == 1
 
 
-def test_update_of_groups_equals_the_gradient_of_their_mean_loss() -> None:
+@pytest.mark.parametrize("micro_batch", [4, 8, 12])
+def test_update_of_groups_equals_the_gradient_of_their_mean_loss(micro_batch: int) -> None:
     network = _network()
     reference = copy.deepcopy(network)
     inputs, targets = _batch(12)
     losses = [functional.cross_entropy(reference(x), y) for x, y in zip(inputs.split(4), targets.split(4), strict=True)]
     torch.stack(losses).mean().backward()
-    _updated(network, group_size=4)
+    _updated(network, 4, micro_batch)
     for updated, expected in zip(network.parameters(), reference.parameters(), strict=True):
         assert expected.grad is not None
         torch.testing.assert_close(updated, expected - 0.1 * expected.grad)
@@ -83,3 +101,29 @@ def test_norm_group_without_batchnorm_is_the_whole_batch() -> None:
 def test_norm_group_that_does_not_divide_the_batch_is_a_user_error(batch_size: int, norm_group: int | None) -> None:
     with pytest.raises(UserError, match=f"batch_size {batch_size} is not a multiple"):
         resolve_norm_group(_network(), batch_size, norm_group)
+
+
+def test_ghost_batchnorm_leaves_frozen_layers_and_evaluation_alone() -> None:
+    network, (inputs, _) = _network(), _batch(12)
+    network[1].eval()
+    before = copy.deepcopy(network.state_dict())
+    expected = network(inputs)
+    with ghost_batchnorm(network, 4):
+        assert torch.equal(network(inputs), expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_update_with_a_frozen_batchnorm_keeps_its_statistics_bit_for_bit() -> None:
+    network = _network()
+    norm = network[1].eval()
+    with torch.no_grad():
+        next(norm.buffers()).fill_(0.1)  # three times this, divided by three, is another number
+    before = copy.deepcopy(network[1].state_dict())
+    _updated(network, 4)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(network[1].state_dict()[name], before[name])
+
+
+def test_micro_batch_that_cuts_a_norm_group_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="micro_batch is 6, which is no multiple of the norm group of 4"):
+        _updated(_network(), 4, 6)

@@ -8,6 +8,7 @@ from orchestrator.errors import UserError
 from workloads.models.build import build_backbone, build_head, memory_format
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors, encode_tensors, weights_sha256
+from workloads.train.choices import HeadInit
 
 RESNET = ModelSpec(name="test_resnet", image_size=16)
 VIT = ModelSpec(name="test_vit", image_size=32)
@@ -67,6 +68,65 @@ def test_backbone_hub_name_is_refused_without_download() -> None:
 def test_backbone_refused_arguments_are_a_user_error(spec: ModelSpec) -> None:
     with pytest.raises(UserError, match=rf"{spec.name} refuses image_size={spec.image_size}"):
         build_backbone(spec, 0)
+
+
+def test_head_bias_and_zeros_are_set_without_changing_the_weights_of_the_default() -> None:
+    plain, biased = build_head(8, 3, 1), build_head(8, 3, 1, bias=-10.0)
+    zeros = build_head(8, 3, 1, init=HeadInit.ZEROS)
+    assert torch.equal(plain.weight, biased.weight)
+    assert biased.bias.tolist() == [-10.0] * 3
+    assert not zeros.weight.any()
+    assert not zeros.bias.any()
+    assert build_head(8, 3, 1, bias=-10.0, init=HeadInit.ZEROS).bias.tolist() == [-10.0] * 3
+
+
+def _rates(backbone: nn.Module) -> list[float]:
+    return [layer.p for layer in backbone.modules() if isinstance(layer, nn.Dropout)]
+
+
+def test_backbone_dropout_of_a_transformer_is_the_papers() -> None:
+    plain, dropped = build_backbone(VIT, 0)[0], build_backbone(VIT, 0, dropout=0.25)[0]
+    assert 0.25 not in _rates(plain)
+    names = [name for name, layer in dropped.named_modules() if isinstance(layer, nn.Dropout) and layer.p == 0.25]
+    # After the position embeddings, the attention's output layer and both layers of the MLP; not inside attention.
+    assert "pos_drop" in names
+    assert {"blocks.0.attn.proj_drop", "blocks.0.mlp.drop1", "blocks.0.mlp.drop2"} <= set(names)
+    assert not any("attn_drop" in name for name in names)
+    assert weights_sha256(plain.state_dict()) == weights_sha256(dropped.state_dict())
+
+
+def test_backbone_dropout_of_other_networks_is_before_the_head() -> None:
+    assert build_backbone(RESNET, 0, dropout=0.25)[0].drop_rate == 0.25
+
+
+def test_backbone_drop_path_grows_with_depth() -> None:
+    backbone = build_backbone(ModelSpec(name="test_vit", image_size=32, kwargs={"depth": 3}), 0, drop_path=0.2)[0]
+    layers = [layer for name, layer in backbone.named_modules() if name.endswith("drop_path1")]
+    assert [getattr(layer, "drop_prob", 0.0) for layer in layers] == pytest.approx([0.0, 0.1, 0.2])
+
+
+@pytest.mark.parametrize("field", ["dropout", "drop_path"])
+def test_backbone_dropout_that_a_model_lacks_or_has_twice_is_refused(field: str) -> None:
+    without = ModelSpec(name="vgg11", image_size=32)
+    twice = ModelSpec(name="test_resnet", image_size=32, kwargs={"drop_rate": 0.1, "drop_path_rate": 0.1})
+    with pytest.raises(UserError, match="both the recipe's"):
+        build_backbone(twice, 0, **{field: 0.2})
+    if field == "drop_path":
+        with pytest.raises(UserError, match=r"recipe\.drop_path is 0\.2, but timm model vgg11 has none"):
+            build_backbone(without, 0, drop_path=0.2)
+
+
+def test_backbone_number_of_features_needs_no_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[str] = []
+    real = nn.Conv2d.forward
+
+    def watched(self: nn.Conv2d, images_BCHW: torch.Tensor) -> torch.Tensor:
+        devices.append(images_BCHW.device.type)
+        return real(self, images_BCHW)
+
+    monkeypatch.setattr(nn.Conv2d, "forward", watched)
+    build_backbone(RESNET, 0)
+    assert set(devices) == {"meta"}
 
 
 def test_model_spec_reserved_argument_is_refused() -> None:

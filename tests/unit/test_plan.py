@@ -122,6 +122,7 @@ EXECUTION = [
     ("name: small", "name: other"),
     ("report: {baseline: levels/depth1}", "report: {baseline: levels/depth2, metric: best_val_error}"),
     ("report:", "resources: {pretrain: {cpus: 4, memory_gib: 2}}\nreport:"),
+    ("report:", "resources: {pretrain: {gpus: 8, workers: 8}}\nreport:"),
     ("report:", "policy: {failures: 7}\nreport:"),
     ("report:", "tracking: {experiment: mine}\nreport:"),
     ("  unused: {builtin: digits}\n", ""),
@@ -194,3 +195,18 @@ def test_resources_come_from_the_group_of_the_kind() -> None:
     assert {job.resources for job in plan.jobs if job.kind in TRANSFER} == {Resources(cpus=3)}
     assert {job.resources for job in plan.jobs if job.kind not in TRANSFER} == {Resources(cpus=1)}
     assert replace(plan.jobs[0].resources, gpus=1) != plan.jobs[0].resources
+
+
+@pytest.mark.parametrize(
+    ("resources", "num_workers", "num_threads"),
+    [
+        ("{gpus: 4, cpus: 16}", 4, 4),
+        ("{workers: 2, cpus: 3}", 2, 1),
+        ("{gpus: 0.5}", 1, 1),
+        ("{cpus: 2}", 1, 2),
+    ],
+)
+def test_workers_share_the_attempt_and_default_to_one_per_gpu(resources, num_workers, num_threads) -> None:
+    plan = plan_of(TEXT.replace("report:", f"resources: {{pretrain: {resources}}}\nreport:"))
+    (execution,) = {(j.execution.num_workers, j.execution.num_threads) for j in plan.jobs if j.kind == "pretrain"}
+    assert execution == (num_workers, num_threads)

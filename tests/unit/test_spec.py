@@ -126,6 +126,8 @@ WRONG = [
     ("{depth: 2}", "{a: {b: [1, 1e999]}}", ["sweep.yaml:11:63: pretrain.model.kwargs.a.b[1]: inf ", "finite numbers"]),
     (f"  recipe: {RECIPE}", "  recipe: {base: [small], lr: 1}", ["sweep.yaml:13:12", "['small'] is not a shipped"]),
     (f"  recipe: {RECIPE}", "  recipe: {base: {a: b}, lr: 1}", ["sweep.yaml:13:12", "known: small"]),
+    ("{cpus: 2}", "{gpus: 4, workers: 2}", ["sweep.yaml:18:33", "4 GPUs need as many workers"]),
+    ("{pretrain: {cpus: 2}}", "{data: {workers: 2}}", ["sweep.yaml:18:13: resources.data", "run as one process"]),
     # Places.
     ("name: small", "name: small\nstore: foo/bar", ["sweep.yaml:3:1: store: ", "supported: file:///absolute/path"]),
     ("name: small", "name: small\nstore: gs://x", ["sweep.yaml:3:1: store: ", "'gs'", "s3://bucket/prefix"]),
@@ -189,7 +191,7 @@ def test_batch_larger_than_the_second_of_two_datasets_is_refused() -> None:
 
 
 def test_recipe_at_the_limits_is_accepted() -> None:
-    limits = "lr: 1e-3, warmup_epochs: 2, norm_group: 16, momentum: 0, betas: [0, 0.5], mean: [0, -1, 1]"
+    limits = "lr: 1e-3, warmup_epochs: 2, norm_group: 16, momentum: 0, mean: [0, -1, 1]"
     assert parse(GOOD.replace("lr: 1e-3", limits)).pretrain.recipe["norm_group"] == 16
 
 

@@ -1,12 +1,13 @@
 """The loop on a task in memory: randomness per step, questions per step, messages."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
@@ -15,7 +16,7 @@ from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import RECIPE
 from workloads.data.streams import Stage
-from workloads.train.evaluate import EvalInputs
+from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.loop import Run, TrainingLoop
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar
@@ -45,6 +46,9 @@ class MemoryTask:
     """Random points of two classes; ``poisoned_step`` has a NaN among them."""
 
     subset_names: Sequence[str] = ()
+    levels: Sequence[EvalLevel] = ()
+    num_classes = 2
+    is_multi_label = False
 
     def __init__(self, poisoned_step: int | None = None) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -53,17 +57,26 @@ class MemoryTask:
         self._targets = (self._inputs[:, 0] > 0).long()
         self._poisoned_step = poisoned_step
 
-    def batches(self, start_step: int) -> Generator[TrainInputs, None, None]:
-        for step in range(start_step, STEPS):
-            ordinals = (np.arange(8, dtype=np.int64) + 8 * step) % NUM_SAMPLES
+    def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
+        for batch in range(first, stop):
+            ordinals = self.batch_ordinals(batch)
             inputs = self._inputs[ordinals]
-            if step == self._poisoned_step:
+            if batch == self._poisoned_step:
                 inputs[3, 1] = torch.nan
-            yield TrainInputs(inputs=inputs, targets_B=self._targets[ordinals], ordinals_B=ordinals)
+            yield TrainInputs(inputs=inputs, targets=self._targets[ordinals])
+
+    def batch_ordinals(self, batch: int) -> NDArray[np.int64]:
+        return (np.arange(8, dtype=np.int64) + 8 * batch) % NUM_SAMPLES
+
+    def trial_batch(self, num_samples: int) -> TrainInputs:
+        return TrainInputs(inputs=self._inputs[:num_samples], targets=self._targets[:num_samples])
 
     def eval_batches(self) -> Iterable[EvalInputs]:
         subsets = np.full(NUM_SAMPLES, -1, dtype=np.int16)
         yield EvalInputs(inputs=self._inputs, targets_B=self._targets, subsets_B=subsets)
+
+    def stats(self) -> Mapping[str, float]:
+        return {}
 
     def sample_names(self, ordinals: Sequence[int]) -> list[str]:
         return [f"sample{ordinal}" for ordinal in ordinals]
@@ -157,13 +170,13 @@ def test_loop_resumed_under_other_numerics_says_so(make_loop: Callable[..., Trai
     loop = make_loop(task)
     assert loop.resumed_from_step == 3
     assert loop.state.fingerprint_changes == []
-    loop._checkpoints.save(_with_other_torch(loop))
+    loop._saver.folder.save(_with_other_torch(loop))
     changed = make_loop(MemoryTask()).state
     assert changed.fingerprint_changes == [f"torch: 0.0 -> {torch.__version__}"]
 
 
 def _with_other_torch(loop: TrainingLoop) -> Any:
-    checkpoint = loop._checkpoints.load_newest()
+    checkpoint = loop._saver.folder.load_newest()
     assert checkpoint is not None
     fingerprint = {**checkpoint.state["fingerprint"], "torch": "0.0"}
     return type(checkpoint)(

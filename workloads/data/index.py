@@ -1,80 +1,240 @@
-"""The index of a data set: for each sample its place in the shards and its leaf class, as columns.
+"""The index of a data set: for each sample its place in the shards and its leaf classes, as memory-mapped columns.
 
-The *ordinal* of a sample is its row of the index: shards ordered by basename, samples by their row in the shard.
-Parts of the artifact: ``index.json`` (shards and subset names by split), ``classes.json`` and ``<split>/<column>.npy``.
+The *ordinal* of a sample is its row of the index: shards ordered by basename, samples by their row in the shard; so
+shard and row follow from the ordinal and are stored nowhere. Parts of the artifact: ``index.json`` (shards by split,
+subset names, bad samples), ``classes.json`` and ``<split>/<column>.npy``. Columns are opened when first asked for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
-from orchestrator.storage import ObjectStore
+from orchestrator.errors import BadDataError, UserError
+from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.artifacts import Record, part_object, read_part, read_record
+from orchestrator.storage.uris import find_objects
 from workloads.data.cache import ObjectCache
 
 INDEX_PART: Final = "index.json"
 CLASSES_PART: Final = "classes.json"
 NO_SUBSET: Final = -1
-COLUMNS: Final = ("shard", "row", "offset", "length", "leaf", "subset", "key")
+NO_LEAF: Final = -1
+"""In ``leaves``: a multi-label sample without any label."""
+
+OpenColumn = Callable[[str], NDArray[Any]]
+
+
+class Column(StrEnum):
+    """Columns of a split; the names of their files."""
+
+    OFFSET = "offset"
+    LENGTH = "length"
+    LEAF = "leaf"
+    SUBSET = "subset"
+    """Only where samples name subsets."""
+    KEY = "key"
+    """Bytes of all keys, one after the other."""
+    KEY_OFFSET = "key_offset"
+    LEAF_SET = "leaf_set"
+    """Only in multi-label data: the labels of all samples, one after the other."""
+    LEAF_SET_OFFSET = "leaf_set_offset"
+
+
+class BadSamplePolicy(StrEnum):
+    """What a sample that cannot be used does to a job."""
+
+    FAIL = "fail"
+    REPLACE = "replace"
+    """It is counted by reason and left out of the index; one that only fails to decode is replaced in training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSamples:
+    """A data set's policy; ``budget`` is the fraction of a split's samples in [0, 1] above which jobs fail anyway."""
+
+    policy: BadSamplePolicy = BadSamplePolicy.FAIL
+    budget: float = 0.0
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> BadSamples:
+        """From ``{"policy": ..., "budget": ...}``; an empty document is the default."""
+        return cls(policy=BadSamplePolicy(document.get("policy", "fail")), budget=float(document.get("budget", 0.0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One tar in the store."""
+    """One tar, by its object's name in a store."""
 
     name: str
     object_name: str
     size_bytes: int
     sha256: str
     num_samples: int
+    store_uri: str = ""
+    """The store that holds it; empty: the sweep's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SplitIndex:
-    """Columns of one split, all of length N, by ordinal."""
+class LeafSets:
+    """Leaf classes of multi-label samples: sample i has ``values[offsets[i]:offsets[i + 1]]``."""
 
-    index_key: str
-    name: str
-    shards: tuple[Shard, ...]
-    subset_names: tuple[str, ...]
-    """Names that ``subset_ids`` count; the same for all splits."""
-    shard_ids: NDArray[np.int32]
-    rows: NDArray[np.int32]
-    """Row within the shard."""
     offsets: NDArray[np.int64]
-    """First byte of the image within the shard."""
-    lengths: NDArray[np.int64]
-    """Bytes of the image."""
-    leaves: NDArray[np.int32]
-    subset_ids: NDArray[np.int16]
-    """Index into ``subset_names``; -1 = in none."""
-    keys: NDArray[np.bytes_]
+    """[N + 1]."""
+    values: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureShares:
+    """How the components of a weighted mixture share the positions of training."""
+
+    weights: tuple[float, ...]
+    num_shards: tuple[int, ...]
+    """Shards of each component, which follow one another."""
+
+
+class SplitIndex:
+    """Columns of one split, by ordinal; N samples in S shards.
+
+    Args:
+        index_key: the artifact it is a part of.
+        name: the split.
+        shards: in ordinal order.
+        subset_names: what ``subset_ids`` count; the same for all splits.
+        columns: names of the columns that there are.
+        open_column: how to get one; called once per column, when it is first used.
+        shares: of a weighted mixture.
+    """
+
+    def __init__(
+        self,
+        *,
+        index_key: str,
+        name: str,
+        shards: tuple[Shard, ...],
+        subset_names: tuple[str, ...],
+        columns: Sequence[str],
+        open_column: OpenColumn,
+        shares: MixtureShares | None = None,
+    ) -> None:
+        self.shares = shares
+        self.index_key, self.name, self.shards, self.subset_names = index_key, name, shards, subset_names
+        self._columns, self._open_column = frozenset(columns), open_column
+        sizes = np.array([shard.num_samples for shard in shards], dtype=np.int64)
+        self.first_ordinals: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        """[S + 1]: shard s holds the ordinals ``first_ordinals[s] <= i < first_ordinals[s + 1]``."""
+
+    @classmethod
+    def in_memory(  # noqa: PLR0913 - one argument per column
+        cls,
+        *,
+        leaves: NDArray[Any],
+        name: str = "train",
+        shard_sizes: Sequence[int] = (),
+        index_key: str = "",
+        subset_names: tuple[str, ...] = (),
+        offsets: NDArray[Any] | None = None,
+        lengths: NDArray[Any] | None = None,
+        keys: Sequence[str] = (),
+        leaf_sets: LeafSets | None = None,
+    ) -> SplitIndex:
+        """An index that no artifact holds; all samples in one shard unless ``shard_sizes`` says otherwise."""
+        sizes = shard_sizes or (len(leaves),)
+        shards = tuple(
+            Shard(name=f"{name}-{number:06d}.tar", object_name="", size_bytes=0, sha256="", num_samples=size)
+            for number, size in enumerate(sizes)
+        )
+        encoded = [key.encode(errors="surrogateescape") for key in keys or map(str, range(len(leaves)))]
+        zeros = np.zeros(len(leaves), dtype=np.int64)
+        columns: dict[str, NDArray[Any]] = {
+            Column.OFFSET: zeros if offsets is None else offsets.astype(np.int64),
+            Column.LENGTH: zeros if lengths is None else lengths,
+            Column.LEAF: leaves.astype(np.int32),
+            Column.KEY: np.frombuffer(b"".join(encoded), dtype=np.uint8),
+            Column.KEY_OFFSET: np.concatenate([[0], np.cumsum([len(key) for key in encoded])]).astype(np.int64),
+        }
+        if leaf_sets is not None:
+            columns |= {Column.LEAF_SET: leaf_sets.values, Column.LEAF_SET_OFFSET: leaf_sets.offsets}
+        return cls(
+            index_key=index_key,
+            name=name,
+            shards=shards,
+            subset_names=subset_names,
+            columns=tuple(columns),
+            open_column=columns.__getitem__,
+        )
 
     @property
     def num_samples(self) -> int:
         """N."""
-        return len(self.leaves)
+        return int(self.first_ordinals[-1])
 
     @property
     def shard_sizes(self) -> tuple[int, ...]:
         """Samples per shard."""
         return tuple(shard.num_samples for shard in self.shards)
 
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """First byte [N] of each image within its shard."""
+        return self._open_column(Column.OFFSET)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """Bytes [N] of each image."""
+        return self._open_column(Column.LENGTH)
+
+    @cached_property
+    def leaves(self) -> NDArray[np.int32]:
+        """Leaf class [N]; in multi-label data the first label, or -1 without any."""
+        return self._open_column(Column.LEAF)
+
+    @cached_property
+    def subset_ids(self) -> NDArray[np.int16]:
+        """Index [N] into ``subset_names``; -1 = in none."""
+        if Column.SUBSET in self._columns:
+            return self._open_column(Column.SUBSET)
+        return np.broadcast_to(np.int16(NO_SUBSET), (self.num_samples,))  # one number, whatever N is
+
+    @cached_property
+    def leaf_sets(self) -> LeafSets | None:
+        """All labels of each sample; None in data whose samples have one each."""
+        if Column.LEAF_SET not in self._columns:
+            return None
+        values = self._open_column(Column.LEAF_SET)
+        return LeafSets(offsets=self._open_column(Column.LEAF_SET_OFFSET), values=values)
+
+    def shard_of(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Index into ``shards`` of each sample."""
+        return np.searchsorted(self.first_ordinals, ordinals, side="right") - 1
+
     def key(self, ordinal: int) -> str:
         """The sample's key in its shard."""
-        return bytes(self.keys[ordinal]).decode(errors="surrogateescape")
+        first, end = (int(offset) for offset in self.key_offsets[ordinal : ordinal + 2])
+        return self.key_bytes[first:end].tobytes().decode(errors="surrogateescape")
 
     def place(self, ordinal: int) -> str:
         """``shard:key``, as errors name a sample."""
-        return f"{self.shards[self.shard_ids[ordinal]].name}:{self.key(ordinal)}"
+        shard = int(np.searchsorted(self.first_ordinals, ordinal, side="right")) - 1
+        return f"{self.shards[shard].name}:{self.key(ordinal)}"
+
+    @cached_property
+    def key_bytes(self) -> NDArray[np.uint8]:
+        """All keys, one after the other."""
+        return self._open_column(Column.KEY)
+
+    @cached_property
+    def key_offsets(self) -> NDArray[Any]:
+        """[N + 1]: key i is ``key_bytes[key_offsets[i]:key_offsets[i + 1]]``."""
+        return self._open_column(Column.KEY_OFFSET)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,24 +246,39 @@ class SampleIndex:
     """Class table: row c describes leaf class c with ``class``, ``name`` and one column per level."""
     subset_names: tuple[str, ...]
     splits: Mapping[str, SplitIndex]
+    bad_samples: BadSamples = field(default_factory=BadSamples)
 
     @classmethod
-    def open(cls, store: ObjectStore, index_key: str, cache_dir: Path) -> SampleIndex:
+    def open(
+        cls, store: ObjectStore, index_key: str, cache_dir: Path, location: Mapping[str, Any] | None = None
+    ) -> SampleIndex:
         """Open a committed index; its columns are memory-mapped from the node's cache.
+
+        Args:
+            store: the sweep's own.
+            index_key: of the artifact.
+            cache_dir: the node's cache folder.
+            location: where an external data set lies now (``Execution.data_location``); by default where it was
+                when it was indexed.
 
         Raises:
             NotFoundError: the index is not committed.
             CorruptObjectError: a part is not what the record says.
+            BadDataError: ``location`` lacks a shard of the index.
         """
         record = read_record(store, index_key)
         document = json.loads(read_part(store, record, INDEX_PART))
-        cache, subset_names = ObjectCache(store, cache_dir), tuple(document["subset_names"])
         splits = {
-            split: _open_split(cache, record, split, tuple(Shard(**shard) for shard in shards), subset_names)
-            for split, shards in document["splits"].items()
+            name: _open_split(ObjectCache(store, cache_dir), record, document, name, _patterns(location or {}, name))
+            for name in document["splits"]
         }
-        classes = tuple(json.loads(read_part(store, record, CLASSES_PART)))
-        return cls(key=index_key, classes=classes, subset_names=subset_names, splits=splits)
+        return cls(
+            key=index_key,
+            classes=tuple(json.loads(read_part(store, record, CLASSES_PART))),
+            subset_names=tuple(document["subset_names"]),
+            splits=splits,
+            bad_samples=BadSamples.from_json(document["bad_samples"]),
+        )
 
     @property
     def num_classes(self) -> int:
@@ -117,28 +292,59 @@ class SampleIndex:
         return self.splits[name]
 
 
+def store_of(shard: Shard, default: ObjectStore) -> ObjectStore:
+    """The store that holds a shard; ``default`` is the sweep's own."""
+    return _opened(shard.store_uri) if shard.store_uri else default
+
+
 def column_part(split: str, column: str) -> str:
     """Part name of a column."""
     return f"{split}/{column}.npy"
 
 
+_opened = lru_cache(maxsize=64)(open_store)
+
+
 def _open_split(
-    cache: ObjectCache, record: Record, split: str, shards: tuple[Shard, ...], subset_names: tuple[str, ...]
+    cache: ObjectCache, record: Record, document: Mapping[str, Any], name: str, patterns: Sequence[str]
 ) -> SplitIndex:
-    columns = {column: _open_column(cache, record, column_part(split, column)) for column in COLUMNS}
+    split = document["splits"][name]
     return SplitIndex(
         index_key=record.key,
-        name=split,
-        shards=shards,
-        subset_names=subset_names,
-        shard_ids=columns["shard"],
-        rows=columns["row"],
-        offsets=columns["offset"],
-        lengths=columns["length"],
-        leaves=columns["leaf"],
-        subset_ids=columns["subset"],
-        keys=columns["key"],
+        name=name,
+        shards=tuple(_moved([Shard(**shard) for shard in split["shards"]], patterns)),
+        subset_names=tuple(document["subset_names"]),
+        columns=split["columns"],
+        open_column=lambda column: _open_column(cache, record, column_part(name, column)),
+        shares=_shares(document, split),
     )
+
+
+def _shares(document: Mapping[str, Any], split: Mapping[str, Any]) -> MixtureShares | None:
+    weights = document.get("mixture", {}).get("weights")
+    return MixtureShares(weights=tuple(weights), num_shards=tuple(split["num_shards"])) if weights else None
+
+
+def _patterns(location: Mapping[str, Any], split: str) -> Sequence[str]:
+    if "dataset" in location:
+        return (f"{location['dataset'].rstrip('/')}/",)
+    patterns: Sequence[str] = location.get("splits", {}).get(split, ())
+    return patterns
+
+
+def _moved(shards: Sequence[Shard], patterns: Sequence[str]) -> list[Shard]:
+    """The shards at their present places; content is checked against their sha256 when they are read."""
+    if not patterns:
+        return list(shards)
+    folders = [pattern for pattern in patterns if pattern.endswith("/")]
+    places = find_objects(pattern for pattern in patterns if not pattern.endswith("/"))
+    places |= {shard.name: (folder, shard.name) for folder in folders for shard in shards}
+    if missing := [shard.name for shard in shards if shard.name not in places]:
+        raise BadDataError(f"{missing[:3]} of the indexed shards are not among {list(patterns)[:3]}; index them again")
+    return [
+        replace(shard, store_uri=places[shard.name][0].rstrip("/"), object_name=places[shard.name][1])
+        for shard in shards
+    ]
 
 
 def _open_column(cache: ObjectCache, record: Record, part: str) -> NDArray[Any]:

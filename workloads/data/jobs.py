@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from hashlib import sha256
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final
 
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress
-from orchestrator.errors import BadDataError, PreemptedError
-from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
-from workloads.data.arrays import npy_bytes
+from orchestrator.errors import BadDataError, PreemptedError, UserError
+from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_part, read_record
+from orchestrator.storage.dataset_files import (
+    ClassRows,
+    DatasetFile,
+    numbered_classes,
+    parse_class_table,
+    read_class_table,
+    read_dataset_file,
+)
+from orchestrator.storage.listing import ListedShard, list_shards, listing_digest
 from workloads.data.builtin import open_builtin
 from workloads.data.cache import ObjectCache
-from workloads.data.index import CLASSES_PART, INDEX_PART, NO_SUBSET, Shard, column_part
+from workloads.data.index import CLASSES_PART, INDEX_PART, BadSamples, Shard, column_part
+from workloads.data.labels_in_shards import ClassRule, class_names
+from workloads.data.mixed_index import run_mixture
 from workloads.data.publish import publish
-from workloads.data.scan import ScannedSample, scan_shard
+from workloads.data.read_shards import ShardSource
+from workloads.data.scan_splits import ScannedSplits, SplitPlan, scan_splits
 from workloads.data.shards import write_shards
 
-_SHARD_SUFFIX = ".tar"
+_SHARD_SUFFIX: Final = ".tar"
 
 
 def run_dataset(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -49,107 +56,166 @@ def run_dataset(request: JobRequest, context: ExecutionContext) -> JobResult:
 def run_index(request: JobRequest, context: ExecutionContext) -> JobResult:
     """Scan every shard of a data set once and commit the columns that `SampleIndex` opens.
 
-    The record's summary has the ``dataset_digest``; its metrics have ``num_<split>`` and ``num_classes``.
+    With a parameter ``mixture``, the columns of other indexes are joined instead: see `run_mixture`. Otherwise the
+    input ``dataset`` is the artifact to scan; without it, ``execution.data_location`` says where shards lie that
+    others wrote, and the parameters what they must be: ``digest`` or ``listing``, ``classes_sha256``, ``multi_label``,
+    ``bad_samples``. The record's summary has the ``dataset_digest``, bad samples by reason and sizes of classes; its
+    metrics have ``num_<split>``, ``num_bad_<split>`` (where there are any) and ``num_classes``.
 
     Raises:
-        BadDataError: a shard, a sample or the class table is wrong; samples are named ``shard:key``.
+        BadDataError: a shard, a sample or the class table is wrong, or not what was planned; samples are named
+            ``shard:key``.
         PreemptedError: asked to stop; nothing is committed.
     """
-    dataset = read_record(context.store, request.inputs["dataset"])
-    classes = _read_classes(context, dataset)
-    writer = ArtifactWriter(context.store, request)
-    scanned = _scan_splits(request, context, dataset, num_classes=len(classes))
-    subset_names = _subset_names(scanned)
-    for split, shards in scanned.items():
-        for column, values in _columns(shards, subset_names).items():
-            writer.add(column_part(split, column), npy_bytes(values))
-    writer.add(INDEX_PART, _json_bytes(_index_document(dataset, scanned, subset_names)))
-    writer.add(CLASSES_PART, _json_bytes(classes))
-    sizes = {f"num_{split}": float(sum(map(len, shards.values()))) for split, shards in scanned.items()}
-    metrics = {"num_train": 0.0, "num_val": 0.0, **sizes, "num_classes": float(len(classes))}
-    return publish(writer, request, metrics=metrics, summary={"dataset_digest": dataset_digest(dataset)})
-
-
-def dataset_digest(dataset: Record) -> str:
-    """Sha256 over the sorted lines ``<shard basename> <size> <sha256>``: the same data has the same digest anywhere."""
-    shards = sorted((name, part) for name, part in dataset.parts.items() if name.endswith(_SHARD_SUFFIX))
-    lines = [f"{name} {part.size_bytes} {part.sha256}\n" for name, part in shards]
-    return sha256("".join(lines).encode()).hexdigest()
-
-
-_Scanned = dict[str, dict[str, list[ScannedSample]]]
-"""Samples by split and shard name, both sorted."""
-
-
-def _scan_splits(request: JobRequest, context: ExecutionContext, dataset: Record, *, num_classes: int) -> _Scanned:
-    cache = ObjectCache(context.store, context.cache)
-    names = sorted(name for name in dataset.parts if name.endswith(_SHARD_SUFFIX))
-    scanned: _Scanned = {}
-    for number, name in enumerate(names, start=1):
-        part = dataset.parts[name]
-        path = cache.path(part_object(dataset, name), size_bytes=part.size_bytes, sha256=part.sha256)
-        samples = scan_shard(path, name, num_classes=num_classes)
-        scanned.setdefault(name.rpartition("-")[0], {})[name] = samples
-        _tick(request, context, "scan", number, len(names))
-    for shards in scanned.values():
-        _check_unique(shards)
-    return scanned
-
-
-def _check_unique(shards: Mapping[str, Sequence[ScannedSample]]) -> None:
-    """Keys are unique within a shard by construction; here across the shards of a split."""
-    first_place: dict[str, str] = {}
-    for name, samples in shards.items():
-        for sample in samples:
-            other = first_place.setdefault(sample.key, name)
-            if other != name:
-                raise BadDataError(f"{name}:{sample.key} has the key of a sample in {other}; keys must be unique")
-
-
-def _subset_names(scanned: _Scanned) -> tuple[str, ...]:
-    found = {sample.subset for shards in scanned.values() for samples in shards.values() for sample in samples}
-    return tuple(sorted(name for name in found if name is not None))
-
-
-def _columns(shards: Mapping[str, Sequence[ScannedSample]], subset_names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    sizes = [len(samples) for samples in shards.values()]
-    samples = [sample for members in shards.values() for sample in members]
-    subset_ids: dict[str | None, int] = {None: NO_SUBSET, **{name: number for number, name in enumerate(subset_names)}}
-    return {
-        "shard": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
-        "row": np.concatenate([np.arange(size, dtype=np.int32) for size in sizes]),
-        "offset": np.array([sample.offset_bytes for sample in samples], dtype=np.int64),
-        "length": np.array([sample.length_bytes for sample in samples], dtype=np.int64),
-        "leaf": np.array([sample.leaf for sample in samples], dtype=np.int32),
-        "subset": np.array([subset_ids[sample.subset] for sample in samples], dtype=np.int16),
-        "key": np.array([sample.key.encode(errors="surrogateescape") for sample in samples], dtype=np.bytes_),
-    }
-
-
-def _index_document(dataset: Record, scanned: _Scanned, subset_names: Sequence[str]) -> dict[str, Any]:
-    splits = {
-        split: [_shard_row(dataset, name, len(samples)) for name, samples in shards.items()]
-        for split, shards in scanned.items()
-    }
-    return {"splits": splits, "subset_names": list(subset_names)}
-
-
-def _shard_row(dataset: Record, name: str, num_samples: int) -> dict[str, Any]:
-    part, object_name = dataset.parts[name], part_object(dataset, name)
-    shard = Shard(
-        name=name, object_name=object_name, size_bytes=part.size_bytes, sha256=part.sha256, num_samples=num_samples
+    if "mixture" in request.parameters:
+        return run_mixture(request, context)
+    planned = _artifact_shards(request, context) if "dataset" in request.inputs else _external_shards(request)
+    found = scan_splits(
+        planned,
+        context.scratch / "columns",
+        num_processes=request.execution.num_threads,
+        tick=lambda done, total: _tick(request, context, "scan", done, total),
     )
-    return asdict(shard)
+    expected = request.parameters.get("digest")
+    if expected and found.digest != expected:
+        message = f"the shards have the digest {found.digest}, the data set was declared with {expected}: other data "
+        raise BadDataError(message + "lie at its URIs; correct the digest or the URIs")
+    return _commit_index(request, context, planned, found)
 
 
-def _read_classes(context: ExecutionContext, dataset: Record) -> list[dict[str, Any]]:
-    """The class table, ordered and complete: row c is leaf class c."""
-    rows: list[dict[str, Any]] = json.loads(read_part(context.store, dataset, CLASSES_PART))
-    rows.sort(key=lambda row: int(row["class"]))
-    found = [row["class"] for row in rows]
-    if found != list(range(len(rows))):
-        raise BadDataError(f"the class table of {dataset.key} has the classes {found[:20]}; they must be 0, 1, 2, ...")
-    return rows
+def _commit_index(
+    request: JobRequest, context: ExecutionContext, planned: SplitPlan, found: ScannedSplits
+) -> JobResult:
+    writer = ArtifactWriter(context.store, request)
+    splits: dict[str, Any] = {}
+    for name, split in found.splits.items():
+        for column in split.columns:
+            writer.add_file(column_part(name, column), split.path(column))
+        splits[name] = {
+            "columns": list(split.columns),
+            "shards": [asdict(shard) for shard in split.shards],
+            "bad": split.bad.to_json(),
+        }
+    document = {
+        "splits": splits,
+        "subset_names": list(found.subset_names),
+        "bad_samples": {"policy": planned.policy.policy.value, "budget": planned.policy.budget},
+        "multi_label": planned.rule.multi_label,
+    }
+    writer.add(INDEX_PART, _json_bytes(document))
+    writer.add(CLASSES_PART, json.dumps(planned.classes, indent=1).encode())  # columns in order: coarse to fine
+    summary = {
+        "dataset_digest": found.digest,
+        "samples_per_class": {name: split.class_sizes() for name, split in found.splits.items()},
+        "bad_samples": {name: split.bad.to_json() for name, split in found.splits.items() if split.bad.total},
+    }
+    metrics = {"num_train": 0.0, "num_val": 0.0, **found.counts(), "num_classes": float(len(planned.classes))}
+    return publish(writer, request, metrics=metrics, summary=summary)
+
+
+def _artifact_shards(request: JobRequest, context: ExecutionContext) -> SplitPlan:
+    """Of a ``dataset`` artifact: shards are named ``<split>-<number>.tar``."""
+    dataset = read_record(context.store, request.inputs["dataset"])
+    classes = parse_class_table(read_part(context.store, dataset, CLASSES_PART), f"the class table of {dataset.key}")
+    names = sorted(name for name in dataset.parts if name.endswith(_SHARD_SUFFIX))
+    splits: dict[str, list[Shard]] = {}
+    for name in names:
+        part = dataset.parts[name]
+        shard = Shard(
+            name=name,
+            object_name=part_object(dataset, name),
+            size_bytes=part.size_bytes,
+            sha256=part.sha256,
+            num_samples=0,
+        )
+        splits.setdefault(name.rpartition("-")[0], []).append(shard)
+    return SplitPlan(
+        splits=splits,
+        sources=_cached_sources(splits, ObjectCache(context.store, context.cache)),
+        classes=classes,
+        rule=ClassRule(num_classes=len(classes)),
+        policy=BadSamples(),
+    )
+
+
+def _cached_sources(splits: dict[str, list[Shard]], cache: ObjectCache) -> Iterator[ShardSource]:
+    """Local copies, each fetched when it is its turn: the training jobs will want them too."""
+    for shards in splits.values():
+        for shard in shards:
+            path = cache.path(shard.object_name, size_bytes=shard.size_bytes, sha256=shard.sha256)
+            yield ShardSource(name=shard.name, size_bytes=shard.size_bytes, path=path)
+
+
+def _external_shards(request: JobRequest) -> SplitPlan:
+    """Of shards that others wrote: beside a ``dataset.json`` that names them, or found by URI patterns."""
+    location, parameters = request.execution.data_location, request.parameters
+    if not location:
+        raise UserError(f"{request.job} has no URIs of shards; plan the sweep again with this version")
+    splits = described_shards(location["dataset"]) if "dataset" in location else _listed(location["splits"], parameters)
+    classes = _planned_classes(location.get("classes", ""), parameters)
+    return plan_external(
+        splits,
+        classes,
+        multi_label=parameters["multi_label"],
+        policy=BadSamples.from_json(parameters["bad_samples"]),
+    )
+
+
+def plan_external(
+    splits: Mapping[str, Sequence[Shard]], classes: ClassRows, *, multi_label: bool, policy: BadSamples
+) -> SplitPlan:
+    """What to scan of shards that are streamed from their own stores."""
+    sources = (streamed(shard) for shards in splits.values() for shard in shards)
+    rule = ClassRule(num_classes=len(classes), multi_label=multi_label, names=class_names(classes))
+    return SplitPlan(splits=splits, sources=sources, classes=classes, rule=rule, policy=policy)
+
+
+def streamed(shard: Shard) -> ShardSource:
+    """A shard to be read from its own store."""
+    return ShardSource(
+        name=shard.name, size_bytes=shard.size_bytes, store_uri=shard.store_uri, object_name=shard.object_name
+    )
+
+
+def described_shards(folder_uri: str, described: DatasetFile | None = None) -> dict[str, list[Shard]]:
+    """Shards by split, as the ``dataset.json`` beside them names them."""
+    found = described or read_dataset_file(folder_uri)
+    return {
+        split: [
+            Shard(**asdict(entry), object_name=entry.name, store_uri=folder_uri.rstrip("/"))
+            for entry in sorted(entries, key=lambda entry: entry.name)
+        ]
+        for split, entries in found.splits.items()
+    }
+
+
+def _listed(patterns: Mapping[str, Sequence[str]], parameters: Mapping[str, Any]) -> dict[str, list[Shard]]:
+    listed = {split: list_shards(wanted) for split, wanted in patterns.items()}
+    expected = parameters.get("listing")
+    if expected and listing_digest(listed) != expected:
+        raise BadDataError("the shards changed since the sweep was planned (names, sizes or versions); submit it again")
+    return {split: [unread_shard(shard) for shard in shards] for split, shards in listed.items()}
+
+
+def unread_shard(shard: ListedShard) -> Shard:
+    """A shard whose content nobody has read yet."""
+    return Shard(
+        name=shard.name,
+        object_name=shard.object_name,
+        size_bytes=shard.size_bytes,
+        sha256="",
+        num_samples=0,
+        store_uri=shard.store_uri,
+    )
+
+
+def _planned_classes(uri: str, parameters: Mapping[str, Any]) -> ClassRows:
+    if not uri:
+        return numbered_classes(parameters["num_classes"])
+    classes, digest = read_class_table(uri)
+    if digest != parameters["classes_sha256"]:
+        raise BadDataError(f"the class table {uri} changed since the sweep was planned; submit it again")
+    return classes
 
 
 def _json_bytes(value: object) -> bytes:

@@ -1,121 +1,261 @@
-"""Batches for training (by position) and evaluation (by ordinal)."""
+"""Batches for training (by position) and evaluation (by ordinal).
+
+Workers are threads of this process: decoding and resizing release the interpreter's lock, so threads scale like
+processes (docs/data.md), share their memory, and cannot die alone. Memory: at most ``depth + 3`` batches exist at a
+time: those ready or in work, one being planned, the one that is handed over and the one before it; ``depth`` is what
+fits into ``WINDOW_BYTES``, at least 1 and at most 4. Besides, each worker holds one decoded image.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.data.augment import Augment, Augmenter
-from workloads.data.order import SampleOrder
-from workloads.data.prefetch import Prefetcher
+from orchestrator.errors import BadDataError
+from workloads.data.augment import Augment, Augmenter, AugmentSpec
+from workloads.data.bad_samples import BadSlot
+from workloads.data.batches import PlannedBatch, batches_ahead, empty_squares
+from workloads.data.order import Order, rank_slice
+from workloads.data.pixels import Place
 from workloads.data.source import SampleSource
+from workloads.data.stats import LoaderStats
 from workloads.data.streams import Stage
-
-if TYPE_CHECKING:
-    from workloads.labels.label_map import LabelMap
+from workloads.labels.bound import BoundLabels
 
 __all__ = ["Batch", "EvalLoader", "SampleSource", "TrainLoader"]
 
-_PREFETCHED_BATCHES = 4
+_MAX_REPLACEMENTS: Final = 16
+_EVAL_SHARDS_AHEAD: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Samples of one step."""
+    """Samples of one step, or of one rank's share of it."""
 
     step: int
     """Batches before this one: batch b is trained on when b steps are complete."""
     images_BCHW: torch.Tensor
-    """uint8, contiguous."""
-    targets_B: torch.Tensor
-    """int64, in ``[0, label_map.num_classes)``."""
+    """uint8 in channels-last memory; page-locked if the loader was given a CUDA device."""
+    targets: torch.Tensor
+    """int64 (B,) in ``[0, num_classes)``, or (B, M) padded with -1 where samples have several."""
     ordinals_B: NDArray[np.int64]
-    """Rows of the split's index."""
+    """Rows of the split's index; of a replaced sample the replacement's."""
+    positions: tuple[int, int]
+    """First position and the one after the last. In evaluation, of the numbers in the order of evaluation."""
+
     subset_ids_B: NDArray[np.int16]
     """Index into the split's ``subset_names``; -1 = in none."""
 
 
 class TrainLoader:
-    """Iterates over the global batches ``start_step <= b < total_steps``; its whole state is the step.
+    """Iterates over the batches ``start_step <= b < total_steps``; its whole state is the step.
 
-    A thread prepares batches ahead; leaving the iteration (also by an exception) ends it.
+    Leaving the iteration (also by an exception) ends its threads.
 
     Args:
         source: images of the split to train on.
         order: order of the same split.
-        label_map: applied last, so that runs that differ in it see the same images.
+        labels: applied last, so that runs that differ in them see the same images.
         batch_size: B, samples per global batch; batch b holds the positions ``[bB, (b + 1)B)``.
         start_step: steps that are complete.
         seed, stage: name the augmentation's stream.
+        rank, world_size, group_size: which share of each batch; see ``rank_slice``.
+        num_workers: threads that decode. Changes no batch.
+        device: where batches go.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per fact that a batch depends on
         self,
         source: SampleSource,
-        order: SampleOrder,
-        label_map: LabelMap,
+        order: Order,
+        labels: BoundLabels,
         *,
         batch_size: int,
         start_step: int,
         total_steps: int,
         seed: int,
         stage: Stage,
-        augment: Augment | str = Augment.NONE,
+        augment: Augment | AugmentSpec | str = Augment.NONE,
+        rank: int = 0,
+        world_size: int = 1,
+        group_size: int = 1,
+        num_workers: int = 1,
+        device: torch.device | None = None,
     ) -> None:
-        self._source, self._order, self._batch_size = source, order, batch_size
-        self._steps = range(start_step, total_steps)
-        self._targets = label_map.bind(source.split.name, source.split.leaves)
-        self._augmenter = Augmenter(Augment(augment), seed=seed, stage=stage)
+        self._source, self._order, self._labels = source, order, labels
+        self._batch_size, self._step, self._total_steps = batch_size, start_step, total_steps
+        self._slice = partial(rank_slice, rank=rank, world_size=world_size, group_size=group_size)
+        self._num_workers, self._device = num_workers, device
+        spec = augment if isinstance(augment, AugmentSpec) else AugmentSpec(augment=Augment(augment))
+        pixels = source.pixels
+        self._augmenter = Augmenter(spec, seed=seed, stage=stage, image_size=pixels.image_size, resize=pixels.resize)
+        self.stats = LoaderStats(source=source)
+
+    def __len__(self) -> int:
+        return max(self._total_steps - self._step, 0)
+
+    def __iter__(self) -> Iterator[Batch]:
+        start, stop = self._slice(0, self._batch_size)
+        batches = batches_ahead(
+            self._plan,
+            self._fill,
+            range(self._step, self._total_steps),
+            batch_bytes=(stop - start) * self._source.square_bytes,
+            num_workers=self._num_workers,
+        )
+        with closing(_hand_out(batches, self._labels, self._source, self.stats)) as handed_out:
+            for planned, batch in handed_out:
+                self._step = planned.step + 1
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of batches that were handed out, counted from the first one of the run."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue after the batches that a loader of the same run had handed out; for the next iteration."""
+        self._step = int(state["step"])
+
+    def _plan(self, step: int) -> PlannedBatch:
+        start, stop = self._slice(step * self._batch_size, (step + 1) * self._batch_size)
+        self._source.shards.prefetch(self._order.shards_ahead(start))
+        ordinals = self._order.ordinals(start, stop)
+        squares = empty_squares(len(ordinals), self._source.image_size, self._device)
+        return PlannedBatch(step=step, start=start, ordinals_B=ordinals, squares_BHWC=squares)
+
+    def _fill(self, batch: PlannedBatch, part: slice) -> None:
+        start, squares = batch.start + part.start, batch.squares_BHWC.numpy()[part]
+        spec = self._augmenter.spec
+        is_drawn = spec.augment.is_placed or spec.color_jitter > 0
+        rows = self._augmenter.uniforms(start, len(squares)).tolist() if is_drawn else []
+        places = [partial(self._augmenter.place, uniforms=row) for row in rows] if spec.augment.is_placed else None
+        for found in self._source.fill(batch.ordinals_B[part], squares, places):
+            self._source.bad_samples.add(found)
+            slot, place = found.slot, places[found.slot : found.slot + 1] if places else None
+            ordinal = self._replace(start + slot, squares[slot : slot + 1], place, found)
+            batch.ordinals_B[part.start + slot] = ordinal
+        for square, row in zip(squares, rows if spec.color_jitter else [], strict=False):
+            if jitter := self._augmenter.jitter(row):
+                square[...] = jitter.apply(square)
+        self._augmenter.finish(squares, start)
+
+    def _replace(
+        self,
+        position: int,
+        square_1HWC: NDArray[np.uint8],
+        place: Sequence[Place] | None,
+        found: BadSlot,
+    ) -> int:
+        """Fill the square of a bad sample with that of another one, which is returned."""
+        for attempt in range(_MAX_REPLACEMENTS):
+            ordinal = self._order.replacement(position, attempt)
+            again = self._source.fill(np.array([ordinal]), square_1HWC, place)
+            if not again:
+                return ordinal
+            self._source.bad_samples.add(again[0])
+        name = self._source.split.place(found.ordinal)
+        raise BadDataError(
+            f"{name} {found.error.message}, and none of the {_MAX_REPLACEMENTS} samples that could replace it can be "
+            "decoded either; look at the shards, or at what decodes them"
+        )
+
+
+class EvalLoader:
+    """Iterates over every sample exactly once, unaugmented, in order; the last batch may be smaller.
+
+    Rank r takes the batches b with ``b % world_size == r``, so that every layout evaluates the same batches. Samples
+    that cannot be decoded are left out of their batch and counted in `num_bad`.
+
+    Args:
+        ordinals: which samples, in this order; None = all of the split.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        labels: BoundLabels,
+        *,
+        batch_size: int,
+        ordinals: NDArray[np.int64] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        self._source, self._labels, self._batch_size = source, labels, batch_size
+        self._ordinals = np.arange(source.split.num_samples, dtype=np.int64) if ordinals is None else ordinals
+        num_batches = math.ceil(len(self._ordinals) / batch_size)
+        self._steps = range(rank, num_batches, world_size)
+        self._num_workers, self._device = num_workers, device
+        self.num_bad = 0
+        """Samples that the last iteration left out so far."""
+        self.stats = LoaderStats(source=source)
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def __iter__(self) -> Iterator[Batch]:
-        with Prefetcher(map(self._batch, self._steps), depth=_PREFETCHED_BATCHES) as batches:
-            yield from batches
+        self.num_bad = 0
+        batches = batches_ahead(
+            self._plan,
+            self._fill,
+            self._steps,
+            batch_bytes=self._batch_size * self._source.square_bytes,
+            num_workers=self._num_workers,
+        )
+        with closing(_hand_out(batches, self._labels, self._source, self.stats)) as handed_out:
+            for planned, batch in handed_out:
+                self.num_bad += len(planned.bad)
+                yield batch
 
-    def _batch(self, step: int) -> Batch:
+    def _plan(self, step: int) -> PlannedBatch:
         start = step * self._batch_size
-        ordinals = self._order.ordinals(start, start + self._batch_size)
-        images_BCHW = self._augmenter.apply(self._source.images(ordinals), start)
-        return _batch(step, images_BCHW, self._targets, ordinals, self._source)
+        ordinals = self._ordinals[start : start + self._batch_size].copy()
+        shard_ids = self._source.split.shard_of(ordinals)
+        last = min(int(shard_ids[-1]) + _EVAL_SHARDS_AHEAD, len(self._source.split.shards))
+        self._source.shards.prefetch(range(int(shard_ids[0]), last))
+        squares = empty_squares(len(ordinals), self._source.image_size, self._device)
+        return PlannedBatch(step=step, start=start, ordinals_B=ordinals, squares_BHWC=squares)
+
+    def _fill(self, batch: PlannedBatch, part: slice) -> None:
+        for found in self._source.fill(batch.ordinals_B[part], batch.squares_BHWC.numpy()[part]):
+            self._source.bad_samples.add(found)
+            batch.bad.append(replace(found, slot=part.start + found.slot))
 
 
-class EvalLoader:
-    """Iterates over every sample of a split exactly once, in ordinal order; the last batch may be smaller."""
-
-    def __init__(self, source: SampleSource, label_map: LabelMap, *, batch_size: int) -> None:
-        self._source, self._batch_size = source, batch_size
-        self._targets = label_map.bind(source.split.name, source.split.leaves)
-
-    def __len__(self) -> int:
-        return math.ceil(self._source.split.num_samples / self._batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for step in range(len(self)):
-            stop = min((step + 1) * self._batch_size, self._source.split.num_samples)
-            ordinals = np.arange(step * self._batch_size, stop, dtype=np.int64)
-            images_BCHW = np.ascontiguousarray(self._source.images(ordinals).transpose(0, 3, 1, 2))
-            yield _batch(step, images_BCHW, self._targets, ordinals, self._source)
+def _hand_out(
+    batches: Generator[PlannedBatch, None, None], labels: BoundLabels, source: SampleSource, stats: LoaderStats
+) -> Generator[tuple[PlannedBatch, Batch], None, None]:
+    with closing(batches):
+        while True:
+            requested_s = stats.request()
+            planned = next(batches, None)
+            if planned is None:
+                return
+            batch = _batch(planned, labels, source)
+            stats.receive(requested_s, len(batch.targets))
+            yield planned, batch
 
 
-def _batch(
-    step: int,
-    images_BCHW: NDArray[np.uint8],
-    targets: NDArray[np.int64],
-    ordinals: NDArray[np.int64],
-    source: SampleSource,
-) -> Batch:
+def _batch(planned: PlannedBatch, labels: BoundLabels, source: SampleSource) -> Batch:
+    ordinals, images_BCHW = planned.ordinals_B, planned.squares_BHWC.permute(0, 3, 1, 2)
+    if planned.bad:
+        is_good = np.ones(len(ordinals), dtype=np.bool_)
+        is_good[[found.slot for found in planned.bad]] = False
+        ordinals, images_BCHW = ordinals[is_good], images_BCHW[torch.from_numpy(is_good)]
     return Batch(
-        step=step,
-        images_BCHW=torch.from_numpy(images_BCHW),
-        targets_B=torch.from_numpy(targets[ordinals]),
+        step=planned.step,
+        images_BCHW=images_BCHW,
+        targets=torch.from_numpy(labels.take(ordinals)),
         ordinals_B=ordinals,
-        subset_ids_B=source.split.subset_ids[ordinals],
+        positions=(planned.start, planned.start + len(planned)),
+        subset_ids_B=np.asarray(source.split.subset_ids[ordinals]),
     )

@@ -10,47 +10,95 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.errors import UserError
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
+from workloads.data.subset import SampleView
 
 _SHARDS = 0  # detail of the stream that permutes an epoch's shards; block b has the detail b + 1
 _KEPT_BLOCKS = 4  # consecutive batches touch one or two blocks
 
 
+class Order(Protocol):
+    """What loaders need of an order; positions run on across epochs."""
+
+    num_samples: int
+
+    def ordinals(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Ordinals of the samples at positions ``start <= p < stop``."""
+        ...
+
+    def replacement(self, position: int, attempt: int) -> int:
+        """Ordinal of the sample that stands in for the one at a position, if that cannot be used."""
+        ...
+
+    def shards_ahead(self, position: int, num_blocks: int = 2) -> NDArray[np.int64]:
+        """Shards, in order of first use, of a position's block and of those after it."""
+        ...
+
+
 class SampleOrder:
     """Shards are permuted per epoch, samples shuffled fully within blocks of ``block_shards`` consecutive such shards.
 
-    A block of all shards is a full shuffle; a smaller one keeps the shards that a reader needs at a time few.
+    A block of all shards is a full shuffle; a smaller one keeps the shards that a reader needs at a time few. Shards
+    that are sorted by class need more: with ``chunk_samples``, runs of so many neighbours are permuted in place of
+    shards, into blocks of as many samples as before. A block then draws on the whole data set, by ranged reads of runs.
 
     Args:
         shard_sizes: samples per shard, in index order; ordinals count through them.
         seed: the run's seed.
         block_shards: shards per shuffle block, >= 1.
         stage: whose stream it is, so that pretraining and transfer under one seed differ.
+        chunk_samples: samples per run, >= 1; None = whole shards.
 
     Raises:
-        UserError: there are no samples, or ``block_shards`` is below 1.
+        UserError: there are no samples, or ``block_shards`` or ``chunk_samples`` is below 1.
     """
 
     def __init__(
-        self, shard_sizes: Sequence[int], seed: int, block_shards: int, *, stage: Stage = Stage.PRETRAIN
+        self,
+        shard_sizes: Sequence[int],
+        seed: int,
+        block_shards: int,
+        *,
+        stage: Stage = Stage.PRETRAIN,
+        chunk_samples: int | None = None,
     ) -> None:
         if block_shards < 1:
             raise UserError(
                 f"shuffle_block_shards is {block_shards}; samples are shuffled in blocks of 1 shard or more"
             )
-        self._sizes = np.asarray(shard_sizes, dtype=np.int64)
-        self._first_ordinals = np.cumsum(self._sizes) - self._sizes
-        self.num_samples = int(self._sizes.sum())
+        shard_sizes_S = np.asarray(shard_sizes, dtype=np.int64)
+        self.num_samples = int(shard_sizes_S.sum())
         if not self.num_samples:
             raise UserError("the split to train on has no samples; give the data set a num_train of 1 or more")
-        self._seed, self._block_shards, self._stage = seed, block_shards, stage
-        self._epoch = lru_cache(maxsize=2)(self._permuted_shards)
+        self._sizes, self._shard_of_run = _runs(shard_sizes_S, chunk_samples)
+        self._first_rows = np.cumsum(self._sizes) - self._sizes
+        block_samples = block_shards * self.num_samples / len(shard_sizes_S)
+        self._block_runs = max(1, round(block_samples / chunk_samples)) if chunk_samples else block_shards
+        self._seed, self._stage = seed, stage
+        self._view: SampleView | None = None
+        self._epoch = lru_cache(maxsize=2)(self._permuted_runs)
         self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._shuffled_block)
+
+    @classmethod
+    def over(
+        cls,
+        view: SampleView,
+        seed: int,
+        block_shards: int,
+        *,
+        stage: Stage = Stage.PRETRAIN,
+        chunk_samples: int | None = None,
+    ) -> Self:
+        """The order of a part of a split: an epoch is ``view.num_samples`` positions, ordinals are the split's."""
+        order = cls(view.shard_sizes.tolist(), seed, block_shards, stage=stage, chunk_samples=chunk_samples)
+        order._view = view
+        return order
 
     def ordinals(self, start: int, stop: int) -> NDArray[np.int64]:
         """Ordinals of the samples at positions ``start <= p < stop`` (``start >= 0``), over any number of epochs."""
@@ -59,7 +107,43 @@ class SampleOrder:
         pieces = [
             self._within_epoch(epoch, max(start - epoch * size, 0), min(stop - epoch * size, size)) for epoch in epochs
         ]
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+        return self._named(np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64))
+
+    def replacement(self, position: int, attempt: int) -> int:
+        """Ordinal of the sample that stands in for the one at a position, if that cannot be used.
+
+        It is another sample of the same shuffle block, whose shards are at hand; attempts 0, 1, ... give different
+        samples until the block is used up. In a block of one sample it is drawn from the whole epoch.
+        """
+        epoch, offset = divmod(position, self.num_samples)
+        _, bounds = self._epoch(epoch)
+        block = int(np.searchsorted(bounds, offset, side="right")) - 1
+        first, size = int(bounds[block]), int(bounds[block + 1] - bounds[block])
+        if size == 1:
+            first, size = 0, self.num_samples
+        stream = seed_sequence(self._seed, self._stage, Purpose.REPLACEMENT, position)
+        step = 1 + (int(np.random.PCG64(stream).random_raw()) + attempt) % max(1, size - 1)
+        row = first + (offset - first + step) % size
+        return int(self._named(self._within_epoch(epoch, row, row + 1))[0])
+
+    def shards_ahead(self, position: int, num_blocks: int = 2) -> NDArray[np.int64]:
+        """Shards, in order of first use, of a position's block and of the ``num_blocks - 1`` blocks after it.
+
+        They may lie in later epochs; a shard that two of the blocks hold is named once, and empty ones never.
+        """
+        epoch, offset = divmod(position, self.num_samples)
+        block = int(np.searchsorted(self._epoch(epoch)[1], offset, side="right")) - 1
+        found = []
+        for _ in range(num_blocks):
+            members = self._members(epoch, block)
+            found.append(self._shard_of_run[members[self._sizes[members] > 0]])
+            epoch, block = (epoch, block + 1) if block + 2 < len(self._epoch(epoch)[1]) else (epoch + 1, 0)
+        shards = np.concatenate(found)
+        _, first_uses = np.unique(shards, return_index=True)
+        return shards[np.sort(first_uses)]
+
+    def _named(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return rows if self._view is None else self._view.take(rows)
 
     def _within_epoch(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """Positions counted from the epoch's beginning; only the blocks that they touch are shuffled."""
@@ -68,25 +152,44 @@ class SampleOrder:
         last = int(np.searchsorted(bounds, stop, side="left"))
         blocks = np.concatenate([self._block(epoch, block) for block in range(first, last)])
         offset = int(bounds[first])
-        return blocks[start - offset : stop - offset]
+        return blocks[start - offset : stop - offset].astype(np.int64)
 
-    def _permuted_shards(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shards in the epoch's order, and the positions at which its blocks begin, closed by N."""
-        shards = permutation(self._stream(epoch, _SHARDS), len(self._sizes))
-        ends = np.cumsum(self._sizes[shards])
-        lasts = np.arange(self._block_shards, len(shards) + self._block_shards, self._block_shards)
-        bounds = np.concatenate([[0], ends[np.minimum(lasts, len(shards)) - 1]])
-        return shards, bounds
+    def _permuted_runs(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Shards (or runs) in the epoch's order, and the positions at which its blocks begin, closed by N."""
+        runs = permutation(self._stream(epoch, _SHARDS), len(self._sizes))
+        ends = np.cumsum(self._sizes[runs])
+        lasts = np.arange(self._block_runs, len(runs) + self._block_runs, self._block_runs)
+        bounds = np.concatenate([[0], ends[np.minimum(lasts, len(runs)) - 1]])
+        return runs, bounds
 
-    def _shuffled_block(self, epoch: int, block: int) -> NDArray[np.int64]:
-        shards, _ = self._epoch(epoch)
-        members = shards[block * self._block_shards : (block + 1) * self._block_shards]
-        ordinals = np.concatenate([self._first_ordinals[shard] + np.arange(self._sizes[shard]) for shard in members])
-        shuffled: NDArray[np.int64] = ordinals[permutation(self._stream(epoch, 1 + block), len(ordinals))]
-        return shuffled
+    def _members(self, epoch: int, block: int) -> NDArray[np.int64]:
+        runs, _ = self._epoch(epoch)
+        return runs[block * self._block_runs : (block + 1) * self._block_runs]
+
+    def _shuffled_block(self, epoch: int, block: int) -> NDArray[Any]:
+        """Rows of a block in their order; of 4 bytes where they suffice, since a block may be all of the data."""
+        members = self._members(epoch, block)
+        sizes = self._sizes[members]
+        rows = np.arange(int(sizes.sum())) + np.repeat(self._first_rows[members] - (np.cumsum(sizes) - sizes), sizes)
+        small: NDArray[Any] = rows.astype(np.uint32 if self.num_samples <= 1 << 32 else np.int64)
+        return small[permutation(self._stream(epoch, 1 + block), len(rows))]
 
     def _stream(self, epoch: int, detail: int) -> np.random.SeedSequence:
         return seed_sequence(self._seed, self._stage, Purpose.ORDER, epoch, detail)
+
+
+def _runs(shard_sizes_S: NDArray[np.int64], chunk_samples: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sizes of the runs of neighbours that stay together, in ordinal order, and the shard of each."""
+    if chunk_samples is None:
+        return shard_sizes_S, np.arange(len(shard_sizes_S))
+    if chunk_samples < 1:
+        raise UserError(f"shuffle_chunk_samples is {chunk_samples}; a run has 1 sample or more")
+    num_runs_S = -(-shard_sizes_S // chunk_samples)
+    sizes = np.full(int(num_runs_S.sum()), chunk_samples, dtype=np.int64)
+    is_full_S = num_runs_S > 0
+    lasts = np.cumsum(num_runs_S)[is_full_S] - 1
+    sizes[lasts] = (shard_sizes_S - (num_runs_S - 1) * chunk_samples)[is_full_S]
+    return sizes, np.repeat(np.arange(len(shard_sizes_S)), num_runs_S)
 
 
 def total_steps(epochs: float, num_samples: int, batch_size: int) -> int:

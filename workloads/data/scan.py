@@ -1,163 +1,176 @@
-"""Reading a WebDataset shard's table of contents: where each sample's image lies, and its leaf class.
+"""Reading a WebDataset shard once: where each sample's image lies, its classes, and what cannot be used.
 
 A sample is all members that share a key, the name up to the first dot of its last part; their order in the tar does not
-matter. The grouping rule is webdataset's (https://github.com/webdataset/webdataset, "The WebDataset Format").
+matter. The grouping rule is webdataset's (https://github.com/webdataset/webdataset, "The WebDataset Format"). No member
+is executed, unpickled or followed: links, devices and names that leave the archive make their sample unusable.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 import tarfile
-import zlib
-from dataclasses import dataclass
-from io import BytesIO
-from pathlib import Path
-from typing import BinaryIO, Final
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
 
-from PIL import Image
+import numpy as np
+from numpy.typing import NDArray
 
-from orchestrator.errors import BadDataError
+from workloads.data.images import IMAGE_ERRORS, MAX_IMAGE_BYTES, MAX_PIXELS, ImageCheck, check_image
+from workloads.data.labels_in_shards import LABEL_EXTENSIONS, ClassRule, Labels, read_labels
+from workloads.data.reasons import BadSample, BadSampleError, Reason
+from workloads.data.tar_stream import DamagedArchiveError, ShardStream, content_of, walk
+
+__all__ = ["IMAGE_ERRORS", "IMAGE_EXTENSIONS", "MAX_PIXELS", "ShardTable", "scan_shard"]
 
 IMAGE_EXTENSIONS: Final = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm")
-CLASS_EXTENSION: Final = "cls"
-METADATA_EXTENSION: Final = "json"
-
-IMAGE_ERRORS: Final = (
-    OSError,
-    SyntaxError,  # Pillow's word for a broken PNG chunk
-    ValueError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-"""All that Pillow raises on bytes that are no image it can read."""
-
-_KEY_AND_EXTENSION = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
-_BLOCK_BYTES = 512
+_MAX_LABEL_BYTES: Final = 1024**2
+_KEY_AND_EXTENSION = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScannedSample:
-    """A row of the index; ``offset_bytes`` counts from the shard's first byte to the image's."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardTable:
+    """What one shard holds, as columns [N] in the order in which samples' first members stand."""
 
-    key: str
-    offset_bytes: int
-    length_bytes: int
-    leaf: int
-    subset: str | None
+    name: str
+    size_bytes: int
+    sha256: str
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    leaves: NDArray[np.int32]
+    """All labels of all samples; ``num_leaves`` of them each."""
+    num_leaves: NDArray[np.int32]
+    subsets: NDArray[np.int16]
+    """Index into ``subset_names``; -1 = in none."""
+    subset_names: tuple[str, ...]
+    keys: NDArray[np.uint8]
+    """Bytes of all keys; ``key_lengths`` of them each."""
+    key_lengths: NDArray[np.int32]
+    key_hashes: NDArray[np.uint64]
+    """64 bits of each key's BLAKE2b, to find keys that stand in two shards."""
+    bad: tuple[BadSample, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """N."""
+        return len(self.offsets)
 
 
-def scan_shard(path: Path, name: str, *, num_classes: int) -> list[ScannedSample]:
-    """Samples of the shard at ``path`` in the order in which their first members stand.
+@dataclass(slots=True, kw_only=True)
+class _Sample:
+    """Members of a key as far as they were met."""
+
+    images: list[tuple[int, int]] = field(default_factory=list)
+    """(offset, length) of each image."""
+    labels: dict[str, bytes] = field(default_factory=dict)
+    extensions: set[str] = field(default_factory=set)
+    error: BadSampleError | None = None
+    """The first thing found wrong."""
+
+
+def scan_shard(
+    chunks: Iterator[bytes], name: str, rule: ClassRule, check: ImageCheck = ImageCheck.HEADER
+) -> ShardTable:
+    """Scan a shard given as consecutive chunks of its bytes; memory stays at one chunk, one member and the columns.
+
+    A damaged archive gives the samples before the damage and one bad sample of the reason ``damaged_archive``.
 
     Args:
-        path: local copy of the shard.
-        name: the shard's own name, for errors.
-        num_classes: leaf classes of the data set; classes must lie in ``[0, num_classes)``.
-
-    Raises:
-        BadDataError: naming ``shard:key``; the shard is no plain tar, is cut off, has links or a member twice, or a
-            sample lacks its class or its (one, readable) image.
+        chunks: the shard's bytes, in order.
+        name: the shard's own name, for ``shard:key``.
+        rule: the data set's classes.
+        check: how closely images are looked at.
     """
-    samples = _members_by_key(path, name)
-    with path.open("rb") as file:
-        return [_scan_sample(file, f"{name}:{key}", key, members, num_classes) for key, members in samples.items()]
-
-
-def _members_by_key(path: Path, name: str) -> dict[str, dict[str, tarfile.TarInfo]]:
-    samples: dict[str, dict[str, tarfile.TarInfo]] = {}
+    stream = ShardStream(chunks)
+    samples: dict[str, _Sample] = {}
+    damage: list[BadSample] = []
     try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                _group(samples, member, name)
-            end_bytes = tar.offset
-    except tarfile.TarError as error:
-        raise BadDataError(f"{name} is not a whole, uncompressed tar: {error}; write the shard again") from error
-    _check_end(path, name, end_bytes)
-    return samples
+        for member in walk(stream):
+            _take(samples, stream, member, check)
+    except DamagedArchiveError as error:
+        last = next(reversed(samples), "")
+        if last:
+            del samples[last]  # its members may be missing
+        message = f"is where the archive is damaged: {error}; write the shard again"
+        damage = [BadSample(place=f"{name}:{last}", reason=Reason.DAMAGED_ARCHIVE, message=message)]
+    digest = stream.drain()
+    return _table(name, samples, rule, damage, size_bytes=stream.size_bytes, sha256=digest)
 
 
-def _check_end(path: Path, name: str, end_bytes: int) -> None:
-    """A broken header in the middle ends tarfile's listing in silence: what follows the end must be padding."""
-    with path.open("rb") as file:
-        file.seek(end_bytes)
-        if file.read(_BLOCK_BYTES).strip(b"\0"):
-            raise BadDataError(f"{name} has a broken member header at byte {end_bytes}; write the shard again")
-
-
-def _group(samples: dict[str, dict[str, tarfile.TarInfo]], member: tarfile.TarInfo, name: str) -> None:
+def _take(samples: dict[str, _Sample], stream: ShardStream, member: tarfile.TarInfo, check: ImageCheck) -> None:
     match = _KEY_AND_EXTENSION.fullmatch(member.name)
     if member.isdir() or match is None or member.name.startswith("__"):
         return  # folders, files without an extension and webdataset's own metadata are not samples
-    if not member.isreg() or member.issparse():
-        raise BadDataError(f"{name}:{member.name} is a link, a device or sparse; samples must be plain files")
     key, extension = match[1], match[2].lower()
-    members = samples.setdefault(key, {})
-    if extension in members:
-        raise BadDataError(f"{name}:{key} has the member .{extension} twice; keys must be unique")
-    members[extension] = member
+    sample = samples.setdefault(key, _Sample())
+    try:
+        _check_member(sample, member, extension)
+        if extension in IMAGE_EXTENSIONS:
+            sample.images.append((member.offset_data, member.size))
+            check_image(content_of(stream, member), check)
+        elif extension in LABEL_EXTENSIONS:
+            sample.labels[extension] = content_of(stream, member)
+    except BadSampleError as error:
+        sample.error = sample.error or error
 
 
-def _scan_sample(
-    file: BinaryIO, place: str, key: str, members: dict[str, tarfile.TarInfo], num_classes: int
-) -> ScannedSample:
-    image = _image_member(members, place)
-    _check_image(_content(file, image), place)
-    return ScannedSample(
-        key=key,
-        offset_bytes=image.offset_data,
-        length_bytes=image.size,
-        leaf=_leaf(file, members, place, num_classes),
-        subset=_subset(file, members, place),
+def _check_member(sample: _Sample, member: tarfile.TarInfo, extension: str) -> None:
+    if not member.isreg() or member.issparse():
+        message = f"has the member {member.name!r}, which is a link, a device or sparse; samples must be plain files"
+        raise BadSampleError(Reason.NOT_A_PLAIN_FILE, message)
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        raise BadSampleError(Reason.UNSAFE_NAME, f"has the member {member.name!r}, whose name leaves the archive")
+    if extension in sample.extensions:
+        raise BadSampleError(Reason.DUPLICATE_KEY, f"has the member .{extension} twice; keys must be unique")
+    sample.extensions.add(extension)
+    limit = MAX_IMAGE_BYTES if extension in IMAGE_EXTENSIONS else _MAX_LABEL_BYTES
+    if extension in {*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS} and member.size > limit:
+        message = f"has the member .{extension} of {member.size} bytes; at most {limit} are read"
+        raise BadSampleError(Reason.TOO_LARGE, message)
+
+
+def _labels_of(sample: _Sample, rule: ClassRule) -> Labels:
+    """Raises ``BadSampleError``: what was found wrong while its members were read, or is missing now."""
+    if sample.error is not None:
+        raise sample.error
+    if len(sample.images) != 1:
+        reason = Reason.SEVERAL_IMAGES if sample.images else Reason.NO_IMAGE
+        known = ", ".join(IMAGE_EXTENSIONS)
+        message = f"has {len(sample.images)} images; every sample needs exactly one member of {known}"
+        raise BadSampleError(reason, message)
+    return read_labels(sample.labels, rule)
+
+
+def _table(
+    name: str, samples: dict[str, _Sample], rule: ClassRule, bad: list[BadSample], *, size_bytes: int, sha256: str
+) -> ShardTable:
+    kept: list[tuple[bytes, tuple[int, int], Labels]] = []
+    for key, sample in samples.items():
+        try:
+            labels = _labels_of(sample, rule)
+        except BadSampleError as error:
+            bad.append(BadSample(place=f"{name}:{key}", reason=error.reason, message=error.message))
+        else:
+            kept.append((key.encode(errors="surrogateescape"), sample.images[0], labels))
+    subset_names = tuple(sorted({labels.subset for _, _, labels in kept if labels.subset is not None}))
+    subset_ids: dict[str | None, int] = {None: -1, **{subset: number for number, subset in enumerate(subset_names)}}
+    return ShardTable(
+        name=name,
+        size_bytes=size_bytes,
+        sha256=sha256,
+        offsets=np.array([offset for _, (offset, _), _ in kept], dtype=np.int64),
+        lengths=np.array([length for _, (_, length), _ in kept], dtype=np.int32),
+        leaves=np.array([leaf for _, _, labels in kept for leaf in labels.leaves], dtype=np.int32),
+        num_leaves=np.array([len(labels.leaves) for _, _, labels in kept], dtype=np.int32),
+        subsets=np.array([subset_ids[labels.subset] for _, _, labels in kept], dtype=np.int16),
+        subset_names=subset_names,
+        keys=np.frombuffer(b"".join(key for key, _, _ in kept), dtype=np.uint8),
+        key_lengths=np.array([len(key) for key, _, _ in kept], dtype=np.int32),
+        key_hashes=np.array([_hash(key) for key, _, _ in kept], dtype=np.uint64),
+        bad=tuple(bad),
     )
 
 
-def _content(file: BinaryIO, member: tarfile.TarInfo) -> bytes:
-    file.seek(member.offset_data)
-    return file.read(member.size)
-
-
-def _image_member(members: dict[str, tarfile.TarInfo], place: str) -> tarfile.TarInfo:
-    images = [member for extension, member in members.items() if extension in IMAGE_EXTENSIONS]
-    if len(images) != 1:
-        known = ", ".join(IMAGE_EXTENSIONS)
-        raise BadDataError(f"{place} has {len(images)} images; every sample needs exactly one member of {known}")
-    return images[0]
-
-
-def _check_image(encoded: bytes, place: str) -> None:
-    """Header, and for PNG the checksums too; decoding every pixel would cost more than the whole scan."""
-    try:
-        with Image.open(BytesIO(encoded)) as image:
-            image.verify()
-    except IMAGE_ERRORS as error:
-        raise BadDataError(f"{place} is not a readable image: {error}; replace or remove the sample") from error
-
-
-def _leaf(file: BinaryIO, members: dict[str, tarfile.TarInfo], place: str, num_classes: int) -> int:
-    member = members.get(CLASS_EXTENSION)
-    if member is None:
-        raise BadDataError(f"{place} has no class; every sample needs a member .{CLASS_EXTENSION} with its leaf class")
-    text = _content(file, member)
-    try:
-        leaf = int(text)
-    except ValueError as error:
-        raise BadDataError(f"{place} has the class {text[:40]!r}, which is not an integer") from error
-    if not 0 <= leaf < num_classes:
-        raise BadDataError(f"{place} has the class {leaf}; the class table has 0 to {num_classes - 1}")
-    return leaf
-
-
-def _subset(file: BinaryIO, members: dict[str, tarfile.TarInfo], place: str) -> str | None:
-    member = members.get(METADATA_EXTENSION)
-    if member is None:
-        return None
-    try:
-        metadata = json.loads(_content(file, member))
-    except ValueError as error:
-        raise BadDataError(f"{place} has metadata that is not JSON: {error}") from error
-    subset = metadata.get("subset") if isinstance(metadata, dict) else None
-    return None if subset is None else str(subset)
+def _hash(key: bytes) -> int:
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")

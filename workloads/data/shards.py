@@ -40,26 +40,34 @@ def write_shards(samples: Iterable[ShardSample], split: str, folder: Path) -> It
     number = 0
     while batch := list(islice(remaining, SAMPLES_PER_SHARD)):
         path = folder / f"{split}-{number:06d}.tar"
-        _write_shard(batch, path)
+        write_shard(((sample.key, _members(sample)) for sample in batch), path)
         yield path
         number += 1
 
 
-def _write_shard(samples: list[ShardSample], path: Path) -> None:
+def write_shard(samples: Iterable[tuple[str, Mapping[str, bytes]]], path: Path) -> int:
+    """Write one shard of ``(key, {extension: content})``, contents as they are; returns its number of samples.
+
+    The same samples make the same bytes on every machine; names too long for a plain header get a pax header.
+    """
     import webdataset  # imports torch: only the jobs that write shards pay for it
 
+    num_samples = 0
     # Owner, mode and time are fixed: the same request makes the same bytes.
     with (
         path.open("wb") as file,
-        webdataset.TarWriter(file, user="", group="", mode=_MODE, mtime=0, encoder=False) as writer,
+        webdataset.TarWriter(
+            file, user="", group="", mode=_MODE, mtime=0, encoder=False, format="PAX_FORMAT"
+        ) as writer,
     ):
-        for sample in samples:
-            writer.write(_members(sample))
+        for key, members in samples:
+            writer.write({"__key__": key, **members})
+            num_samples += 1
+    return num_samples
 
 
-def _members(sample: ShardSample) -> dict[str, str | bytes]:
+def _members(sample: ShardSample) -> dict[str, bytes]:
     return {
-        "__key__": sample.key,
         "png": _png(sample.image),
         "cls": str(sample.leaf).encode(),
         "json": json.dumps(dict(sample.metadata), sort_keys=True).encode(),

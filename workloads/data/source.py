@@ -1,49 +1,40 @@
-"""Decoded images by ordinal, and a cache of decoded splits that a warm runner keeps between jobs."""
+"""Samples of one split as squares of pixels, by ordinal."""
 
 from __future__ import annotations
 
-import os
 import threading
-from dataclasses import dataclass, field
-from io import BytesIO
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from orchestrator.errors import BadDataError
 from orchestrator.storage import ObjectStore
 from orchestrator.units import MIB
-from workloads.data.cache import ObjectCache
+from workloads.data.bad_samples import BadSampleTally, BadSlot
+from workloads.data.cache import ShardCache
+from workloads.data.decoded import DecodedSplit, decoded_split
 from workloads.data.index import SampleIndex
-from workloads.data.scan import IMAGE_ERRORS
+from workloads.data.pixels import PixelSpec, Place
+from workloads.data.reasons import BadSampleError
 
-DEFAULT_CACHE_BYTES = 512 * MIB
-
-_SplitId = tuple[str, str, int]
-"""(index key, split, image size)."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _DecodedSplit:
-    """Images [N, H, W, 3] of a split, of which ``is_decoded`` [N] are there."""
-
-    images_NHWC: NDArray[np.uint8]
-    is_decoded: NDArray[np.bool_]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-# Decoding is paid once per runner, not once per job: jobs of one sweep read the same split over and over.
-_decoded: dict[_SplitId, _DecodedSplit] = {}
-_decoded_lock = threading.Lock()
+DEFAULT_CACHE_BYTES: Final = 512 * MIB
+_EAGER_READS: Final = 8
+"""Samples that do not wait for whole shards after a start: a few workers begin at once."""
 
 
 class SampleSource:
-    """Images of one split, decoded to uint8 [image_size, image_size, 3].
+    """Images of one split, decoded to uint8 [image_size, image_size, 3]. May be used from many threads.
 
     Args:
+        store: the sweep's store; shards of external data sets are read from their own.
         cache_dir: the node's cache folder.
+        image_size: side of the squares, if ``pixels`` is not given.
+        pixels: how images become squares.
         cache_bytes: what decoded splits may occupy in this process; a split that does not fit is decoded every time.
     """
 
@@ -54,91 +45,113 @@ class SampleSource:
         split: str,
         *,
         cache_dir: Path,
-        image_size: int,
+        image_size: int = 0,
+        pixels: PixelSpec | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         self.split = index.split(split)
-        self.image_size = image_size
-        self._cache = ObjectCache(store, cache_dir)
-        split_id = (index.key, split, image_size)
-        self._decoded = _decoded_split(split_id, self.split.num_samples, cache_bytes)
+        self.pixels = pixels or PixelSpec(image_size=image_size)
+        self.image_size = self.pixels.image_size
+        self.shards = ShardCache(store, cache_dir, self.split.shards, num_eager_reads=_EAGER_READS)
+        # Runners outlive jobs: what downloads ahead ends and lets go of its shards with the job that forgets us.
+        self._finalize = weakref.finalize(self, self.shards.close)
+        self._damaged: dict[int, bool] = {}
+        self._recheck_lock = threading.Lock()
+        self.bad_samples = BadSampleTally(self.split, index.bad_samples)
+        self._split_id, self._cache_bytes = (index.key, split, self.pixels), cache_bytes
+
+    @property
+    def square_bytes(self) -> int:
+        """Bytes of one image in a batch."""
+        return 3 * self.image_size**2
 
     def images(self, ordinals: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Images [B, H, W, 3] of the samples, in the order asked for.
+        """Centre views [B, H, W, 3] of the samples, in the order asked for.
 
         Raises:
             BadDataError: a sample cannot be decoded; it is named ``shard:key``.
             CorruptObjectError: a shard is not the one that was indexed.
         """
-        decoded = self._decoded
-        if decoded is None:
-            return self._decode(ordinals)
-        with decoded.lock:
-            missing = np.unique(ordinals[~decoded.is_decoded[ordinals]])
-            if missing.size:
-                # Pixels first, then the mark: a sample that fails to decode leaves nothing that looks decoded.
-                decoded.images_NHWC[missing] = self._decode(missing)
-                decoded.is_decoded[missing] = True
-        return decoded.images_NHWC[ordinals]
+        squares_BHWC = np.empty((len(ordinals), self.image_size, self.image_size, 3), dtype=np.uint8)
+        for found in self.fill(ordinals, squares_BHWC):
+            message = f"{self.split.place(found.ordinal)} {found.error.message}"
+            raise BadDataError(f"{message}; replace or remove the sample and index the data set again") from found.error
+        return squares_BHWC
 
-    def _decode(self, ordinals: NDArray[np.int64]) -> NDArray[np.uint8]:
-        images = np.empty((len(ordinals), self.image_size, self.image_size, 3), dtype=np.uint8)
-        shard_ids = self.split.shard_ids[ordinals]
-        for shard_id in np.unique(shard_ids).tolist():
-            slots = np.flatnonzero(shard_ids == shard_id).tolist()
-            self._decode_shard(shard_id, ordinals, slots, images)
-        return images
+    def fill(
+        self, ordinals: NDArray[np.int64], squares_BHWC: NDArray[np.uint8], places: Sequence[Place] | None = None
+    ) -> list[BadSlot]:
+        """Write one view of every sample, the centre view without ``places``; returns those without pixels.
 
-    def _decode_shard(
-        self, shard_id: int, ordinals: NDArray[np.int64], slots: list[int], images: NDArray[np.uint8]
-    ) -> None:
-        """Fill ``images[slots]`` with the samples ``ordinals[slots]``, all of one shard."""
-        shard = self.split.shards[shard_id]
-        path = self._cache.path(shard.object_name, size_bytes=shard.size_bytes, sha256=shard.sha256)
-        with path.open("rb") as file:
-            for slot in slots:
-                ordinal = int(ordinals[slot])
-                length, offset = int(self.split.lengths[ordinal]), int(self.split.offsets[ordinal])
-                encoded = os.pread(file.fileno(), length, offset)
-                images[slot] = self._decode_sample(encoded, ordinal)
+        Raises:
+            CorruptObjectError: a shard is not the one that was indexed.
+            StorageError: a shard cannot be read.
+        """
+        if places is not None:
+            return self._decode(ordinals, squares_BHWC, places)
+        if self._decoded is not None:
+            return self._fill_from_memory(self._decoded, ordinals, squares_BHWC)
+        return self._decode(ordinals, squares_BHWC, [self.pixels.center] * len(ordinals))
 
-    def _decode_sample(self, encoded: bytes, ordinal: int) -> NDArray[np.uint8]:
+    def close(self) -> None:
+        """End the thread that downloads ahead, and let go of the shards."""
+        self._finalize()
+
+    @cached_property
+    def _decoded(self) -> DecodedSplit | None:
+        """Only for those who look at centre views: others would push out what these need."""
+        return decoded_split(self._split_id, self.split.num_samples, self._cache_bytes)
+
+    def _fill_from_memory(
+        self, decoded: DecodedSplit, ordinals: NDArray[np.int64], squares_BHWC: NDArray[np.uint8]
+    ) -> list[BadSlot]:
+        bad: dict[int, BadSlot] = {}
+        missing = np.unique(ordinals[~decoded.is_decoded[ordinals]])
+        if missing.size:
+            images = np.empty((len(missing), *squares_BHWC.shape[1:]), dtype=np.uint8)
+            bad = {found.ordinal: found for found in self._decode(missing, images, [self.pixels.center] * len(missing))}
+            is_good = np.array([ordinal not in bad for ordinal in missing.tolist()])
+            # Pixels first, then the mark: a sample that fails to decode leaves nothing that looks decoded. No lock:
+            # threads that decode the same sample write the same bytes.
+            decoded.images_NHWC[missing[is_good]] = images[is_good]
+            decoded.is_decoded[missing[is_good]] = True
+        np.take(decoded.images_NHWC, ordinals, axis=0, out=squares_BHWC)
+        return [
+            BadSlot(slot=slot, ordinal=ordinal, error=bad[ordinal].error)
+            for slot, ordinal in enumerate(ordinals.tolist() if bad else [])
+            if ordinal in bad
+        ]
+
+    def _decode(
+        self, ordinals: NDArray[np.int64], squares_BHWC: NDArray[np.uint8], places: Sequence[Place]
+    ) -> list[BadSlot]:
+        bad = []
+        for slot, encoded in enumerate(self._encoded(ordinals)):
+            try:
+                self._render(encoded, int(ordinals[slot]), places[slot], squares_BHWC[slot])
+            except BadSampleError as error:
+                bad.append(BadSlot(slot=slot, ordinal=int(ordinals[slot]), error=error))
+        return bad
+
+    def _render(self, encoded: bytes, ordinal: int, place: Place, square_HWC: NDArray[np.uint8]) -> None:
         try:
-            return decode_image(encoded, self.image_size)
-        except IMAGE_ERRORS as error:
-            place = self.split.place(ordinal)
-            message = f"{place} cannot be decoded: {error}; replace or remove the sample and index the data set again"
-            raise BadDataError(message) from error
+            self.pixels.render(encoded, place, square_HWC)
+        except BadSampleError:
+            # Perhaps this node's copy is bad and the sample is not.
+            ordinals = np.array([ordinal])
+            if not self._was_damaged(int(self.split.shard_of(ordinals)[0])):
+                raise
+            self.pixels.render(self._encoded(ordinals)[0], place, square_HWC)
 
+    def _was_damaged(self, shard_id: int) -> bool:
+        """Whether a shard's local copy was bad when a sample of it first failed; hashed once, others wait for that."""
+        with self._recheck_lock:
+            if shard_id not in self._damaged:
+                self._damaged[shard_id] = self.shards.recheck(shard_id)
+            return self._damaged[shard_id]
 
-def decode_image(encoded: bytes, image_size: int) -> NDArray[np.uint8]:
-    """Decode to RGB, resize the shorter side to ``image_size`` (bilinear, antialiased), cut out the centre square."""
-    with Image.open(BytesIO(encoded)) as opened:
-        image = opened.convert("RGB")
-    shorter = min(image.size)
-    if shorter != image_size:
-        width, height = (max(round(side * image_size / shorter), image_size) for side in image.size)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = ((side - image_size) // 2 for side in image.size)
-    return np.asarray(image.crop((left, top, left + image_size, top + image_size)))
-
-
-def _decoded_split(split_id: _SplitId, num_samples: int, limit_bytes: int) -> _DecodedSplit | None:
-    """The process's decoded copy of a split, the oldest others making room; None if it alone is too large."""
-    shape = (num_samples, split_id[2], split_id[2], 3)
-    with _decoded_lock:
-        found = _decoded.pop(split_id, None)
-        size_bytes = int(np.prod(shape, dtype=np.int64))
-        if found is None and size_bytes > limit_bytes:
-            return None
-        _make_room(limit_bytes - size_bytes)
-        split = found or _DecodedSplit(
-            images_NHWC=np.empty(shape, dtype=np.uint8), is_decoded=np.zeros(num_samples, dtype=np.bool_)
-        )
-        _decoded[split_id] = split  # last = most recently used
-        return split
-
-
-def _make_room(limit_bytes: int) -> None:
-    while _decoded and sum(split.images_NHWC.nbytes for split in _decoded.values()) > limit_bytes:
-        _decoded.pop(next(iter(_decoded)))
+    def _encoded(self, ordinals: NDArray[np.int64]) -> list[bytes]:
+        """The samples' bytes as they stand in the shards."""
+        split = self.split
+        lengths = split.lengths[ordinals].astype(np.int64)
+        return self.shards.read_batch(split.shard_of(ordinals), split.offsets[ordinals], lengths)

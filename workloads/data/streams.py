@@ -30,6 +30,13 @@ class Purpose(IntEnum):
     AUGMENT = 1
     RANDOM_IDS = 2
     VAL_SPLIT = 3
+    REPLACEMENT = 4
+    SUBSET = 5
+    MIXTURE = 6
+    MERGED_CLASSES = 7
+    CHOSEN_CLASSES = 8
+    PATHS = 9
+    CLUSTERS = 10
     INIT_BACKBONE = 16
     INIT_HEAD = 17
     DROPOUT = 18
@@ -42,5 +49,31 @@ def seed_sequence(seed: int, stage: Stage, purpose: Purpose, *details: int) -> n
 
 def permutation(sequence: np.random.SeedSequence, num_items: int) -> NDArray[np.int64]:
     """A uniform permutation of ``range(num_items)``: the ranks of 64 random bits each (ties keep their order)."""
-    bits = np.random.PCG64(sequence).random_raw(num_items)
-    return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
+    return stable_order(random_words(sequence, num_items))
+
+
+def random_words(sequence: np.random.SeedSequence, num_items: int) -> NDArray[np.uint64]:
+    """Random bits [num_items]; item i has the same ones whatever ``num_items`` is."""
+    return np.random.PCG64(sequence).random_raw(num_items)
+
+
+def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """``np.argsort(words, kind="stable")`` in half the time, for words whose upper bits seldom agree.
+
+    Positions stand in for the lower bits, so that values can be sorted in place of indices; the few words that agree
+    in their upper bits are put in order afterwards.
+    """
+    low_bits = max(1, (len(words) - 1).bit_length())
+    low = np.uint64((1 << low_bits) - 1)
+    packed = words & ~low
+    packed |= np.arange(len(words), dtype=np.uint64)
+    packed.sort()
+    uppers = packed >> np.uint64(low_bits)
+    packed &= low
+    order = packed.view(np.int64)
+    agree = np.flatnonzero(uppers[1:] == uppers[:-1])
+    if agree.size:
+        places = np.union1d(agree, agree + 1)
+        members = order[places]
+        order[places] = members[np.lexsort((members, words[members]))]
+    return order

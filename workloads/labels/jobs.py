@@ -22,9 +22,17 @@ def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
     Raises:
         UserError: the label space does not fit the data set.
     """
-    index = SampleIndex.open(context.store, request.inputs["index"], context.cache)
+    location = request.execution.data_location
+    index = SampleIndex.open(context.store, request.inputs["index"], context.cache, location)
     num_train = index.split("train").num_samples
-    label_map = make_label_map(request.parameters["space"], index.classes, num_train=num_train)
+    files, space = request.execution.label_files, request.parameters["space"]
+    label_map: LabelMap
+    if "clusters" in request.inputs:
+        from workloads.labels.cluster_job import cluster_labels  # torch and scikit-learn: most label maps need neither
+
+        label_map = cluster_labels(context.store, request.inputs["clusters"], index.key)
+    else:
+        label_map = make_label_map(space, index.classes, num_train=num_train, files=files)
     writer = ArtifactWriter(context.store, request)
     label_map.write(writer)
     sizes = {name: _class_sizes(label_map, split) for name, split in index.splits.items()}
@@ -34,5 +42,5 @@ def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
 
 def _class_sizes(label_map: LabelMap, split: SplitIndex) -> dict[str, Any]:
     """Samples per class: min, median, max."""
-    counts = np.bincount(label_map.bind(split.name, split.leaves), minlength=label_map.num_classes)
+    counts = label_map.bind(split).counts()
     return {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max())}

@@ -1,16 +1,16 @@
 """The artifact of a ``labels`` job: what turns the samples of a data set into targets, applied when batches are made.
 
-Three forms: *by class* (an array leaf class -> target), *by sample* (a table by ordinal for each split) and *by rule*
-(random ids). Parts: ``label_map.json`` and the arrays as ``.npy``.
+Forms: *by class* (targets of each leaf class), *by sample* (a table by ordinal for each split) and *by rule* (random
+ids). Parts: ``label_map.json`` and the arrays as ``.npy``.
 """
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,10 @@ from orchestrator.errors import BadDataError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part, read_record
 from workloads.data.arrays import from_npy_bytes, npy_bytes
-from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
+from workloads.data.index import SplitIndex
+from workloads.labels.bound import NO_LABEL, BoundLabels, LeafLabels, LeafSetLabels, TableLabels
+
+__all__ = ["NO_LABEL", "BoundLabels", "ClassLabels", "LabelMap", "SampleLabels"]
 
 LABEL_MAP_PART: Final = "label_map.json"
 _BY_CLASS_PART: Final = "targets.npy"
@@ -35,9 +38,16 @@ class LabelMap(ABC):
     @staticmethod
     def open(store: ObjectStore, labels_key: str) -> LabelMap:
         """Open a committed label map. Raises ``NotFoundError`` if it is not committed."""
+        from workloads.labels.random_ids import RandomLabels
+
         record = read_record(store, labels_key)
         document: dict[str, Any] = json.loads(read_part(store, record, LABEL_MAP_PART))
-        return _FORMS[document["form"]].read(store, record, document)
+        forms: Mapping[str, type[LabelMap]] = {
+            "by_class": ClassLabels,
+            "by_sample": SampleLabels,
+            "by_rule": RandomLabels,
+        }
+        return forms[document["form"]].read(store, record, document)
 
     @property
     @abstractmethod
@@ -45,8 +55,13 @@ class LabelMap(ABC):
         """One name per target id."""
 
     @abstractmethod
-    def bind(self, split: str, leaves: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Targets [N] of all samples of a split by ordinal, from their leaf classes [N]."""
+    def bind(self, split: SplitIndex) -> BoundLabels:
+        """The targets of a split's samples.
+
+        Raises:
+            BadDataError: the split is one of another data set.
+            UserError: the label space cannot label multi-label samples.
+        """
 
     @abstractmethod
     def write(self, writer: ArtifactWriter) -> None:
@@ -60,24 +75,45 @@ class LabelMap(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLabels(LabelMap):
-    """By class: ``targets`` [number of leaf classes] holds the target of each leaf class."""
+    """By class: ``targets`` [C] holds the target of each leaf class, or [C, M] all of them, padded with ``NO_LABEL``.
+
+    A class without target is not part of the label space, and its samples are not part of the data.
+    """
 
     targets: NDArray[np.int64]
     names: tuple[str, ...]
+
+    @classmethod
+    def of_sets(cls, sets: Sequence[Sequence[int]], names: Sequence[str]) -> Self:
+        """From the targets of each class; one column if no class has several."""
+        width = max(1, *map(len, sets))
+        targets = np.full((len(sets), width), NO_LABEL, dtype=np.int64)
+        for leaf, members in enumerate(sets):
+            targets[leaf, : len(members)] = sorted(members)
+        return cls(num_classes=len(names), names=tuple(names), targets=targets[:, 0] if width == 1 else targets)
 
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.names
 
-    def bind(self, split: str, leaves: NDArray[np.int32]) -> NDArray[np.int64]:
+    @property
+    def table_CM(self) -> NDArray[np.int32]:  # noqa: N802 - a shape
+        """Targets (C, M) of each class, ascending, then ``NO_LABEL``."""
+        return self.targets.reshape(len(self.targets), -1).astype(np.int32)
+
+    def bind(self, split: SplitIndex) -> BoundLabels:
+        sets = split.leaf_sets
+        leaves = split.leaves if sets is None else sets.values
         if len(leaves) and int(leaves.max()) >= len(self.targets):
-            message = f"split {split!r} has the leaf class {int(leaves.max())}, "
+            message = f"split {split.name!r} has the leaf class {int(leaves.max())}, "
             message += f"but this label map knows {len(self.targets)} classes: it belongs to another data set"
             raise BadDataError(message)
-        return self.targets[leaves]
+        if sets is None:
+            return LeafLabels(split.leaves, self.table_CM, num_classes=self.num_classes)
+        return LeafSetLabels(sets, self.table_CM, num_classes=self.num_classes)
 
     def write(self, writer: ArtifactWriter) -> None:
-        _write_document(writer, "by_class", num_classes=self.num_classes, class_names=self.names)
+        write_document(writer, "by_class", num_classes=self.num_classes, class_names=self.names)
         writer.add(_BY_CLASS_PART, npy_bytes(self.targets))
 
     @classmethod
@@ -95,18 +131,18 @@ class SampleLabels(LabelMap):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self.names or _numbered(self.num_classes)
+        return self.names or numbered(self.num_classes)
 
-    def bind(self, split: str, leaves: NDArray[np.int32]) -> NDArray[np.int64]:
+    def bind(self, split: SplitIndex) -> BoundLabels:
         known = {name: len(targets) for name, targets in self.targets.items()}
-        if known.get(split) != len(leaves):
-            message = f"split {split!r} has {len(leaves)} samples, but this label map holds targets for {known}: "
-            raise BadDataError(message + "it belongs to another data set")
-        return self.targets[split]
+        if known.get(split.name) != split.num_samples:
+            message = f"split {split.name!r} has {split.num_samples} samples, but this label map holds targets for "
+            raise BadDataError(f"{message}{known}: it belongs to another data set")
+        return TableLabels(self.targets[split.name], num_classes=self.num_classes)
 
     def write(self, writer: ArtifactWriter) -> None:
         splits = sorted(self.targets)
-        _write_document(writer, "by_sample", num_classes=self.num_classes, class_names=self.class_names, splits=splits)
+        write_document(writer, "by_sample", num_classes=self.num_classes, class_names=self.class_names, splits=splits)
         for split in splits:
             writer.add(f"{_BY_SAMPLE_FOLDER}/{split}.npy", npy_bytes(self.targets[split]))
 
@@ -119,41 +155,11 @@ class SampleLabels(LabelMap):
         return cls(num_classes=document["num_classes"], names=tuple(document["class_names"]), targets=targets)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RandomLabels(LabelMap):
-    """By rule: sample i of a split has the target ``permutation[i] % num_classes``, keyed by (seed, split).
-
-    Classes differ by one sample at most in size; ``num_classes`` = N gives every sample a class of its own.
-    """
-
-    seed: int
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return _numbered(self.num_classes)
-
-    def bind(self, split: str, leaves: NDArray[np.int32]) -> NDArray[np.int64]:
-        stream = seed_sequence(self.seed, Stage.LABELS, Purpose.RANDOM_IDS, *split.encode())
-        return permutation(stream, len(leaves)) % self.num_classes
-
-    def write(self, writer: ArtifactWriter) -> None:
-        _write_document(writer, "by_rule", num_classes=self.num_classes, rule="random", seed=self.seed)
-
-    @classmethod
-    def read(cls, store: ObjectStore, record: Record, document: Mapping[str, Any]) -> RandomLabels:  # noqa: ARG003 - a rule has no arrays
-        return cls(num_classes=document["num_classes"], seed=document["seed"])
-
-
-_FORMS: Final[Mapping[str, type[LabelMap]]] = {
-    "by_class": ClassLabels,
-    "by_sample": SampleLabels,
-    "by_rule": RandomLabels,
-}
-
-
-def _write_document(writer: ArtifactWriter, form: str, **fields: object) -> None:
+def write_document(writer: ArtifactWriter, form: str, **fields: object) -> None:
+    """Add ``label_map.json``."""
     writer.add(LABEL_MAP_PART, json.dumps({"form": form, **fields}, indent=1, sort_keys=True).encode())
 
 
-def _numbered(num_classes: int) -> tuple[str, ...]:
+def numbered(num_classes: int) -> tuple[str, ...]:
+    """Names of classes that have none."""
     return tuple(str(target) for target in range(num_classes))

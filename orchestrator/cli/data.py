@@ -1,0 +1,236 @@
+"""``orchestrator data``: shards from published data sets, and what shards hold. The work is done by the data plane."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Output, OutputOption
+from orchestrator.units import MIB
+
+app = typer.Typer(
+    help="Convert, index, verify and look at WebDataset shards.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Converter(StrEnum):
+    """Published forms of data sets that can be converted."""
+
+    IMAGEFOLDER = "imagefolder"
+    IMAGENET1K = "imagenet1k"
+    IMAGENET21K = "imagenet21k"
+    INAT2021 = "inat2021"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+class Policy(StrEnum):
+    """What bad samples do."""
+
+    FAIL = "fail"
+    REPLACE = "replace"
+
+
+Workers = Annotated[int, typer.Option("-j", "--workers", min=0, help="Processes; 0 = one per core.")]
+Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="A split by name; repeatable.")]
+Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
+Classes = Annotated[str, typer.Option(help="Class table (classes.json); default: the one beside the shards.")]
+NumClasses = Annotated[int, typer.Option(min=0, help="Number of classes, where there is no class table.")]
+MultiLabel = Annotated[bool, typer.Option("--multi-label", help="Samples have any number of classes.")]
+
+
+@app.command()
+def shard(  # noqa: PLR0913 - one argument per option
+    converter: Annotated[Converter, typer.Argument(help="Form of the source.")],
+    source: Annotated[str, typer.Argument(help="Folder or file of the data set as it was published.")],
+    destination: Annotated[str, typer.Argument(help="Folder for shards, class table and dataset.json; path or URI.")],
+    *,
+    split: Splits = None,
+    val_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Hold out so much of each class as val.")] = 0.0,
+    shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard, MiB.")] = 256,
+    shuffle: Annotated[bool, typer.Option(help="Write samples in random order; else class after class.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order and of the held-out samples.")] = 0,
+    workers: Workers = 0,
+    labels: Annotated[str, typer.Option(help="imagenet1k: what says the classes of validation images.")] = "",
+    path_column: Annotated[str, typer.Option(help="csv, parquet: column of the images' paths.")] = "path",
+    label_column: Annotated[str, typer.Option(help="csv, parquet: column of the labels.")] = "label",
+    separator: Annotated[str, typer.Option(help="csv, parquet: between several labels of a sample.")] = "",
+    level_column: Annotated[list[str] | None, typer.Option(help="csv, parquet: a coarser level; repeatable.")] = None,
+    root: Annotated[str, typer.Option(help="csv, parquet: what relative paths start from.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Convert a published data set to shards. Run it again to go on after an interruption."""
+    wanted = {
+        "source": source,
+        "splits": _pairs(split),
+        "val_fraction": val_fraction,
+        "seed": seed,
+        "labels": labels,
+        "path_column": path_column,
+        "label_column": label_column,
+        "separator": separator,
+        "level_columns": level_column or [],
+        "root": root,
+    }
+    write = {
+        "destination_uri": destination,
+        "shard_bytes": shard_mib * MIB,
+        "shuffle": shuffle,
+        "seed": seed,
+        "num_processes": _num_processes(workers),
+    }
+    found = _run("shard", {"converter": converter.value, "source": wanted, "write": write})
+    _show(found, output, f"datasets:\n  my-data: {{from: {found['uri']}}}")
+
+
+@app.command()
+def index(  # noqa: PLR0913 - see shard
+    place: Place,
+    *,
+    split: Splits = None,
+    classes: Classes = "",
+    num_classes: NumClasses = 0,
+    multi_label: MultiLabel = False,
+    policy: Annotated[Policy, typer.Option(help="replace: count bad samples and leave them out.")] = Policy.FAIL,
+    budget: Annotated[float, typer.Option(min=0, max=1, help="Share of bad samples that is accepted.")] = 0.01,
+    write: Annotated[bool, typer.Option("--write", help="Leave a dataset.json beside the shards.")] = False,
+    workers: Workers = 0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Read shards once: samples, classes, bad samples, and the digest to paste into a sweep.yaml."""
+    arguments = {
+        "target": _target(place, split, classes, num_classes, multi_label=multi_label),
+        "policy": policy.value,
+        "budget": budget,
+        "write": write,
+        "num_processes": _num_processes(workers),
+    }
+    found = _run("index", arguments)
+    _show(found, output, f"datasets:\n  my-data: {json.dumps(found['entry'])}")
+
+
+@app.command()
+def verify(
+    place: Place,
+    *,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode every image, too.")] = False,
+    workers: Workers = 0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Read every shard and compare it with the dataset.json beside it."""
+    arguments = {
+        "target": _target(place, None, "", 0),
+        "decode": decode,
+        "num_processes": _num_processes(workers),
+    }
+    found = _run("verify", arguments)
+    is_good = found["is_same"] and not found["num_bad"]
+    verdict = "all shards are as recorded" if is_good else "there are differences"
+    _show(found, output, f"{verdict}; digest: {found['digest']}")
+    raise typer.Exit(0 if is_good else 1)
+
+
+@app.command()
+def stats(place: Place, *, output: OutputOption = Output.TABLE) -> None:
+    """Sizes of splits, levels and classes, without reading shards."""
+    found = _run("stats", {"place": place})
+    _show(found, output, f"digest: {found['digest']}")
+
+
+@app.command()
+def sample(  # noqa: PLR0913 - see shard
+    place: Place,
+    *,
+    name: Annotated[str, typer.Option("--of", help="Split.")] = "train",
+    num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 9,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the shard and the samples.")] = 0,
+    key: Annotated[str, typer.Option(help="Only the sample with this key.")] = "",
+    out: Annotated[str, typer.Option(help="Folder for the images and labels.json.")] = "",
+    split: Splits = None,
+    classes: Classes = "",
+    num_classes: NumClasses = 0,
+    multi_label: MultiLabel = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show a few samples, or write their images."""
+    arguments = {
+        "target": _target(place, split, classes, num_classes, multi_label=multi_label),
+        "split": name,
+        "num_samples": num,
+        "seed": seed,
+        "key": key,
+        "out": out,
+    }
+    from orchestrator.cli.console import stdout_console
+    from orchestrator.cli.data_tables import samples_table
+
+    found = _run("sample", arguments)
+    if output is Output.JSON:
+        stdout_console().print_json(json.dumps(found))
+        return
+    stdout_console().print(samples_table(found["samples"]))
+
+
+def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run a command of the data plane; its progress and errors go to stderr."""
+    command = [sys.executable, "-m", "workloads.data", verb, json.dumps(arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            stdout, _ = child.communicate()
+        except KeyboardInterrupt:  # the child got the same signal, and says how to go on
+            child.wait()
+            raise
+    if child.returncode:
+        raise typer.Exit(child.returncode if child.returncode > 0 else 1)
+    found: dict[str, Any] = json.loads(stdout)
+    return found
+
+
+def _show(found: dict[str, Any], output: Output, last_line: str) -> None:
+    from orchestrator.cli.console import stderr_console, stdout_console
+    from orchestrator.cli.data_tables import bad_table, dataset_tables
+
+    if output is Output.JSON:
+        stdout_console().print_json(json.dumps(found))
+        return
+    for table in dataset_tables(found):
+        stdout_console().print(table)
+    if found.get("bad_samples"):
+        stderr_console().print(bad_table(found["bad_samples"]))
+    stdout_console().print(last_line, markup=False)
+
+
+def _target(
+    place: str, split: Sequence[str] | None, classes: str, num_classes: int, *, multi_label: bool = False
+) -> dict[str, Any]:
+    return {
+        "place": place,
+        "splits": _pairs(split),
+        "classes": classes,
+        "num_classes": num_classes,
+        "multi_label": multi_label,
+    }
+
+
+def _pairs(texts: Sequence[str] | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        name, _, place = text.partition("=")
+        if not name or not place:
+            raise typer.BadParameter(f"--split {text!r} is not NAME=PLACE, such as train=train_mini")
+        pairs[name] = place
+    return pairs
+
+
+def _num_processes(workers: int) -> int:
+    return workers or len(os.sched_getaffinity(0))

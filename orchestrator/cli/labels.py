@@ -1,0 +1,175 @@
+"""``orchestrator labels``: how the label spaces of a sweep or data set look. The data plane looks at the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.output import Output, OutputOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.tree import Tree
+
+    from orchestrator.spec.model import Sweep
+
+app = typer.Typer(
+    help="Look at label spaces.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+_MAX_CHILDREN = 12  # of a node of the tree; the rest is a number
+
+
+@app.callback()
+def group() -> None:
+    """Keeps the group a group while it has one command."""
+
+
+@app.command()
+def show(
+    reference: Annotated[str, typer.Argument(metavar="SWEEP|DATASET", help="Sweep file or name, or folder of shards.")],
+    *,
+    dataset: Annotated[str, typer.Option(help="Data set of the sweep; default: all.")] = "",
+    target: Annotated[
+        list[str] | None, typer.Option(help="Space to compare with; default: the sweep's targets.")
+    ] = None,
+    tree: Annotated[str, typer.Option(metavar="ENTRY", help="Draw the tree of an entry's spaces.")] = "",
+    plot: Annotated[Path | None, typer.Option(help="Write a plot of class sizes to this file (png, svg, pdf).")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Classes of each label space: number, sizes, entropy, and whether they lie within the classes of the targets."""
+    from orchestrator.cli.console import stdout_console
+    from orchestrator.spec.count_classes import ask_labels
+
+    folder = _folder_uri(reference)
+    requests = _of_folder(folder) if folder else _of_sweep(reference, dataset, target, tree)
+    plots = {"plot": str(plot.resolve()) if plot else ""}
+    found = [{"dataset": name, **ask_labels("show", request | plots)} for name, request in requests.items()]
+    if output is Output.JSON:
+        stdout_console().print_json(json.dumps(found))
+        return
+    for looked in found:
+        stdout_console().print(_table(looked))
+        if tree and looked["tree"]:
+            stdout_console().print(_drawn(tree, looked["tree"]))
+
+
+def _folder_uri(reference: str) -> str:
+    """The URI of a folder of shards; empty if the reference is a sweep."""
+    from orchestrator.storage.dataset_files import DATASET_FILE
+
+    if "://" in reference:
+        return reference.rstrip("/")
+    return Path(reference).resolve().as_uri() if (Path(reference) / DATASET_FILE).is_file() else ""
+
+
+def _of_folder(uri: str) -> dict[str, dict[str, Any]]:
+    """Every level of the class table from coarse to fine, compared with the coarsest one."""
+    from orchestrator.storage.dataset_files import CLASSES_FILE, level_counts, read_class_table, read_dataset_file
+
+    described, (rows, _) = read_dataset_file(uri), read_class_table(f"{uri}/{CLASSES_FILE}")
+    counts = level_counts(rows)
+    levels = sorted((level for level, count in counts.items() if count > 1), key=counts.__getitem__)
+    return {
+        uri: {
+            "dataset": {"rows": rows, "num_classes": described.num_classes},
+            "num_train": described.num_samples("train"),
+            "spaces": [{"name": level, "space": {"hierarchy": level}} for level in levels],
+            "files": {},
+            "targets": levels[:1],
+            "tree": levels,
+            "index": {},
+        }
+    }
+
+
+def _of_sweep(reference: str, dataset: str, targets: Sequence[str] | None, tree: str) -> dict[str, dict[str, Any]]:
+    """A request for each data set."""
+    from orchestrator.spec import load_sweep
+    from orchestrator.spec.count_classes import table_of
+
+    sweep = load_sweep(reference)[0]
+    used = list(dict.fromkeys(space.dataset for space in sweep.labels.values()))
+    if dataset and dataset not in used:
+        raise typer.BadParameter(f"no label space is of a data set {dataset!r}; there are {', '.join(used)}")
+    requests: dict[str, dict[str, Any]] = {}
+    for name in [dataset] if dataset else used:
+        spaces = [space for space in sweep.labels.values() if space.dataset == name]
+        levels = sorted((space for space in spaces if space.entry == tree), key=lambda space: space.num_classes)
+        requests[name] = {
+            "dataset": table_of(sweep.datasets[name]),
+            "num_train": sweep.datasets[name].num_train,
+            "spaces": [{"name": space.name, "space": space.space} for space in spaces],
+            "files": {role: uri for space in spaces for role, uri in space.files.items()},
+            "targets": list(dict.fromkeys(targets or [item.target for item in sweep.transfer])),
+            "tree": [space.name for space in levels],
+            "index": _index(sweep, name),
+        }
+    return requests
+
+
+def _index(sweep: Sweep, dataset: str) -> dict[str, Any]:
+    """Where the data set's index is, if a run has made it."""
+    from orchestrator.cli.settings import Settings
+    from orchestrator.plan.build import build_plan
+    from orchestrator.storage.artifacts import is_committed
+    from orchestrator.storage.open import is_initialised, open_store
+
+    store_uri = Settings().store_uri(sweep)
+    jobs = {job.name: job for job in build_plan(sweep, store_uri=store_uri).jobs}
+    job = jobs.get(f"index/{dataset}")
+    if job is None or not is_initialised(store_uri) or not is_committed(open_store(store_uri), job.key):
+        return {}
+    cache = Settings().home / "cache" / "labels"
+    return {"store": store_uri, "key": job.key, "cache": str(cache), "location": dict(job.execution.data_location)}
+
+
+def _table(looked: Mapping[str, Any]) -> Table:
+    from rich.table import Table
+
+    targets = list(dict.fromkeys(name for space in looked["spaces"] for name in space.get("nesting", {})))
+    table = Table(title=f"{looked['dataset']}: {looked['counted']} per class", title_justify="left")
+    table.add_column("label space")
+    for heading in ("classes", "min", "median", "max", "empty", "entropy, bits"):
+        table.add_column(heading, justify="right")
+    for name in targets:
+        table.add_column(f"mixes {name}", justify="right")
+    for space in looked["spaces"]:
+        nesting = space.get("nesting", {})
+        mixing = ["" if name not in nesting else _mixing(nesting[name]) for name in targets]
+        table.add_row(space["name"], str(space["num_classes"]), *_sizes(space), *mixing)
+    return table
+
+
+def _sizes(space: Mapping[str, Any]) -> list[str]:
+    if "min" not in space:  # random ids have sizes once there are samples
+        return ["-"] * 5
+    sizes = [f"{space['min']}", f"{space['median']:g}", f"{space['max']}", f"{space['num_empty']}"]
+    return [*sizes, f"{space['entropy_bits']:.2f}"]
+
+
+def _mixing(nesting: Mapping[str, Any]) -> str:
+    return "no" if nesting["refines"] else f"{100 * nesting['mixing']:.1f} %"
+
+
+def _drawn(name: str, paths: Sequence[Mapping[str, Any]]) -> Tree:
+    from rich.tree import Tree
+
+    root = Tree(f"{name} ({sum(path['num'] for path in paths)})")
+    _grow(root, [(path["path"], path["num"]) for path in paths])
+    return root
+
+
+def _grow(node: Tree, paths: Sequence[tuple[Sequence[str], int]]) -> None:
+    below: dict[str, list[tuple[Sequence[str], int]]] = {}
+    for path, num in paths:
+        if path:
+            below.setdefault(path[0], []).append((path[1:], num))
+    for name, members in list(below.items())[:_MAX_CHILDREN]:
+        _grow(node.add(f"{name} ({sum(num for _, num in members)})"), members)
+    if len(below) > _MAX_CHILDREN:
+        node.add(f"... {len(below) - _MAX_CHILDREN} more")

@@ -1,0 +1,71 @@
+"""What planning can tell of a model and its recipe without timm: names, image sizes, batches for BatchNorm, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.spec.complaints import Complaints
+from orchestrator.spec.model import Model
+from orchestrator.spec.timm_table import ModelTable, TimmModel
+from orchestrator.spec.tree import Path
+
+# The same rule as workloads.models.batchnorm, which a test compares.
+DEFAULT_NORM_GROUP = 64
+# Arguments that change neither which images a network takes nor its layers; with any other, only the data plane knows.
+_HARMLESS = frozenset(
+    {
+        "attn_drop_rate",
+        "drop_path_rate",
+        "drop_rate",
+        "init_values",
+        "mlp_ratio",
+        "num_heads",
+        "patch_drop_rate",
+        "pos_drop_rate",
+        "proj_drop_rate",
+        "qk_norm",
+        "qkv_bias",
+    }
+)
+
+
+def check_model(path: Path, model: Model, table: ModelTable, complaints: Complaints) -> None:
+    """Complain about a model that timm does not have, or an image size that it is known to refuse."""
+    problem = table.name_problem(model.name)
+    if problem:
+        complaints.add((*path, "name"), problem)
+        return
+    known = table.find(model.name)
+    if known is not None and not model.kwargs.keys() - _HARMLESS:
+        problem = known.size_problem(model.image_size)
+        if problem:
+            complaints.add((*path, "image_size"), f"image_size {model.image_size} is refused: {problem}")
+
+
+def check_recipe_of_model(
+    path: Path, recipe: Mapping[str, Any], model: Model, table: ModelTable, complaints: Complaints
+) -> None:
+    """Complain about a resolved recipe that the network at hand cannot be trained with."""
+    known = table.find(model.name)
+    if known is None or not recipe:
+        return
+    if known.has_batchnorm and not any("norm" in name for name in model.kwargs):
+        _check_groups(path, recipe, known, complaints)
+    missing = {"dropout": known.has_dropout, "drop_path": known.has_drop_path}
+    for field, has_it in missing.items():
+        if recipe.get(field) and not has_it:
+            complaints.add((*path, field), f"timm model {known.name} has no {field}; remove it or choose another model")
+
+
+def _check_groups(path: Path, recipe: Mapping[str, Any], model: TimmModel, complaints: Complaints) -> None:
+    batch_size = recipe["batch_size"]
+    group = min(batch_size, DEFAULT_NORM_GROUP)
+    if recipe.get("norm_group") is None and batch_size % group:
+        message = (
+            f"batch_size {batch_size} is not a multiple of {group}, and {model.name} has BatchNorm, whose statistics"
+        )
+        complaints.add(
+            (*path, "batch_size"),
+            f"{message} are over groups of {group} samples by default; set norm_group to a divisor of {batch_size}",
+        )

@@ -1,0 +1,110 @@
+"""Recipes: a shipped one by name, inline fields, or inline fields over a shipped ``base``. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from orchestrator.errors import SpecError
+from orchestrator.spec.complaints import Complaints
+from orchestrator.spec.model import Dataset, LabelSpace
+from orchestrator.spec.problems import validate
+from orchestrator.spec.recipe_rules import EXCLUSIVE, ignored_fields, missing_fields
+from orchestrator.spec.schema_recipe import RecipeSpec
+from orchestrator.spec.suggest import did_you_mean
+from orchestrator.spec.tree import Path, Tree
+
+RecipeBook = Mapping[str, Mapping[str, Any]]
+Objectives = Mapping[str, str]
+"""Installed objectives: name -> ``<distribution>==<version>:<name>``."""
+
+BUILTIN_LOSSES = ("softmax", "sigmoid")
+
+
+class RecipeResolver:
+    """Resolves the recipes of one sweep; ``complaints`` collects what is wrong with them."""
+
+    def __init__(self, book: RecipeBook, objectives: Objectives, tree: Tree, complaints: Complaints) -> None:
+        self._book, self._objectives = book, objectives
+        self._tree, self._complaints = tree, complaints
+
+    def resolve(self, path: Path, recipe: str | Mapping[str, Any], protocol: str = "") -> Mapping[str, Any]:
+        """All fields of the recipe that stands at ``path``, for a transfer's ``protocol``; nothing if it is wrong."""
+        given = {} if isinstance(recipe, str) else dict(recipe)
+        base = recipe if isinstance(recipe, str) else given.pop("base", None)
+        if base is not None and (not isinstance(base, str) or base not in self._book):
+            where = path if isinstance(recipe, str) else (*path, "base")
+            self._complaints.add(where, f"{base!r} is not a shipped recipe: {did_you_mean(str(base), self._book)}")
+            return {}
+        inherited = dict(self._book[base]) if base is not None else {}
+        for pair in EXCLUSIVE:
+            inherited = inherited if given.keys().isdisjoint(pair) else _without(inherited, pair)
+        try:
+            spec = validate(RecipeSpec, {**inherited, **given}, self._tree, path)
+            return self._checked(path, spec, given, ignored_fields(spec, protocol))
+        except SpecError as error:
+            self._complaints.extend(error)
+            return {}
+
+    def _checked(
+        self, path: Path, spec: RecipeSpec, given: Mapping[str, Any], ignored: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        for name in given.keys() & ignored.keys():
+            self._complaints.add((*path, name), f"{given[name]!r} {ignored[name]}")
+        for message in missing_fields(spec).values():
+            self._complaints.add(path, message)
+        # What a base says about an optimiser or schedule that was overridden goes with it.
+        fields = {name: getattr(spec, name) for name in spec.model_fields_set - ignored.keys()}
+        loss = self._loss((*path, "loss"), spec.loss)
+        return RecipeSpec.model_construct(**{**fields, "loss": loss}).resolved()
+
+    def _loss(self, path: Path, name: str) -> str:
+        if name in BUILTIN_LOSSES:
+            return name
+        if name not in self._objectives:
+            known = (*BUILTIN_LOSSES, *self._objectives)
+            self._complaints.add(path, f"'{name}' is neither built in nor installed: {did_you_mean(name, known)}")
+        return self._objectives.get(name, name)
+
+
+def check_recipe_on(path: Path, recipe: Mapping[str, Any], dataset: Dataset, complaints: Complaints) -> None:
+    """Complain about a resolved recipe that cannot train on a data set whose size is known."""
+    if not recipe:
+        return
+    batch_size, num_train = recipe["batch_size"], dataset.num_train
+    if batch_size > num_train:
+        message = f"batch_size {batch_size} is more than the {num_train} training samples of '{dataset.name}'"
+        complaints.add((*path, "batch_size"), message)
+        return
+    total = num_steps(recipe["epochs"], num_train, batch_size)
+    if total < 1:
+        message = f"{recipe['epochs']:g} epochs of the {num_train} training samples of '{dataset.name}' give no batch"
+        complaints.add((*path, "epochs"), f"{message} of {batch_size}; train longer or in smaller batches")
+    elif recipe.get("warmup_steps", 0) > total:
+        message = f"the training on '{dataset.name}' has {total} steps; the warm-up of {recipe['warmup_steps']} would"
+        complaints.add((*path, "warmup_steps"), f"{message} outlast it; use 0 to {total}")
+
+
+def check_labels_of(
+    path: Path, recipe: Mapping[str, Any], space: LabelSpace, dataset: Dataset, complaints: Complaints
+) -> None:
+    """Complain about a label space that the resolved recipe at ``path`` cannot learn."""
+    if space.num_classes == 1:
+        message = f"the recipe trains on '{space.name}', which has a single class: there is nothing to tell apart"
+        complaints.add(path, f"{message}; use a label space of 2 classes or more")
+    # Only levels are known to keep several classes per sample; of other rules the data plane sees it in the labels.
+    several = space.multi_label or (dataset.multi_label and "hierarchy" in space.space)
+    if several and recipe.get("loss", "softmax") == "softmax":
+        message = f"samples of '{space.name}' have several classes each, and a softmax can give only one of them"
+        complaints.add((*path, "loss"), f"{message} probability 1; use loss: sigmoid")
+
+
+def num_steps(epochs: float, num_samples: int, batch_size: int) -> int:
+    """Steps of a run, as the data plane counts them (a test compares the two): halves round up."""
+    return math.floor(Fraction(repr(float(epochs))) * num_samples / batch_size + Fraction(1, 2))
+
+
+def _without(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}

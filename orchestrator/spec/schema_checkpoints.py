@@ -1,0 +1,58 @@
+"""The part of a sweep.yaml that says how often a run is saved, and what of it stays."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.spec.fields import Count, Strict
+
+MAX_BEST = 100
+
+
+class IntervalSpec(Strict):
+    """A distance between checkpoints: exactly one of the fields."""
+
+    UNITS: ClassVar[tuple[str, ...]] = ("steps", "epochs")
+
+    steps: Count | None = Field(None, description="Updates.")
+    epochs: Count | None = Field(None, description="Passes over the training split.")
+
+    @model_validator(mode="after")
+    def _exactly_one_unit(self) -> IntervalSpec:
+        given = [unit for unit in self.UNITS if getattr(self, unit) is not None]
+        if len(given) != 1:
+            context = {"given": ", ".join(given) or "none", "rules": ", ".join(self.UNITS)}
+            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {given}", context)
+        return self
+
+
+class BestSpec(Strict):
+    """The evaluations with the lowest metric."""
+
+    metric: Literal["val_error", "val_loss"] = Field("val_error", description="What is compared; lower is better.")
+    k: Annotated[int, Field(ge=1, le=MAX_BEST)] = Field(1, description="How many are kept; of equal ones the earlier.")
+
+
+class KeepSpec(Strict):
+    """What stays: the newest while the run goes on, listed and best ones as parts of the artifact."""
+
+    last: Count = Field(2, description="Newest checkpoints that stay until the job is done; never changes a result.")
+    best: BestSpec | None = Field(None, description="Best evaluations, kept as best/<rank>/ in the artifact.")
+    epochs: list[Count] = Field(default_factory=list, description="Epochs kept as epochs/<epoch>/ in the artifact.")
+
+
+class CheckpointsSpec(Strict):
+    """Checkpoints of the backbones."""
+
+    every: Literal["auto"] | IntervalSpec = Field(
+        IntervalSpec(epochs=1), description="auto: from what a checkpoint costs and how often attempts die."
+    )
+    mtbf_s: float = Field(
+        21_600.0,
+        gt=0,
+        description="For auto: mean time between deaths of an attempt to start from, seconds; observed ones move it.",
+    )
+    keep: KeepSpec = KeepSpec()

@@ -1,0 +1,91 @@
+"""Looks at external data sets when a sweep.yaml is loaded: the one place where the language reads object stores.
+
+It reads small files (``dataset.json``, ``classes.json``) and listings, never shards; what it finds goes into the pure
+resolution as values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from orchestrator.errors import BadDataError, SpecError, StorageError
+from orchestrator.spec.schema import SweepSpec
+from orchestrator.spec.schema_datasets import ExternalShards
+from orchestrator.spec.tree import Path, Tree
+from orchestrator.storage.dataset_files import CLASSES_FILE, DatasetFile, read_class_table, read_dataset_file
+from orchestrator.storage.listing import list_shards, listing_digest
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What was found of one external data set."""
+
+    described: DatasetFile | None = None
+    """Its ``dataset.json``, for ``from``."""
+    listing: str = ""
+    """Digest of names, sizes and versions of its shards; empty where the digest of their content is known."""
+    class_table: Sequence[Mapping[str, Any]] = ()
+    classes_uri: str = ""
+    """Empty: classes are numbers."""
+    classes_sha256: str = ""
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """URI patterns of ``shards``."""
+
+
+Surveys = Mapping[str, Survey]
+
+
+def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
+    """Look at every external data set of a schema-valid sweep.
+
+    Raises:
+        SpecError: a store, shard or file is not there or not what it should be; one line each.
+    """
+    surveys, problems = {}, []
+    for name, entry in spec.datasets.items():
+        if isinstance(entry, ExternalShards):
+            try:
+                surveys[name] = _survey(entry)
+            except _SurveyError as error:
+                problems.append(tree.problem(("datasets", name, *error.path), error.message))
+    if problems:
+        raise SpecError(tuple(problems))
+    return surveys
+
+
+class _SurveyError(Exception):
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(path, message)
+        self.path, self.message = path, message
+
+
+def _survey(entry: ExternalShards) -> Survey:
+    if entry.from_:
+        described = _at(("from",), lambda: read_dataset_file(entry.from_))
+        uri = entry.classes or f"{entry.from_.rstrip('/')}/{CLASSES_FILE}"
+        rows, digest = _at(("classes",) if entry.classes else ("from",), lambda: read_class_table(uri))
+        return Survey(described=described, class_table=rows, classes_uri=uri, classes_sha256=digest)
+    splits = {
+        split: (patterns,) if isinstance(patterns, str) else tuple(patterns) for split, patterns in entry.shards.items()
+    }
+    listed = {split: _at(("shards", split), _lister(patterns)) for split, patterns in splits.items()}
+    listing = "" if entry.digest else listing_digest(listed)
+    if not entry.classes:
+        return Survey(listing=listing, splits=splits)
+    rows, digest = _at(("classes",), lambda: read_class_table(entry.classes))
+    return Survey(listing=listing, splits=splits, class_table=rows, classes_uri=entry.classes, classes_sha256=digest)
+
+
+def _lister(patterns: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
+    return lambda: list_shards(patterns)
+
+
+def _at(path: Path, read: Callable[[], Found]) -> Found:
+    try:
+        return read()
+    except (StorageError, BadDataError) as error:
+        raise _SurveyError(path, str(error)) from error

@@ -1,0 +1,105 @@
+"""How much training waits for its data: JPEGs through shards, decoder and augmentation, beside one batch in memory."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from itertools import cycle, islice, repeat
+
+import pytest
+import torch
+
+from orchestrator.contract import Execution, ExecutionContext, JobKind
+from tests.data_jobs import DataPlane, tar_of
+from tests.photographs import jpeg, photograph
+from tests.tiny_training import RECIPE
+from workloads.data.streams import Stage
+from workloads.train.arithmetic import Arithmetic
+from workloads.train.images import ImageTask, new_backbone, new_head
+from workloads.train.job import Setting, TrainingParameters
+from workloads.train.large_head import loss_of
+from workloads.train.layout import Layout
+from workloads.train.learner import Learner
+from workloads.train.objective import SoftmaxObjective
+from workloads.train.ranks import Ranks
+from workloads.train.samples import LabelledSamples
+from workloads.train.schedule import Calendar
+from workloads.train.step import Update
+from workloads.train.task import TrainInputs
+
+pytestmark = pytest.mark.bench
+
+ROUNDS, STEPS, BATCH_SIZE, IMAGE_SIZE, NUM_CORES = 7, 4, 32, 160, 2
+NUM_SHARDS, SHARD_SAMPLES, NUM_PHOTOGRAPHS = 2, 256, 64
+MODEL = {"name": "resnet18", "image_size": IMAGE_SIZE, "kwargs": {}}
+PHOTOGRAPHS = {
+    "augment": "random_resized_crop_flip",
+    "decoder": "turbo",
+    "batch_size": BATCH_SIZE,
+    "norm_group": BATCH_SIZE,
+    "epochs": 100,
+}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> ImageTask:
+    """A ResNet-18 on photographs of 500 x 375."""
+    plane = DataPlane(folder=tmp_path_factory.mktemp("feed"))
+    pictures = cycle([jpeg(photograph(seed)) for seed in range(NUM_PHOTOGRAPHS)])
+    shards = {}
+    for shard in (*(f"train-{number}.tar" for number in range(NUM_SHARDS)), "val-0.tar"):
+        size = SHARD_SAMPLES if shard.startswith("train") else 8
+        members = [
+            member
+            for row, content in enumerate(islice(pictures, size))
+            for member in ((f"{shard[:-4]}-{row:04d}.jpg", content), (f"{shard[:-4]}-{row:04d}.cls", b"%d" % (row % 2)))
+        ]
+        shards[shard] = tar_of(members)
+    index = plane.index(plane.foreign(shards))
+    space = {"random": {"num_classes": 2, "seed": 0}}
+    labels = plane.run(JobKind.LABELS, {"space": space}, {"index": index.key}).key
+    parameters = {"model": MODEL, "recipe": {**RECIPE, **PHOTOGRAPHS}, "seed": 0}
+    request = plane.request(JobKind.PRETRAIN, parameters, {"index": index.key, "labels": labels})
+    object.__setattr__(request, "execution", Execution(num_threads=NUM_CORES))
+    parsed, device = TrainingParameters.of(request), torch.device("cpu")
+    context = ExecutionContext(store=plane.store, scratch=plane.folder, cache=plane.cache)
+    samples = LabelledSamples.open(request, context, parsed.recipe, image_size=IMAGE_SIZE, device=device)
+    setting = Setting(
+        request=request, context=context, stage=Stage.PRETRAIN, parameters=parsed, samples=samples, device=device
+    )
+    backbone, num_features = new_backbone(setting)
+    return ImageTask(setting, backbone, new_head(setting, num_features))
+
+
+def _images_per_s(update: Update, batches: Iterable[TrainInputs]) -> float:
+    """Without the first step, during which loading begins."""
+    started_s = 0.0
+    for number, batch in enumerate(batches):
+        if number == 1:
+            started_s = time.perf_counter()
+        update(batch, 0.01)
+    return (STEPS - 1) * BATCH_SIZE / (time.perf_counter() - started_s)
+
+
+def test_training_fed_by_the_loader_beside_one_batch_in_memory(task: ImageTask) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(NUM_CORES)
+    recipe = TrainingParameters.of(task._setting.request).recipe
+    learner = Learner(task.model, recipe, Calendar.of(recipe, 512), Arithmetic(torch.device("cpu")))
+    losses_of = loss_of(task.model, SoftmaxObjective(2))
+    update = Update(learner, losses_of, Layout.of(task.model, recipe, ranks=Ranks()))
+    one = next(task.batches(0, 1, unit=1))
+    ratios = []
+    for number in range(ROUNDS):
+        first = number * STEPS
+        rates = {}
+        for arm in ("loader", "memory") if number % 2 else ("memory", "loader"):
+            batches = repeat(one, STEPS) if arm == "memory" else task.batches(first, first + STEPS, unit=1)
+            rates[arm] = _images_per_s(update, batches)
+        ratios.append(rates["loader"] / rates["memory"])
+    torch.set_num_threads(threads)
+    rounds = "  ".join(f"{ratio:.3f}" for ratio in ratios)
+    median = statistics.median(ratios)
+    sys.stdout.write(f"\ntraining fed by the loader: {median:.3f} of one batch in memory (asked >= 0.90); {rounds}\n")

@@ -1,0 +1,262 @@
+"""Converters on small copies of the published layouts, and the writer behind them."""
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from orchestrator.errors import UserError
+from tests.conversions import convert, fill, photo, table_of
+from tests.data_jobs import encoded, tar_of
+from workloads.data.commands import CONVERTERS
+from workloads.data.convert.items import ItemTable, hold_out, key_of
+from workloads.data.convert.request import ConvertRequest
+
+PHOTO = encoded("JPEG", size=(12, 10))
+
+
+def test_imagefolder_nested_folders_are_levels_and_images_stay_as_they_are(tmp_path: Path) -> None:
+    files = {f"train/{c}/i{n}.JPG": photo(n) for c in ("animal/dog", "animal/cat", "plant/oak") for n in range(2)}
+    files |= {"val/animal/cat/v.png": encoded(), "train/animal/cat/.hidden.jpg": b"", "train/animal/notes.txt": b""}
+    dataset, found = convert("imagefolder", fill(tmp_path / "in", files), tmp_path / "out")
+    assert table_of(tmp_path / "out") == [
+        {"class": 0, "name": "cat", "depth1": "animal", "depth2": "animal/cat"},
+        {"class": 1, "name": "dog", "depth1": "animal", "depth2": "animal/dog"},
+        {"class": 2, "name": "oak", "depth1": "plant", "depth2": "plant/oak"},
+    ]
+    assert dict(dataset.levels) == {"depth1": 2, "depth2": 3}
+    assert len(found["train"]) == 6
+    assert found["train"]["animal/dog/i1"] == ((1,), photo(1))
+    assert found["val"] == {"animal/cat/v": ((0,), encoded())}
+
+
+def test_imagefolder_classes_of_different_depth_repeat_their_path(tmp_path: Path) -> None:
+    source = fill(tmp_path / "in", {"a/1.jpg": PHOTO, "b/c/d/2.jpg": PHOTO, "b/e/d/3.jpg": PHOTO})
+    convert("imagefolder", source, tmp_path / "out")
+    rows = table_of(tmp_path / "out")
+    assert rows[0] == {"class": 0, "name": "a", "depth1": "a", "depth2": "a", "depth3": "a"}
+    assert [row["name"] for row in rows[1:]] == ["b/c/d", "b/e/d"]
+
+
+def test_imagenet21k_tars_of_synsets_are_read_in_place(tmp_path: Path) -> None:
+    tars = {
+        f"{synset}.tar": tar_of([(f"{synset}_{n}.JPEG", photo(seed + n)) for n in range(3)])
+        for seed, synset in ((0, "n00000002"), (10, "n00000001"))
+    }
+    source = fill(tmp_path / "in", {**tars, "readme.tar": b"?", "words.txt": b"n00000001\towl, bird\nn00000002\tcat\n"})
+    dataset, found = convert("imagenet21k", source, tmp_path / "out")
+    rows = table_of(tmp_path / "out")
+    assert [(row["class"], row["name"], row["synset"]) for row in rows] == [
+        (0, "owl", "n00000001"),
+        (1, "cat", "n00000002"),
+    ]
+    assert found["train"]["n00000002_1"] == ((1,), photo(1))
+    assert found["train"]["n00000001_2"] == ((0,), photo(12))
+    assert dict(dataset.class_counts) == {"train": (3, 3)}
+
+
+@pytest.mark.parametrize("layout", ["winter21_whole", "winter21_whole.tar"])
+def test_imagenet21k_winter21_is_read_unpacked_once_or_not(tmp_path: Path, layout: str) -> None:
+    tars = {f"{synset}.tar": tar_of([(f"{synset}_1.JPEG", PHOTO)]) for synset in ("n00000001", "n00000002")}
+    if layout.endswith(".tar"):
+        whole = tar_of([(f"winter21_whole/{name}", content) for name, content in tars.items()])
+        source = fill(tmp_path / "in", {layout: whole})
+    else:
+        source = fill(tmp_path / "in", {f"{layout}/{name}": content for name, content in tars.items()})
+    _, found = convert("imagenet21k", source, tmp_path / "out")
+    assert found["train"] == {"n00000001_1": ((0,), PHOTO), "n00000002_1": ((1,), PHOTO)}
+
+
+def test_imagenet21k_compressed_tar_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    source = fill(tmp_path / "in", {"n00000001.tar": gzip.compress(tar_of([("a.JPEG", PHOTO)]))})
+    with pytest.raises(UserError, match=r"is compressed \(gzip\).*unpack"):
+        convert("imagenet21k", source, tmp_path / "out")
+
+
+def test_imagenet21k_held_out_val_is_the_same_share_of_each_class(tmp_path: Path) -> None:
+    files = {f"n0000000{leaf}/{leaf}_{n}.JPEG": photo(n) for leaf in (1, 2) for n in range(10)}
+    source = fill(tmp_path / "in", {**files, "n00000003/only.JPEG": PHOTO})
+    dataset, found = convert("imagenet21k", source, tmp_path / "out", val_fraction=0.2, seed=3)
+    assert dict(dataset.class_counts) == {"train": (8, 8, 1), "val": (2, 2, 0)}
+    assert not found["train"].keys() & found["val"].keys()
+
+
+SYNSETS = ("n00000005", "n00000001")
+VAL_IMAGES = {f"ILSVRC2012_val_{n:08d}.JPEG": photo(n) for n in (1, 2, 3)}
+VAL_SYNSETS = ("n00000001", "n00000005", "n00000001")
+
+
+def imagenet1k(folder: Path, *, val_as_tar: bool) -> Path:
+    inner = [(f"{synset}.tar", tar_of([(f"{synset}_{n}.JPEG", photo(n)) for n in range(2)])) for synset in SYNSETS]
+    val = {"ILSVRC2012_img_val.tar": tar_of(list(VAL_IMAGES.items()))}
+    val = val if val_as_tar else {f"val/{name}": content for name, content in VAL_IMAGES.items()}
+    return fill(folder, {"ILSVRC2012_img_train.tar": tar_of(inner), **val})
+
+
+def devkit_bytes() -> bytes:
+    from scipy.io import savemat
+
+    synsets = np.zeros(2, dtype=[("ILSVRC2012_ID", "O"), ("WNID", "O")])
+    for row, (number, synset) in enumerate([(1, "n00000005"), (2, "n00000001")]):
+        synsets[row] = (number, synset)
+    mat = io.BytesIO()
+    savemat(mat, {"synsets": synsets})
+    truth = b"2\n1\n2\n"
+    folder = "ILSVRC2012_devkit_t12/data"
+    members = [(f"{folder}/meta.mat", mat.getvalue()), (f"{folder}/ILSVRC2012_validation_ground_truth.txt", truth)]
+    return gzip.compress(tar_of(members))
+
+
+def val_labels(folder: Path, how: str) -> None:
+    if how == "kaggle":
+        lines = [f"{Path(name).stem},{s} 1 2 3 4 " for name, s in zip(VAL_IMAGES, VAL_SYNSETS, strict=True)]
+        fill(folder, {"LOC_val_solution.csv": "\n".join(["ImageId,PredictionString", *reversed(lines)]).encode()})
+    elif how == "pairs":
+        lines = [f"{name} {synset}" for name, synset in zip(VAL_IMAGES, VAL_SYNSETS, strict=True)]
+        fill(folder, {"val_labels.txt": "\n".join(reversed(lines)).encode()})
+    elif how == "lines":
+        fill(folder, {"val_labels.txt": "\n".join(VAL_SYNSETS).encode()})
+    else:
+        fill(folder, {"ILSVRC2012_devkit_t12.tar.gz": devkit_bytes()})
+
+
+@pytest.mark.parametrize("how", ["kaggle", "pairs", "lines", "devkit"])
+def test_imagenet1k_tar_of_tars_and_flat_validation_images_get_their_classes(tmp_path: Path, how: str) -> None:
+    source = imagenet1k(tmp_path / "in", val_as_tar=how in {"kaggle", "devkit"})
+    val_labels(source, how)
+    _, found = convert("imagenet1k", source, tmp_path / "out")
+    assert found["train"]["n00000005_1"] == ((1,), photo(1))
+    assert {key: leaves for key, (leaves, _) in found["val"].items()} == {
+        "ILSVRC2012_val_00000001": (0,),
+        "ILSVRC2012_val_00000002": (1,),
+        "ILSVRC2012_val_00000003": (0,),
+    }
+    assert found["val"]["ILSVRC2012_val_00000002"][1] == photo(2)
+
+
+def test_imagenet1k_validation_images_without_classes_are_refused(tmp_path: Path) -> None:
+    source = imagenet1k(tmp_path / "in", val_as_tar=False)
+    with pytest.raises(UserError, match="--labels"):
+        convert("imagenet1k", source, tmp_path / "out")
+    fill(source, {"val_labels.txt": b"ILSVRC2012_val_00000001.JPEG n00000001\n"})
+    with pytest.raises(UserError, match=r"no synset for 2 validation images, the first is ILSVRC2012_val_00000002"):
+        convert("imagenet1k", source, tmp_path / "out")
+
+
+def inat(folder: Path) -> Path:
+    ranks = ("kingdom", "phylum", "class", "order", "family", "genus", "specific_epithet")
+    categories = [
+        {
+            "id": number,
+            "name": f"Genus{number % 2} species{number}",
+            "supercategory": "Birds",
+            "image_dir_name": "x",
+            **{rank: f"{rank}{number % 2}" for rank in ranks},
+        }
+        for number in (3, 0, 7)
+    ]
+    for split, count in (("train_mini", 3), ("val", 2)):
+        images = [{"id": n, "file_name": f"{split}/0000{n}_x/{n}.jpg"} for n in range(count)]
+        notes = [{"id": n, "image_id": n, "category_id": (7, 0, 3)[n]} for n in range(count)]
+        document = {"images": images, "annotations": notes, "categories": categories}
+        fill(folder, {f"{split}.json": json.dumps(document).encode()})
+        fill(folder, {f"{split}/0000{n}_x/{n}.jpg": photo(n) for n in range(count)})
+    return folder
+
+
+def test_inat2021_json_gives_classes_with_all_ranks(tmp_path: Path) -> None:
+    _, found = convert("inat2021", inat(tmp_path / "in"), tmp_path / "out")
+    rows = table_of(tmp_path / "out")
+    assert [row["name"] for row in rows] == ["Genus0 species0", "Genus1 species3", "Genus1 species7"]
+    ranks = ["supercategory", "kingdom", "phylum", "taxonomic_class", "order", "family", "genus", "specific_epithet"]
+    assert list(rows[0]) == ["class", "name", *ranks, "species"]
+    assert rows[1]["taxonomic_class"] == "class1"
+    assert {key: leaves for key, (leaves, _) in found["train"].items()} == {
+        "train_mini/00000_x/0": (2,),
+        "train_mini/00001_x/1": (0,),
+        "train_mini/00002_x/2": (1,),
+    }
+    assert len(found["val"]) == 2
+
+
+def test_inat2021_image_that_is_not_there_is_named(tmp_path: Path) -> None:
+    source = inat(tmp_path / "in")
+    (source / "val/00001_x/1.jpg").unlink()
+    with pytest.raises(UserError, match=r"val/00001_x/1\.jpg is named in the JSON, but is not there"):
+        convert("inat2021", source, tmp_path / "out")
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return
+    pd.DataFrame(rows).to_parquet(path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_table_names_become_sorted_classes_with_their_levels(tmp_path: Path, suffix: str) -> None:
+    source = fill(tmp_path / "in", {f"{n}.jpg": photo(n) for n in range(3)})
+    rows = [{"file": f"{n}.jpg", "what": what, "kind": what[0]} for n, what in enumerate(("owl", "ant", "owl"))]
+    write_rows(source / f"train.{suffix}", rows)
+    columns = {"path_column": "file", "label_column": "what", "level_columns": ("kind",)}
+    _, found = convert(suffix, source, tmp_path / "out", **columns)
+    assert table_of(tmp_path / "out") == [
+        {"class": 0, "name": "ant", "kind": "a"},
+        {"class": 1, "name": "owl", "kind": "o"},
+    ]
+    assert found["train"] == {"0": ((1,), photo(0)), "1": ((0,), photo(1)), "2": ((1,), photo(2))}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_table_several_labels_are_kept(tmp_path: Path, suffix: str) -> None:
+    source = fill(tmp_path / "in", {f"{n}.jpg": photo(n) for n in range(3)})
+    labels: list[Any] = ["2;0", "", "1"] if suffix == "csv" else [["2", "0"], [], ["1"]]
+    write_rows(source / f"train.{suffix}", [{"path": f"{n}.jpg", "label": label} for n, label in enumerate(labels)])
+    dataset, found = convert(suffix, source, tmp_path / "out", separator=";" if suffix == "csv" else "")
+    assert dataset.multi_label
+    assert {key: leaves for key, (leaves, _) in found["train"].items()} == {"0": (2, 0), "1": (), "2": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"path": "0.jpg", "class": "a"}], "no column 'label'; it has path, class"),
+        ([{"path": "9.jpg", "label": "a"}], r"names '9\.jpg', but"),
+        ([{"path": "0.txt", "label": "a"}], "no extension of an image"),
+        ([{"path": "0.jpg", "label": ""}], "empty label"),
+    ],
+)
+def test_table_wrong_row_is_refused(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
+    source = fill(tmp_path / "in", {"0.jpg": PHOTO})
+    write_rows(source / "train.csv", rows)
+    with pytest.raises(UserError, match=message):
+        convert("csv", source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("converter", sorted(CONVERTERS))
+def test_converter_empty_source_is_refused(tmp_path: Path, converter: str) -> None:
+    with pytest.raises(UserError):
+        CONVERTERS[converter](ConvertRequest(source=tmp_path))
+
+
+def test_key_of_name_has_no_dots_and_stays_relative() -> None:
+    assert [key_of(name) for name in ("a/b.c.JPEG", "/x.jpg", "ä b/c.png")] == ["a/b_c", "x", "_ b/c"]
+
+
+def test_hold_out_leaves_a_sample_of_every_class_in_train() -> None:
+    table = ItemTable()
+    container = table.container(Path("/x"))
+    for row in range(9):
+        table.add(f"{row}.jpg", container=container, leaves=(row % 3 if row < 8 else 3,), length_bytes=1)
+    parts = hold_out(table, 0.9, seed=0)
+    assert {leaf for row in range(len(parts["train"])) for leaf in parts["train"].leaves(row)} == {0, 1, 2, 3}
+    assert len(parts["train"]) + len(parts["val"]) == 9

@@ -1,0 +1,183 @@
+"""``orchestrator data``: the commands, and the seam between the two planes."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from orchestrator.cli import data
+from orchestrator.cli.app import app
+from orchestrator.cli.data_tables import bad_table, dataset_tables, samples_table
+from orchestrator.storage.dataset_files import read_dataset_file
+from tests.data_jobs import Member, encoded, tar_of
+from workloads.data.__main__ import main
+
+CLASSES = [{"class": leaf, "name": name, "kind": name[0]} for leaf, name in enumerate(("ant", "ape", "owl"))]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "classes.json").write_text(json.dumps(CLASSES))
+    for split, count in (("train", 3), ("val", 1)):
+        for shard in range(count):
+            members: list[Member] = []
+            for row in range(6):
+                members += [
+                    (f"{split}{shard}{row}.jpg", encoded("JPEG", seed=row)),
+                    (f"{split}{shard}{row}.cls", b"%d" % (row % 2)),
+                ]
+            (folder / f"{split}-{shard:06d}.tar").write_bytes(tar_of(members))
+    return folder
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the data plane's side without a new interpreter."""
+
+    def run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        with redirect_stdout(io.StringIO()) as stdout:
+            code = main(verb, json.loads(json.dumps(arguments)))
+        if code:
+            raise typer.Exit(code)
+        found: dict[str, Any] = json.loads(stdout.getvalue())
+        return found
+
+    monkeypatch.setattr(data, "_run", run)
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["data", *arguments])
+    return result.exit_code, result.stdout
+
+
+def as_json(*arguments: str) -> dict[str, Any]:
+    code, stdout = invoke(*arguments, "-o", "json")
+    assert code == 0, stdout
+    found: dict[str, Any] = json.loads(stdout)
+    return found
+
+
+def test_data_index_prints_what_a_sweep_needs(shards: Path, in_process: None) -> None:
+    pattern = f"{shards}/train-{{000000..000002}}.tar"
+    found = as_json("index", pattern, "--classes", str(shards / "classes.json"), "-j", "1")
+    assert found["splits"]["train"]["num_samples"] == 18
+    assert found["entry"] == {
+        "shards": {"train": f"file://{pattern}"},
+        "classes": f"{shards.as_uri()}/classes.json",
+        "num_train": 18,
+        "digest": found["digest"],
+    }
+
+
+def test_data_index_write_describes_the_folder_for_stats_verify_and_sample(
+    shards: Path, in_process: None, tmp_path: Path
+) -> None:
+    found = as_json("index", str(shards), "--classes", str(shards / "classes.json"), "--write", "-j", "1")
+    assert read_dataset_file(shards.as_uri()).digest == found["digest"]
+    stats = as_json("stats", str(shards))
+    assert stats["digest"] == found["digest"]
+    assert stats["samples_per_class"]["train"]["class"] == {
+        "num_nodes": 3,
+        "min": 0,
+        "median": 9.0,
+        "max": 9,
+        "empty": 1,
+    }
+    assert stats["samples_per_class"]["train"]["kind"] == {
+        "num_nodes": 2,
+        "min": 0,
+        "median": 9.0,
+        "max": 18,
+        "empty": 1,
+    }
+    assert as_json("verify", str(shards), "--decode", "-j", "1")["is_same"] is True
+    rows = as_json("sample", str(shards), "-n", "2", "--out", str(tmp_path / "out"))["samples"]
+    assert [(tmp_path / "out" / row["file"]).is_file() for row in rows] == [True, True]
+    (row,) = as_json("sample", str(shards), "--of", "val", "--key", "val03")["samples"]
+    assert (row["classes"], row["names"], row["width"]) == ([1], ["ape"], 16)
+
+
+@pytest.mark.parametrize("damage", ["byte", "image"])
+def test_data_verify_damaged_shard_fails(shards: Path, in_process: None, damage: str) -> None:
+    as_json("index", str(shards), "--classes", str(shards / "classes.json"), "--write", "-j", "1")
+    path = shards / "train-000001.tar"
+    content = bytearray(path.read_bytes())
+    content[-1 if damage == "byte" else 600] ^= 1
+    path.write_bytes(content)
+    code, _ = invoke("verify", str(shards), "-j", "1")
+    assert code == 1
+
+
+def test_data_index_bad_samples_are_listed_and_budgeted(shards: Path, in_process: None) -> None:
+    (shards / "train-000000.tar").write_bytes(tar_of([("x.jpg", b""), ("x.cls", b"0")]))
+    base = ("index", str(shards), "--classes", str(shards / "classes.json"), "-j", "1")
+    assert invoke(*base)[0] == 1
+    assert invoke(*base, "--policy", "replace", "--budget", "0.05")[0] == 1
+    found = as_json(*base, "--policy", "replace", "--budget", "0.1")
+    assert found["bad_samples"]["train"]["empty"]["first"] == ["train-000000.tar:x its image has zero bytes"]
+
+
+def test_data_stats_missing_description_is_not_found(tmp_path: Path, in_process: None) -> None:
+    assert invoke("stats", str(tmp_path))[0] == 102
+
+
+def test_data_index_without_classes_says_how_to_name_them(shards: Path, in_process: None) -> None:
+    result = CliRunner().invoke(app, ["data", "index", str(shards)])
+    assert result.exit_code == 1
+    assert "--num-classes" in result.stderr
+
+
+def test_data_pipe_is_refused(in_process: None, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    result = CliRunner().invoke(app, ["data", "index", f"pipe:touch {trap}", "--num-classes", "2"])
+    assert result.exit_code == 1
+    assert "would run a program" in result.stderr
+    assert not trap.exists()
+
+
+def test_data_split_without_a_name_is_a_usage_error(in_process: None) -> None:
+    assert invoke("index", "x", "--split", "train")[0] == 2
+
+
+def test_data_tables_show_every_number() -> None:
+    split = {"num_shards": 2, "num_samples": 1234, "size_bytes": 2048}
+    sizes = {"num_nodes": 2, "min": 1, "median": 1.5, "max": 2, "empty": 0}
+    found = {"uri": "u", "splits": {"train": split}, "levels": {"kind": 2}, "num_classes": 3, "multi_label": False}
+    tables = list(dataset_tables({**found, "samples_per_class": {"train": {"kind": sizes}}}))
+    tables.append(bad_table({"train": {"empty": {"count": 7, "first": ["s:x its image"]}}}))
+    row = {"shard": "s", "key": "k", "classes": [1], "names": ["ape"], "width": 4, "height": 5, "length_bytes": 9}
+    tables.append(samples_table([row]))
+    console = Console(width=200, record=True)
+    for table in tables:
+        console.print(table)
+    text = console.export_text()
+    for expected in ("1,234", "2.0 KiB", "kind 2", "1.5", "7", "s:x its image", "4x5", "ape"):
+        assert expected in text
+
+
+def test_data_shard_runs_the_data_plane_as_a_process_of_its_own(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "b/2.jpg"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encoded("JPEG"))
+    command = [sys.executable, "-m", "orchestrator.cli", "data", "shard", "imagefolder"]
+    command += [str(tmp_path / "in"), str(tmp_path / "out"), "-j", "1", "-o", "json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    found = json.loads(result.stdout)
+    assert found["splits"]["train"]["num_samples"] == 2
+    assert (tmp_path / "out" / "train-000000.tar").is_file()
+    missing = subprocess.run(
+        [*command[:6], "/nowhere", str(tmp_path / "x")], capture_output=True, text=True, check=False
+    )
+    assert missing.returncode == 1
+    assert missing.stderr == "error: /nowhere does not exist; name the folder or file to convert\n"

@@ -1,0 +1,338 @@
+"""Data sets that others wrote: from the sweep.yaml over the plan to an opened index."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest
+from orchestrator.errors import BadDataError, CorruptObjectError, SpecError, UserError
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.spec import load_sweep
+from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.local import LocalStore
+from tests.data_jobs import Member, encoded, tar_of
+from workloads.data.commands import index as index_command
+from workloads.data.index import NO_LEAF, BadSamplePolicy, SampleIndex, store_of
+from workloads.data.jobs import run_index
+
+IMAGES = [encoded("JPEG", size=(20, 16), seed=seed) for seed in range(3)]
+CLASSES = [{"class": leaf, "name": f"c{leaf}", "group": f"g{leaf // 2}"} for leaf in range(4)]
+SWEEP = """
+version: 1
+name: outside
+datasets: {photos: DATASET}
+labels: {levels: {dataset: photos, hierarchy: [group]}}
+pretrain:
+  model: {name: test_vit, image_size: 16}
+  labels: [levels/*]
+  recipe: {epochs: 1, batch_size: 2, lr: 0.1, loss: LOSS}
+transfer: [{name: top, target: levels/group, protocol: probe, recipe: {base: default-probe, batch_size: 2, loss: LOSS}}]
+"""
+
+
+class Outside:
+    """A folder of shards, and a store of a sweep that reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shards, self.store, self.folder = folder / "shards", LocalStore(folder / "store"), folder
+        self.shards.mkdir()
+        (self.shards / "classes.json").write_text(json.dumps(CLASSES))
+        for shard in range(3):
+            self.write("train", shard, [(f"t{shard}{row}", (shard + row) % 4) for row in range(4)])
+        self.write("val", 0, [(f"v{row}", row) for row in range(4)])
+
+    def write(self, split: str, shard: int, samples: list[tuple[str, int]]) -> None:
+        members: list[Member] = []
+        for number, (key, leaf) in enumerate(samples):
+            members += [(f"{key}.jpg", IMAGES[number % 3]), (f"{key}.cls", str(leaf).encode())]
+        (self.shards / f"{split}-{shard:03d}.tar").write_bytes(tar_of(members))
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        uri = self.shards.as_uri()
+        shards = {"train": f"{uri}/train-{{000..002}}.tar", "val": [f"{uri}/val-000.tar"]}
+        return {"shards": shards, "classes": f"{uri}/classes.json", "num_train": 12, "num_val": 4}
+
+    def plan(self, entry: Mapping[str, Any]) -> Plan:
+        path = self.folder / "sweep.yaml"
+        loss = "sigmoid" if entry.get("multi_label") else "softmax"
+        path.write_text(SWEEP.replace("DATASET", json.dumps(entry)).replace("LOSS", loss))
+        return build_plan(load_sweep(str(path))[0], store_uri=self.store.uri)
+
+    def key(self, entry: Mapping[str, Any]) -> str:
+        return self.job(entry).key
+
+    def job(self, entry: Mapping[str, Any], name: str = "index/photos") -> Job:
+        return self.plan(entry).by_name()[name]
+
+    def run(self, job: Job) -> Record:
+        request = JobRequest(
+            attempt_id=f"{job.key}.1",
+            attempt_number=1,
+            sweep="outside",
+            job=job.name,
+            key=job.key,
+            kind=job.kind,
+            identity=job.identity,
+            store_uri=self.store.uri,
+            execution=job.execution,
+        )
+        scratch = self.folder / "scratch"
+        scratch.mkdir(exist_ok=True)
+        run_index(request, ExecutionContext(store=self.store, scratch=scratch, cache=self.folder / "cache"))
+        return read_record(self.store, job.key)
+
+    def open(self, job: Job) -> SampleIndex:
+        return SampleIndex.open(self.store, job.key, self.folder / "cache", location=job.execution.data_location)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Outside:
+    return Outside(tmp_path)
+
+
+def describe(outside: Outside) -> dict[str, Any]:
+    """`data index --write`."""
+    target = {"place": str(outside.shards), "splits": {}, "classes": str(outside.shards / "classes.json")}
+    wanted = {"policy": "fail", "budget": 0.0, "write": True, "num_processes": 1}
+    return index_command({"target": {**target, "num_classes": 0, "multi_label": False}, **wanted})
+
+
+def test_external_data_set_has_no_dataset_job_and_levels_from_its_class_table(outside: Outside) -> None:
+    plan = outside.plan(outside.entry)
+    assert [job.name for job in plan.jobs][:2] == ["index/photos", "labels/levels/group"]
+    assert plan.by_name()["labels/levels/group"].facets["granularity"] == 2
+    assert not [job for job in plan.jobs if job.kind is JobKind.DATASET]
+
+
+def test_external_index_finds_every_sample_in_its_own_store(outside: Outside) -> None:
+    job = outside.job(outside.entry)
+    record = outside.run(job)
+    index = outside.open(job)
+    train = index.split("train")
+    assert record.metrics == {"num_train": 12, "num_val": 4, "num_classes": 4}
+    assert train.shard_sizes == (4, 4, 4)
+    assert train.place(5) == "train-001.tar:t11"
+    assert train.leaves.tolist() == [(shard + row) % 4 for shard in range(3) for row in range(4)]
+    for ordinal in range(12):
+        shard = train.shards[int(train.shard_of(np.array([ordinal]))[0])]
+        start, length = int(train.offsets[ordinal]), int(train.lengths[ordinal])
+        content = store_of(shard, outside.store).get_range(shard.object_name, start, length)
+        assert content == IMAGES[ordinal % 4 % 3]
+
+
+def test_external_columns_are_mapped_and_shared(outside: Outside) -> None:
+    job = outside.job(outside.entry)
+    outside.run(job)
+    assert isinstance(outside.open(job).split("train").offsets, np.memmap)
+
+
+def test_external_every_job_that_reads_the_index_knows_where_shards_lie(outside: Outside) -> None:
+    for job in outside.plan(outside.entry).jobs:
+        assert job.execution.data_location["splits"]["val"] == [f"{outside.shards.as_uri()}/val-000.tar"]
+        assert outside.shards.as_uri() not in json.dumps(job.identity)
+
+
+def test_external_key_is_that_of_the_content_wherever_it_lies(outside: Outside, tmp_path: Path) -> None:
+    before = outside.key(outside.entry)
+    moved = outside.shards.rename(tmp_path / "moved")
+    for path in moved.iterdir():
+        path.write_bytes(path.read_bytes())  # another inode and time
+    outside.shards = moved
+    assert outside.key(outside.entry) == before
+    outside.write("train", 2, [("other", 1)])
+    assert outside.key(outside.entry) != before
+
+
+def test_external_key_follows_class_table_splits_and_policy(outside: Outside) -> None:
+    entry = outside.entry
+    only_train = {**entry, "shards": {"train": entry["shards"]["train"]}}
+    swapped = {**entry, "shards": {"train": entry["shards"]["val"], "val": entry["shards"]["train"]}}
+    lenient = {**entry, "bad_samples": {"policy": "replace"}}
+    keys = [outside.key(changed) for changed in (entry, only_train, swapped, lenient)]
+    (outside.shards / "classes.json").write_text(
+        json.dumps([{**row, "group": "g"} for row in CLASSES[:2]] + CLASSES[2:])
+    )
+    assert len({*keys, outside.key(entry)}) == 5
+
+
+def test_external_with_a_digest_is_identified_by_it_alone(outside: Outside) -> None:
+    digest = outside.run(outside.job(outside.entry)).summary["dataset_digest"]
+    entry = {**outside.entry, "digest": digest}
+    key = outside.key(entry)
+    assert outside.job(entry).identity["parameters"]["digest"] == digest
+    assert outside.run(outside.job(entry)).summary["dataset_digest"] == digest
+    renamed = outside.shards.rename(outside.folder / "elsewhere")
+    outside.shards = renamed
+    assert outside.key({**outside.entry, "digest": digest}) == key
+    assert (
+        outside.open(outside.job({**outside.entry, "digest": digest})).split("train").shards[0].store_uri
+        == renamed.as_uri()
+    )
+
+
+def test_external_other_content_than_its_digest_is_refused(outside: Outside) -> None:
+    job = outside.job({**outside.entry, "digest": "0" * 64})
+    with pytest.raises(BadDataError, match="was declared with 0000"):
+        outside.run(job)
+
+
+def test_external_shards_changed_after_planning_are_refused(outside: Outside) -> None:
+    job = outside.job(outside.entry)
+    outside.write("train", 1, [("new", 0)])
+    with pytest.raises(BadDataError, match="changed since the sweep was planned"):
+        outside.run(job)
+
+
+def test_external_class_table_changed_after_planning_is_refused(outside: Outside) -> None:
+    job = outside.job(outside.entry)
+    (outside.shards / "classes.json").write_text(json.dumps(CLASSES[:3]))
+    with pytest.raises(BadDataError, match=r"class table .* changed"):
+        outside.run(job)
+
+
+def test_external_described_folder_needs_no_numbers(outside: Outside) -> None:
+    found = describe(outside)
+    job = outside.job({"from": outside.shards.as_uri()})
+    record = outside.run(job)
+    assert found["digest"] == job.identity["parameters"]["digest"] == record.summary["dataset_digest"]
+    assert outside.open(job).split("val").num_samples == 4
+    assert found["entry"] == {"from": outside.shards.as_uri()}
+
+
+def test_external_described_shard_that_changed_is_corrupt(outside: Outside) -> None:
+    describe(outside)
+    job = outside.job({"from": outside.shards.as_uri()})
+    path = outside.shards / "train-001.tar"
+    content = bytearray(path.read_bytes())
+    content[-1] = 1  # in the padding: the scan finds the same samples
+    path.write_bytes(content)
+    with pytest.raises(CorruptObjectError, match=r"train-001\.tar has sha256"):
+        outside.run(job)
+
+
+def test_external_altered_description_is_refused(outside: Outside) -> None:
+    describe(outside)
+    path = outside.shards / "dataset.json"
+    path.write_text(path.read_text().replace("train-001", "train-009"))
+    with pytest.raises(SpecError, match=r"datasets\.photos\.from: .* do not have its digest"):
+        outside.plan({"from": outside.shards.as_uri()})
+
+
+def damaged(outside: Outside) -> dict[str, Any]:
+    """One truncated image and one class out of range among 12 samples, and a key that is there already."""
+    members: list[Member] = [("bad.jpg", IMAGES[0][:-20]), ("bad.cls", b"0"), ("far.jpg", IMAGES[1]), ("far.cls", b"9")]
+    members += [("ok.jpg", IMAGES[2]), ("ok.cls", b"3"), ("t00.jpg", IMAGES[2]), ("t00.cls", b"3")]
+    (outside.shards / "train-002.tar").write_bytes(tar_of(members))
+    return outside.entry
+
+
+def test_external_bad_samples_are_left_out_counted_and_named(outside: Outside) -> None:
+    job = outside.job({**damaged(outside), "bad_samples": {"policy": "replace", "budget": 0.3}})
+    record = outside.run(job)
+    index = outside.open(job)
+    train, found = index.split("train"), record.summary["bad_samples"]["train"]
+    assert {reason: row["count"] for reason, row in found.items()} == {
+        "truncated": 1,
+        "class_out_of_range": 1,
+        "duplicate_key": 1,
+    }
+    assert found["truncated"]["first"][0].startswith("train-002.tar:bad ")
+    assert "train-000.tar" in found["duplicate_key"]["first"][0]
+    assert record.metrics["num_train"] == 9
+    assert record.metrics["num_bad_train"] == 3
+    assert train.shard_sizes == (4, 4, 1)
+    assert [train.key(row) for row in (0, 7, 8)] == ["t00", "t13", "ok"]
+    assert train.leaves.tolist() == [0, 1, 2, 3, 1, 2, 3, 0, 3]
+    assert record.summary["samples_per_class"]["train"] == {"min": 2, "median": 2.0, "max": 3, "empty": 0}
+    assert index.bad_samples.policy is BadSamplePolicy.REPLACE
+
+
+def test_external_bad_samples_over_the_budget_fail_with_their_names(outside: Outside) -> None:
+    job = outside.job({**damaged(outside), "bad_samples": {"policy": "replace", "budget": 0.2}})
+    with pytest.raises(BadDataError, match=r"3 samples of split 'train' .* 25\.00%.*train-002\.tar:bad"):
+        outside.run(job)
+
+
+def test_external_bad_sample_fails_by_default(outside: Outside) -> None:
+    with pytest.raises(BadDataError, match=r"train-002\.tar:bad is not a readable image"):
+        outside.run(outside.job(damaged(outside)))
+
+
+def test_external_multi_label_samples_keep_their_sets(outside: Outside) -> None:
+    members: list[Member] = []
+    for key, labels in (("a", [2, 0]), ("b", []), ("c", [1])):
+        members += [(f"{key}.jpg", IMAGES[0]), (f"{key}.json", json.dumps({"labels": labels}).encode())]
+    for shard in range(3):
+        (outside.shards / f"train-{shard:03d}.tar").write_bytes(
+            tar_of([(f"{shard}{name}", content) for name, content in members])
+        )
+    job = outside.job({**outside.entry, "multi_label": True})
+    outside.run(job)
+    train = outside.open(job).split("train")
+    assert train.leaf_sets is not None
+    assert train.leaf_sets.offsets.tolist() == [0, 2, 2, 3, 5, 5, 6, 8, 8, 9]
+    assert train.leaf_sets.values.tolist() == [2, 0, 1] * 3
+    assert train.leaves.tolist() == [2, NO_LEAF, 1] * 3
+
+
+def test_external_index_job_of_an_older_plan_says_to_plan_again(outside: Outside) -> None:
+    job = outside.job(outside.entry)
+    with pytest.raises(UserError, match="plan the sweep again"):
+        outside.run(replace(job, execution=Execution()))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"num_train": None}, "'num_train' is missing"),
+    ({"classes": ""}, "neither 'classes'"),
+    ({"num_classes": 7}, "7 is declared, but the data set has 4"),
+    ({"from": "file:///x"}, "either 'from' or 'shards'"),
+    ({"shards": {"val": "file:///x/y.tar"}}, "no 'train'"),
+    ({"shards": {"train": "pipe:cat /etc/passwd"}}, "datasets.photos.shards.train: store 'pipe:cat"),
+    ({"shards": {"train": "s3://user:secret@bucket/a.tar"}}, "user or password"),
+    ({"shards": {"train": "file:///x/train-{000..001.tar"}}, "braces that do not match"),
+    ({"shards": {"train": "file:///x/train-{0..99999999}.tar"}}, "more than 1000000 names"),
+    ({"digest": "abc"}, "datasets.photos.digest"),
+    ({"shard": {}}, "did you mean 'shards'"),
+    ({"bad_samples": {"policy": "skip"}}, "datasets.photos.bad_samples.policy"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
+def test_external_wrong_entry_is_refused_with_its_place(
+    outside: Outside, change: Mapping[str, Any], message: str
+) -> None:
+    entry = {key: value for key, value in {**outside.entry, **change}.items() if value is not None}
+    with pytest.raises(SpecError) as caught:
+        outside.plan(entry)
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["shard", "classes", "folder"])
+def test_external_missing_object_is_refused_at_load(outside: Outside, missing: str) -> None:
+    entry = outside.entry
+    if missing == "folder":
+        entry = {"from": (outside.folder / "nowhere").as_uri()}
+    else:
+        (outside.shards / {"shard": "train-001.tar", "classes": "classes.json"}[missing]).unlink()
+    with pytest.raises(
+        SpecError, match={"shard": r"1 of 3 shards .*train-001", "classes": "classes"}.get(missing, "from")
+    ):
+        outside.plan(entry)
+
+
+def test_external_folder_of_shards_is_listed(outside: Outside) -> None:
+    (outside.shards / "val-000.tar").rename(outside.folder / "val-000.tar")
+    entry = {**outside.entry, "shards": {"train": f"{outside.shards.as_uri()}/"}}
+    job = outside.job(entry)
+    outside.run(job)
+    assert outside.open(job).split("train").num_samples == 12
+    with pytest.raises(UserError, match="no samples in split 'val'"):
+        outside.open(job).split("val")

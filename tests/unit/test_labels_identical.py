@@ -1,0 +1,69 @@
+"""Label maps are the same bytes on every machine: whatever the hash seed of Python and the number of threads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.unit.test_wordnet import NET
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from hashlib import sha256
+import numpy as np
+from orchestrator.contract import JobKind
+from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
+from tests.data_jobs import DataPlane
+from workloads.data.index import SplitIndex
+from workloads.labels.spaces import make_label_map
+
+folder = Path(sys.argv[1])
+classes = [
+    {"class": n, "name": f"class{n}", "synset": synset, "group": f"group{n % 3}"}
+    for n, synset in enumerate(["n00000006", "n00000003", "n00000004", "n00000005", "n00000002", "n00000007"])
+]
+net = {"key": "synset", "digest": ""}
+group = {"hierarchy": "group"}
+spaces = [
+    group,
+    {"modulo": 2, "base": group},
+    {"wordnet": {"level": 1, **net}},
+    {"wordnet": {"level": 2, "paths": "random", "seed": 3, **net}},
+    {"wordnet": {"contains": "n00000003", **net}},
+    {"merge": {"num_classes": 3, "seed": 1}},
+    {"merge": {"groups": [{"name": "a", "classes": ["class4", 2]}], "others": "keep"}},
+    {"binary": ["class1"], "classes": {"names": ["class1", 5, 3]}},
+    {"random": {"num_classes": 5, "seed": 0}},
+    {"random": {"num_classes": 5, "seed": 0, "draw": "independent"}},
+    {"split": {"num": 2, "seed": 0}, "base": group},
+]
+split = SplitIndex.in_memory(leaves=np.arange(600) % 6)
+plane = DataPlane(folder=folder / "plane")
+for number, space in enumerate(spaces):
+    label_map = make_label_map(space, classes, num_train=600, files={"wordnet": str(folder / "data.noun")})
+    request = plane.request(JobKind.LABELS, {"number": number}, {})
+    writer = ArtifactWriter(plane.store, request)
+    label_map.write(writer)
+    writer.commit(now=0.0)
+    record = read_record(plane.store, request.key)
+    parts = {name: part.sha256 for name, part in record.parts.items()}
+    bound = label_map.bind(split).take(np.arange(600)).tobytes()
+    print(json.dumps([space, parts, sha256(bound).hexdigest()], sort_keys=True))
+"""
+
+
+def maps_under(folder: Path, hash_seed: str, threads: str) -> list[str]:
+    folder.mkdir()
+    (folder / "data.noun").write_text(NET)
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": threads}
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_labels_are_byte_identical_under_any_hash_seed_and_thread_count(tmp_path: Path) -> None:
+    first, other = maps_under(tmp_path / "one", "1", "1"), maps_under(tmp_path / "two", "4242", "4")
+    assert len(first) == 11
+    assert first == other

@@ -1,0 +1,283 @@
+"""Label spaces in a sweep.yaml: definitions, numbers of classes, and what is refused with its place."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from orchestrator.cli import labels
+from orchestrator.cli.app import app
+from orchestrator.contract import JobKind
+from orchestrator.errors import SpecError
+from orchestrator.plan.build import build_plan
+from orchestrator.spec import Sweep
+from orchestrator.spec.load import parse_tree, shipped_recipes
+from orchestrator.spec.problems import validate
+from orchestrator.spec.resolve import resolve_sweep
+from orchestrator.spec.resolve_labels import Counted, LabelSources
+from orchestrator.spec.schema import SweepSpec
+from workloads.labels.commands import count
+
+HEAD = """\
+version: 1
+name: spaces
+datasets:
+  tree: {builtin: synthetic-hierarchy, branching: [2, 2, 3], num_train: 600, num_val: 72, image_size: 16, patch_size: 4}
+  other: {builtin: digits}
+labels:
+  levels: {dataset: tree, hierarchy: [depth1, depth2, depth3]}
+"""
+TAIL = """
+pretrain:
+  model: {name: fasternet_t0, image_size: 16, kwargs: {patch_size: 4, embed_dim: 32, depths: [1], feature_dim: 64}}
+  labels: ["*"]
+  recipe: {epochs: 1, batch_size: 32, lr: 0.1}
+"""
+DEPTH1, DEPTH2 = {"hierarchy": "depth1"}, {"hierarchy": "depth2"}
+
+
+def counter(dataset: Any, spaces: Sequence[Mapping[str, Any]], files: Mapping[str, str]) -> list[Counted]:
+    """The data plane's own answer, without a process."""
+    request = {
+        "dataset": {"builtin": dataset.parameters},
+        "num_train": dataset.num_train,
+        "spaces": spaces,
+        "files": files,
+    }
+    return [Counted(**counted) for counted in json.loads(json.dumps(count(request)))["counted"]]
+
+
+def parse(entries: str, tail: str = TAIL) -> Sweep:
+    tree = parse_tree(HEAD + entries + tail, "sweep.yaml")
+    sources = LabelSources(count=counter, plugins={"letters": "letters==1.2:letters"})
+    return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, shipped_recipes(), labels=sources)
+
+
+def problems_of(entries: str, tail: str = TAIL) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse(entries, tail)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "definitions", "counts"),
+    [
+        (
+            "random: {num_classes: [4, 8], within: levels/depth1}",
+            [
+                {"random": {"num_classes": 4, "seed": 0, "within": DEPTH1}},
+                {"random": {"num_classes": 8, "seed": 0, "within": DEPTH1}},
+            ],
+            [8, 16],
+        ),
+        (
+            "random: {num_classes: [9], independent: true}",
+            [{"random": {"num_classes": 9, "seed": 0, "draw": "independent"}}],
+            [9],
+        ),
+        ("modulo: 3, base: levels/depth2", [{"modulo": 3, "base": DEPTH2}], [3]),
+        (
+            "split: 2, base: levels/depth1",
+            [{"split": {"num": 2, "seed": 0, "draw": "independent"}, "base": DEPTH1}],
+            [4],
+        ),
+        ("split: {num: 3, balanced: true}", [{"split": {"num": 3, "seed": 0, "draw": "balanced"}}], [36]),
+        (
+            "merge: {groups: {a: [0, 1], b: [2]}}",
+            [
+                {
+                    "merge": {
+                        "groups": [{"name": "a", "classes": [0, 1]}, {"name": "b", "classes": [2]}],
+                        "others": "keep",
+                    }
+                }
+            ],
+            [11],
+        ),
+        (
+            "merge: {num_classes: [3, 4], seed: 1}",
+            [{"merge": {"num_classes": 3, "seed": 1}}, {"merge": {"num_classes": 4, "seed": 1}}],
+            [3, 4],
+        ),
+        ("binary: [0, 1]", [{"binary": [0, 1]}], [2]),
+        ("hierarchy: [depth3], classes: {num: 5}", [{"hierarchy": "depth3", "classes": {"num": 5, "seed": 0}}], [5]),
+    ],
+)
+def test_labels_entry_becomes_definitions_without_names(
+    entry: str, definitions: list[dict[str, Any]], counts: list[int]
+) -> None:
+    sweep = parse(f"  mine: {{dataset: tree, {entry}}}")
+    spaces = [space for space in sweep.labels.values() if space.entry == "mine"]
+    assert [space.space for space in spaces] == definitions
+    assert [space.num_classes for space in spaces] == counts
+
+
+def test_labels_base_may_stand_anywhere_and_be_a_chain() -> None:
+    sweep = parse("  c: {dataset: tree, modulo: 2, base: b}\n  b: {dataset: tree, modulo: 3, base: levels/depth2}")
+    assert sweep.labels["c"].space == {"modulo": 2, "base": {"modulo": 3, "base": DEPTH2}}
+
+
+def test_labels_taxonomy_holds_the_digest_of_its_table_and_no_place(tmp_path: Path) -> None:
+    rows = ["name,order,family"] + [f"{n // 6}.{n // 3 % 2}.{n % 3},order{n // 6},family{n // 3}" for n in range(12)]
+    file = tmp_path / "table.csv"
+    file.write_text("\n".join(rows))
+    sweep = parse(f"  tax: {{dataset: tree, taxonomy: {{table: {file}, levels: [order, family]}}}}")
+    digest = sha256(file.read_bytes()).hexdigest()
+    order, family = (sweep.labels[f"tax/{level}"] for level in ("order", "family"))
+    assert family.space == {"taxonomy": {"level": "family", "digest": digest, "key": "name", "class_key": "name"}}
+    assert (order.num_classes, family.num_classes) == (2, 4)
+    job = next(job for job in build_plan(sweep, store_uri="file:///s").jobs if job.name == "pretrain/tax/order/seed0")
+    (labels_job,) = (one for one in build_plan(sweep, store_uri="file:///s").jobs if one.name == "labels/tax/order")
+    assert labels_job.execution.label_files == {"table": str(file)}
+    assert job.execution.label_files == {}
+    file.write_text(file.read_text().replace("order0,family1", "order1,family1", 1))
+    assert "'order' is not a function of 'family'" in problems_of(
+        f"  tax: {{dataset: tree, taxonomy: {{table: {file}, levels: [family, order]}}}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            "  a: {dataset: tree, modulo: 2, base: b}\n  b: {dataset: tree, modulo: 2, base: a}",
+            "starts from itself (a -> b -> a)",
+        ),
+        (
+            "  a: {dataset: tree, modulo: 2, base: levels/depth9}",
+            "'levels/depth9' is not a label space of this sweep: did you mean",
+        ),
+        ("  a: {dataset: other, modulo: 2, base: levels/depth1}", "is a label space of data set 'tree', not 'other'"),
+        (
+            "  a: {dataset: tree, hierarchy: [depth1], base: levels/depth1}",
+            "only modulo, split, merge, binary start from",
+        ),
+        ("  a: {dataset: tree, modulo: 9, base: levels/depth2}", "labels.a.modulo: modulo: 9 is not valid; the data"),
+        ("  a: {dataset: tree, binary: [oak]}", "labels.a.binary: 'oak' is no class of the 12"),
+        ("  a: {dataset: tree, random: {num_classes: [400], within: levels/depth1}}", "800 classes for 600 training"),
+        ("  a: {dataset: tree, wordnet: {levels: [1]}}", "needs a column 'synset'"),
+        ("  a: {dataset: tree, wordnet: {levels: [1], contains: n00004258}}", "needs exactly one of levels, contains"),
+        ("  a: {dataset: tree, plugin: {name: leters}}", "label space 'leters': did you mean 'letters'?"),
+        ("  a: {dataset: tree, plugin: {name: letters}}", "comes from letters, which is not installed here"),
+        ("  a: {dataset: tree, taxonomy: {table: none.csv, levels: [x]}}", "none.csv cannot be read"),
+        (
+            "  a: {dataset: tree, hierarchy: [depth1], classes: {under: n00004258, file: /no}}",
+            "needs a column 'synset'",
+        ),
+        ("  a: {dataset: tree, classes: {num: 3}}", "needs exactly one of hierarchy, random"),
+    ],
+)
+def test_labels_wrong_entry_is_refused_with_its_place(entries: str, message: str) -> None:
+    assert message in problems_of(entries)
+
+
+def test_labels_that_nobody_can_count_are_refused() -> None:
+    tree = parse_tree(HEAD + "  a: {dataset: tree, binary: [0]}" + TAIL, "sweep.yaml")
+    with pytest.raises(SpecError, match="can only be counted where the data set can be read"):
+        resolve_sweep(validate(SweepSpec, tree.value, tree), tree, {})
+
+
+@pytest.mark.parametrize("rule", ["random: {num_classes: [4]}", "split: 2"])
+def test_labels_random_spaces_are_refused_as_targets(rule: str) -> None:
+    tail = TAIL + "transfer:\n  - {name: t, target: TARGET, protocol: probe}\n"
+    name = "a/4" if rule.startswith("random") else "a"
+    assert "are random ids" in problems_of(f"  a: {{dataset: tree, {rule}}}", tail.replace("TARGET", name))
+
+
+# -------------------------------------------------------------------------------------------------- training subsets
+
+SUBSETS = (
+    TAIL
+    + """\
+  subset: {fraction: 0.5}
+transfer:
+  - {name: few, target: levels/depth1, protocol: probe, recipe: {base: default-probe, batch_size: 32},
+     subset: {num_samples: 100, seed: 3}}
+  - {name: all, target: levels/depth1, protocol: probe, recipe: {base: default-probe, batch_size: 32},
+     subset: {fraction: 1.0}}
+"""
+)
+
+
+def test_subset_is_identity_where_it_is_given() -> None:
+    plan = build_plan(parse("", SUBSETS), store_uri="file:///store")
+    subsets = {
+        job.name.split("/")[1]: job.identity["parameters"].get("subset")
+        for job in plan.jobs
+        if job.kind is JobKind.PROBE
+    }
+    assert subsets == {"few": {"num_samples": 100, "seed": 3}, "all": None}
+    whole = build_plan(parse("", TAIL), store_uri="file:///store")
+    keys = [{job.name: job.key for job in one.jobs if job.kind is JobKind.PRETRAIN} for one in (plan, whole)]
+    assert keys[0].keys() == keys[1].keys()
+    assert not set(keys[0].values()) & set(keys[1].values())
+    assert all("subset" not in job.identity["parameters"] for job in whole.jobs)
+
+
+@pytest.mark.parametrize(
+    ("subset", "message"),
+    [
+        ("{fraction: 0}", "fraction"),
+        ("{num_samples: 601}", "601 samples of the 600 training samples"),
+        ("{num_samples: 20}", "batch_size 32 is more than the 20 training samples"),
+        ("{max_per_class: 2}", "batch_size 32 is more than the 24 training samples"),
+        ("{share: 0.1}", "unknown key 'share'"),
+    ],
+)
+def test_subset_that_does_not_fit_is_refused(subset: str, message: str) -> None:
+    assert message in problems_of("", TAIL + f"  subset: {subset}\n")
+
+
+# ------------------------------------------------------------------------------------------------------ the commands
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path / "project"))
+    file = tmp_path / "sweep.yaml"
+    entries = "  two: {dataset: tree, binary: [0, 6]}\n  random: {dataset: tree, random: {num_classes: [5]}}"
+    file.write_text(HEAD + entries + TAIL + "transfer:\n  - {name: t, target: levels/depth1, protocol: probe}\n")
+    return file
+
+
+def test_labels_show_prints_each_space_and_its_nesting(sweep_file: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "sizes.png"
+    command = ["labels", "show", str(sweep_file), "-o", "json", "--tree", "levels", "--plot", str(plot)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    (looked,) = json.loads(result.stdout)
+    spaces = {space["name"]: space for space in looked["spaces"]}
+    assert looked["counted"] == "leaf classes"
+    assert spaces["levels/depth2"]["nesting"] == {"levels/depth1": {"refines": True, "mixing": 0.0}}
+    assert spaces["two"]["nesting"] == {"levels/depth1": {"refines": False, "mixing": 1.0}}
+    assert (spaces["two"]["min"], spaces["two"]["max"], spaces["two"]["num_empty"]) == (2, 10, 0)
+    assert spaces["levels/depth2"]["entropy_bits"] == 2.0
+    assert "min" not in spaces["random/5"]
+    assert len(looked["tree"]) == 12
+    assert plot.stat().st_size > 1000
+
+
+def test_labels_show_draws_tables_and_trees() -> None:
+    paths = [{"path": [f"node{number // 20}", f"leaf{number}"], "num": 2} for number in range(40)]
+    space = {"name": "a", "num_classes": 40, "min": 2, "median": 2.0, "max": 2, "num_empty": 0, "entropy_bits": 5.3219}
+    nesting = {"coarse": {"refines": False, "mixing": 0.125}}
+    spaces = [{**space, "nesting": nesting}, {"name": "random/5", "num_classes": 5}]
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(labels._table({"dataset": "tree", "counted": "samples", "spaces": spaces}))
+    console.print(labels._drawn("levels", paths))
+    text = console.export_text()
+    for shown in ("5.32", "12.5 %", "mixes coarse", "levels (80)", "node1 (40)", "leaf3 (2)", "... 8 more"):
+        assert shown in text
+    assert "leaf15" not in text
+
+
+def test_labels_show_of_an_unknown_data_set_is_refused() -> None:
+    result = CliRunner().invoke(app, ["labels", "show", "quickstart", "--dataset", "trees"])
+    assert result.exit_code == 2
+    assert "there are tree" in result.output

@@ -1,0 +1,206 @@
+"""The micro-batch: found by trial on a pretended device, remembered, cut evenly, smaller after a failure."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.contract import Execution
+from orchestrator.errors import FailureKind, OutOfMemoryError
+from workloads.train.micro_batch import (
+    MicroBatchMemory,
+    chosen_micro_batch,
+    even_micro_batch,
+    find_micro_batch,
+    halved,
+    is_out_of_memory,
+    out_of_memory_at,
+)
+
+USABLE = 0.92
+
+
+@dataclass
+class Device:
+    """A device on which a step takes ``fixed + per_sample * size`` bytes; what does not fit raises as torch does."""
+
+    total: int
+    fixed: int = 0
+    per_sample: int = 1
+    peak: int = 0
+    tried: list[int] = field(default_factory=list)
+
+    def step(self, size: int) -> None:
+        self.tried.append(size)
+        self.peak = self.fixed + self.per_sample * size
+        if self.peak > self.total:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    def reset_peak(self) -> None:
+        self.peak = 0
+
+    def peak_bytes(self) -> int:
+        return self.peak
+
+    def total_bytes(self) -> int:
+        return self.total
+
+
+def _find(device: Device, *, unit: int = 1, limit: int = 4096, later_bytes: int = 0) -> int:
+    return find_micro_batch(device.step, unit=unit, limit=limit, memory=device, later_bytes=later_bytes)
+
+
+@given(total=st.integers(10, 5000), unit=st.integers(1, 64), limit=st.integers(1, 5000), later=st.integers(0, 200))
+def test_find_micro_batch_any_device_gives_the_largest_that_fits(total: int, unit: int, limit: int, later: int) -> None:
+    room = int(USABLE * total) - later
+    device = Device(total=total)
+    if min(unit, limit) > room:
+        with pytest.raises(OutOfMemoryError, match=f"{unit} samples, the fewest"):
+            _find(device, unit=unit, limit=limit, later_bytes=later)
+        return
+    found = _find(device, unit=unit, limit=limit, later_bytes=later)
+    assert found == limit or found % unit == 0
+    assert found <= min(room, limit)
+    assert found == limit or min(found + unit, limit) > room
+
+
+def test_find_micro_batch_needs_few_trials() -> None:
+    device = Device(total=10_000, fixed=500, per_sample=7)
+    assert _find(device) == (9200 - 500) // 7
+    assert len(device.tried) <= 24
+    assert len(set(device.tried)) == len(device.tried)
+
+
+def test_find_micro_batch_other_error_is_not_swallowed() -> None:
+    def broken(size: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        find_micro_batch(broken, unit=1, limit=8, memory=Device(total=100))
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (torch.OutOfMemoryError("x"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_is_out_of_memory_knows_the_ways_to_say_it(error: Exception, known: bool) -> None:
+    assert is_out_of_memory(error) is known
+
+
+@given(share=st.integers(1, 3000), largest=st.integers(1, 3000), unit=st.integers(1, 64))
+def test_even_micro_batch_any_sizes_keep_the_bounds(share: int, largest: int, unit: int) -> None:
+    size = even_micro_batch(share, largest, unit)
+    assert size % unit == 0 or size == share
+    assert size <= max(largest, unit)
+    fewest, passes = -(-share // (max(largest // unit, 1) * unit)), -(-share // size)
+    assert passes <= 2 * fewest
+
+
+@pytest.mark.parametrize(
+    ("share", "largest", "unit", "size"),
+    [(4096, 700, 64, 512), (4096, 4096, 64, 4096), (4096, 5000, 64, 4096), (1000, 300, 1, 250), (6, 4, 2, 2)],
+)
+def test_even_micro_batch_cuts_into_equal_passes(share: int, largest: int, unit: int, size: int) -> None:
+    assert even_micro_batch(share, largest, unit) == size
+
+
+def test_even_micro_batch_prime_share_is_balanced() -> None:
+    assert even_micro_batch(1021, 500, 1) == 341
+
+
+@pytest.mark.parametrize(("times", "size"), [(0, 512), (1, 256), (3, 64), (9, 64)])
+def test_halved_stays_in_whole_units(times: int, size: int) -> None:
+    assert halved(512, times, 64) == size
+    assert halved(192, 1, 64) == 64
+
+
+def _chosen(execution: Execution, device: Device, memory: MicroBatchMemory | None = None, share: int = 512) -> int:
+    def search() -> int:
+        return _find(device, unit=64, limit=share)
+
+    return chosen_micro_batch(execution, unit=64, share=share, search=search, memory=memory)
+
+
+def test_chosen_micro_batch_on_a_cpu_is_never_searched() -> None:
+    assert chosen_micro_batch(Execution(), unit=64, share=512) == 0
+    assert chosen_micro_batch(Execution(micro_batch=128), unit=64, share=512) == 128
+    assert chosen_micro_batch(Execution(memory_retries=1), unit=64, share=512) == 256
+
+
+def test_chosen_micro_batch_execution_goes_first_and_retries_halve_it() -> None:
+    device = Device(total=10_000)
+    assert _chosen(Execution(micro_batch=256), device) == 256
+    assert _chosen(Execution(micro_batch=256, memory_retries=1), device) == 128
+    assert device.tried == []
+
+
+def test_chosen_micro_batch_is_searched_once_per_setting(tmp_path: Path) -> None:
+    device = Device(total=300)
+    setting = {"model": "resnet50", "image_size": 224}
+    assert _chosen(Execution(), device, MicroBatchMemory(tmp_path, setting)) == 256
+    tried = len(device.tried)
+    assert _chosen(Execution(), device, MicroBatchMemory(tmp_path, setting)) == 256
+    assert len(device.tried) == tried
+    _chosen(Execution(), device, MicroBatchMemory(tmp_path, setting | {"image_size": 448}))
+    assert len(device.tried) > tried
+
+
+def test_chosen_micro_batch_larger_share_than_was_searched_is_searched_again(tmp_path: Path) -> None:
+    device, memory = Device(total=10_000), MicroBatchMemory(tmp_path, {})
+    assert _chosen(Execution(), device, memory, share=128) == 128
+    assert _chosen(Execution(), device, memory, share=512) == 512
+    tried = len(device.tried)
+    assert _chosen(Execution(), device, memory, share=256) == 256
+    assert len(device.tried) == tried
+
+
+def test_chosen_micro_batch_after_a_failure_is_smaller_on_this_node_and_on_others(tmp_path: Path) -> None:
+    device, memory = Device(total=300), MicroBatchMemory(tmp_path, {})
+    assert _chosen(Execution(), device, memory) == 256
+    with pytest.raises(OutOfMemoryError, match="micro-batch of 256") as caught, out_of_memory_at(256, memory.failed):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+    assert (caught.value.micro_batch, caught.value.failure_kind) == (256, FailureKind.OUT_OF_MEMORY)
+    # The retry counts once, whether the node saw the failure or not.
+    assert _chosen(Execution(memory_retries=1), device, memory) == 128
+    assert _chosen(Execution(memory_retries=1), device, MicroBatchMemory(tmp_path / "other", {})) == 128
+    assert _chosen(Execution(), device, memory) == 128
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"setting": {}, "known": {"unknown": 1}}', '{"setting": {"a": 1}}']
+)
+def test_micro_batch_memory_broken_file_is_no_knowledge(tmp_path: Path, content: str) -> None:
+    memory = MicroBatchMemory(tmp_path, {})
+    memory.found(64, 128)
+    next(tmp_path.glob("*.json")).write_text(content)
+    assert memory.recall().fits == 0
+
+
+def test_micro_batch_memory_folder_that_cannot_be_written_costs_only_a_search(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert _chosen(Execution(), Device(total=300), MicroBatchMemory(blocked / "folder", {})) == 256
+
+
+def test_out_of_memory_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(OutOfMemoryError("does not fit", 64)))  # noqa: S301 - our own bytes
+    assert (str(error), error.micro_batch) == ("does not fit", 64)
+
+
+def test_out_of_memory_at_other_errors_pass() -> None:
+    with pytest.raises(ValueError, match="other"), out_of_memory_at(8):
+        raise ValueError("other")

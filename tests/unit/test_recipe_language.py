@@ -1,0 +1,265 @@
+"""Recipes in a sweep.yaml: what is resolved, dropped, refused and left out of identities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.errors import SpecError
+from orchestrator.spec.complaints import Complaints
+from orchestrator.spec.model import Dataset, LabelSpace
+from orchestrator.spec.plugins import InstalledPlugins
+from orchestrator.spec.recipe_rules import ignored_fields
+from orchestrator.spec.resolve_recipe import RecipeResolver, check_labels_of, check_recipe_on, num_steps
+from orchestrator.spec.schema_recipe import ALWAYS_RESOLVED, RecipeSpec
+from orchestrator.spec.tree import parse_tree
+from workloads.data.order import total_steps
+from workloads.train.recipe import Recipe
+
+BOOK: Mapping[str, Mapping[str, Any]] = {
+    "sgd": {"epochs": 4, "batch_size": 32, "lr": 0.1, "momentum": 0.8, "nesterov": True, "warmup_steps": 10},
+    "plain": {"epochs": 9, "batch_size": 32, "lr": 0.1},
+    "dropped": {"epochs": 9, "batch_size": 32, "lr": 0.1, "dropout": 0.1, "norm_group": 8},
+    "steps": {"epochs": 9, "batch_size": 32, "lr": 0.1, "schedule": "step", "milestones": [3, 6], "decay_rate": 0.2},
+}
+MINIMAL: Mapping[str, Any] = {"epochs": 4, "batch_size": 32, "lr": 0.1}
+OBJECTIVES = {"focal": "focal-losses==1.2:focal"}
+
+
+def resolve(text: str, protocol: str = "") -> Mapping[str, Any]:
+    tree = parse_tree(text, "sweep.yaml")
+    complaints = Complaints(tree)
+    resolved = RecipeResolver(BOOK, OBJECTIVES, tree, complaints).resolve(("recipe",), tree.value["recipe"], protocol)
+    complaints.raise_any()
+    return resolved
+
+
+def problem_of(text: str, protocol: str = "") -> str:
+    with pytest.raises(SpecError) as caught:
+        resolve(text, protocol)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+def test_recipe_minimal_resolves_to_the_fields_of_every_identity_alone() -> None:
+    assert resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1}").keys() == ALWAYS_RESOLVED
+
+
+def test_recipe_new_field_at_its_default_changes_no_identity() -> None:
+    plain = resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1}")
+    assert resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1, loss: softmax, dropout: 0, tf32: false}") == plain
+    assert resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1, dropout: 0.1}") == {**plain, "dropout": 0.1}
+
+
+def test_recipe_schema_and_data_plane_have_the_same_fields_and_defaults() -> None:
+    assert set(RecipeSpec.model_fields) == {field.name for field in fields(Recipe)}
+    spec = RecipeSpec.model_validate(MINIMAL)
+    assert Recipe.from_mapping(spec.resolved()) == Recipe.from_mapping(spec.model_dump())
+
+
+CHANGED: dict[str, Any] = {
+    "optimizer": "lamb",
+    "eps": 1e-7,
+    "weight_decay_on": "no_bias_norm",
+    "schedule": "exponential",
+    "decay_rate": 0.97,
+    "decay_every_epochs": 0.5,
+    "lr_every": "half_epoch",
+    "warmup_steps": 3,
+    "loss": "sigmoid",
+    "head_bias": -10.0,
+    "head_init": "zeros",
+    "mixup": 0.2,
+    "average": "ema",
+    "freeze": ["backbone.stem.*"],
+    "on_numerics": {"rewind": 3},
+    "precision": "bf16",
+    "augment": "random_resized_crop_flip",
+    "crop_scale": [0.2, 1.0],
+    "milestones": [1.0, 2.0],
+    "tf32": True,
+    "resize": 256,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_recipe_field_changed_reaches_the_data_plane(name: str) -> None:
+    schedule = {"schedule": "step"} if name == "milestones" else {}
+    spec = RecipeSpec.model_validate({**MINIMAL, **schedule, name: CHANGED[name]})
+    plain = Recipe.from_mapping(RecipeSpec.model_validate(MINIMAL).resolved())
+    assert getattr(Recipe.from_mapping(spec.resolved()), name) != getattr(plain, name)
+
+
+def test_recipe_base_whose_optimizer_is_overridden_loses_what_that_ignores() -> None:
+    resolved = resolve("recipe: {base: sgd, optimizer: adamw}")
+    assert (resolved["momentum"], resolved["nesterov"], resolved["lr"]) == (0.9, False, 0.1)
+    assert resolve("recipe: {base: steps, schedule: cosine}").keys() == ALWAYS_RESOLVED
+
+
+def test_recipe_warmup_that_overrides_a_base_displaces_the_other_kind() -> None:
+    resolved = resolve("recipe: {base: sgd, warmup_epochs: 1}")
+    assert resolved["warmup_epochs"] == 1.0
+    assert "warmup_steps" not in resolved
+
+
+IGNORED = [
+    ("optimizer: sgd, betas: [0.9, 0.99]", "recipe.betas", "[0.9, 0.99] is ignored by optimizer: sgd"),
+    ("eps: 1e-8", "recipe.eps", "ignored by optimizer: sgd"),
+    ("optimizer: adam, momentum: 0.9", "recipe.momentum", "choose sgd or lars"),
+    ("optimizer: lamb, nesterov: true", "recipe.nesterov", "ignored by optimizer: lamb"),
+    ("schedule: constant, lr_final: 0.01", "recipe.lr_final", "choose linear or cosine"),
+    ("schedule: step, milestones: [1], constant_epochs: 1", "recipe.constant_epochs", "ignored by schedule: step"),
+    ("decay_rate: 0.5", "recipe.decay_rate", "ignored by schedule: cosine; remove it, or choose step or exponential"),
+    ("milestones: [1, 2]", "recipe.milestones", "ignored by schedule: cosine"),
+    ("weight_decay_on: no_bias_norm", "recipe.weight_decay_on", "without weight_decay"),
+    ("mix_prob: 0.5", "recipe.mix_prob", "set mixup or cutmix > 0"),
+    ("mixup: 0.2, cutmix_share: 0.3", "recipe.cutmix_share", "unless images are both blended and cut"),
+    ("average: polyak, average_decay: 0.99", "recipe.average_decay", "ignored by average: polyak"),
+    ("average_start_epoch: 1", "recipe.average_start_epoch", "ignored by average: none"),
+    ("augment: flip, crop_scale: [0.5, 1]", "recipe.crop_scale", "ignored by augment: flip"),
+]
+
+
+@pytest.mark.parametrize(("given", "path", "message"), IGNORED)
+def test_recipe_field_that_is_ignored_is_refused_at_its_place(given: str, path: str, message: str) -> None:
+    text = f"recipe: {{epochs: 4, batch_size: 32, lr: 0.1, {given}}}"
+    line = problem_of(text)
+    column = text.index(path.rpartition(".")[2] + ":") + 1
+    assert line.startswith(f"sweep.yaml:1:{column}: {path}: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("given", ["freeze: backbone", "dropout: 0.1", "drop_path: 0.1", "norm_group: 8"])
+def test_recipe_field_of_a_network_that_trains_is_refused_in_a_probe(given: str) -> None:
+    text = f"recipe: {{epochs: 4, batch_size: 32, lr: 0.1, {given}}}"
+    assert "is ignored by protocol: probe" in problem_of(text, "probe")
+    assert resolve(text, "finetune") == resolve(text)
+
+
+def test_recipe_base_of_a_network_that_trains_serves_a_probe_without_what_that_ignores() -> None:
+    assert resolve("recipe: {base: dropped, lr: 0.2}", "probe") == resolve("recipe: {base: plain, lr: 0.2}", "probe")
+
+
+REFUSED = [
+    ("schedule: step", "recipe: 'milestones' is missing, which schedule: step needs"),
+    ("schedule: exponential, decay_rate: 0.9", "'decay_every_epochs' is missing, which schedule: exponential needs"),
+    ("warmup_epochs: 1, warmup_steps: 10", "recipe.warmup_steps: 10 is refused: warmup_epochs says 1 as well"),
+    ("warmup_epochs: 2, constant_epochs: 3", "recipe.constant_epochs: 3 is refused: with 2 epochs of warm-up"),
+    ("lr_final: 0.2", "recipe.lr_final: 0.2 is refused: the learning rate would rise, from lr 0.1"),
+    ("schedule: step, milestones: [2, 1]", "1.0 stands after 2.0"),
+    ("mixup: 0.2, norm_group: 1", "odd norm groups cut"),
+    ("average: ema, average_start_epoch: 4", "the training of 4 epochs is over by then"),
+    ("freeze: head", "'head' is refused: write none, backbone or a list"),
+    ("freeze: []", "[] is refused"),
+    ("on_numerics: {rewind: 0}", "is refused: write stop or {rewind: n}"),
+    ("on_numerics: rewind", "write stop or {rewind: n}"),
+    ("grad_spike: 0.5", "every gradient norm would be a spike"),
+    ("loss: focl", "'focl' is neither built in nor installed: did you mean 'focal'"),
+    ("optimizer: lion", "'lion' is not one of the allowed values"),
+    ("crop_scale: [0.9, 0.5], augment: random_resized_crop", "0.5 stands after 0.9"),
+    ("tf32: 1", "1 is not true or false"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+def test_recipe_that_cannot_train_is_refused_with_one_line(given: str, message: str) -> None:
+    assert message in problem_of(f"recipe: {{epochs: 4, batch_size: 32, lr: 0.1, {given}}}")
+
+
+def test_recipe_odd_batch_with_mixing_is_refused() -> None:
+    assert "batch_size 33 is odd" in problem_of("recipe: {epochs: 4, batch_size: 33, lr: 0.1, cutmix: 1}")
+
+
+def test_recipe_installed_objective_enters_the_identity_with_its_version() -> None:
+    resolved = resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1, loss: focal}")
+    assert resolved["loss"] == "focal-losses==1.2:focal"
+
+
+def test_plugins_of_a_group_are_named_with_distribution_and_version() -> None:
+    scripts = InstalledPlugins("console_scripts")
+    name, _, entry = scripts["pytest"].partition("==")
+    assert name == "pytest"
+    assert entry == f"{pytest.__version__}:pytest"
+    assert len(scripts) == len(list(scripts))
+    assert "pytest" not in InstalledPlugins("no_such_group")
+
+
+def dataset(num_train: int, *, multi_label: bool = False) -> Dataset:
+    return Dataset(
+        name="tree",
+        readable="tree",
+        parameters={},
+        levels={"depth1": 2},
+        num_classes=8,
+        num_train=num_train,
+        multi_label=multi_label,
+    )
+
+
+def space(num_classes: int, rule: Mapping[str, Any]) -> LabelSpace:
+    return LabelSpace(
+        name="levels/depth1", entry="levels", level="depth1", dataset="tree", space=rule, num_classes=num_classes
+    )
+
+
+def complaint_on(recipe: Mapping[str, Any], num_train: int) -> str:
+    complaints = Complaints(parse_tree("recipe: {}", "sweep.yaml"))
+    check_recipe_on(
+        ("recipe",), RecipeSpec.model_validate({**MINIMAL, **recipe}).resolved(), dataset(num_train), complaints
+    )
+    with pytest.raises(SpecError) as caught:
+        complaints.raise_any()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_train", "message"),
+    [
+        ({}, 31, "recipe.batch_size: batch_size 32 is more than the 31 training samples of 'tree'"),
+        ({"epochs": 0.4}, 32, "recipe.epochs: 0.4 epochs of the 32 training samples of 'tree' give no batch of 32"),
+        ({"warmup_steps": 9}, 64, "recipe.warmup_steps: the training on 'tree' has 8 steps; the warm-up of 9 would"),
+    ],
+)
+def test_recipe_that_the_data_set_cannot_feed_is_refused_at_plan_time(
+    recipe: Mapping[str, Any], num_train: int, message: str
+) -> None:
+    assert message in complaint_on(recipe, num_train)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "rule", "multi_label", "loss", "message"),
+    [
+        (1, {"hierarchy": "depth1"}, False, "softmax", "has a single class: there is nothing to tell apart"),
+        (2, {"hierarchy": "depth1"}, True, "softmax", "recipe.loss: samples of 'levels/depth1' have several classes"),
+        (2, {"hierarchy": "depth1"}, True, "sigmoid", ""),
+        (2, {"random": {"num_classes": 2}}, True, "softmax", ""),
+        (2, {"hierarchy": "depth1"}, False, "softmax", ""),
+    ],
+)
+def test_label_space_that_a_recipe_cannot_learn_is_refused_at_plan_time(
+    num_classes: int, rule: Mapping[str, Any], multi_label: bool, loss: str, message: str
+) -> None:
+    complaints = Complaints(parse_tree("recipe: {}", "sweep.yaml"))
+    recipe = RecipeSpec.model_validate({**MINIMAL, "loss": loss}).resolved()
+    check_labels_of(("recipe",), recipe, space(num_classes, rule), dataset(64, multi_label=multi_label), complaints)
+    if not message:
+        complaints.raise_any()
+        return
+    with pytest.raises(SpecError, match=message):
+        complaints.raise_any()
+
+
+@given(st.floats(0.01, 300).map(lambda epochs: round(epochs, 2)), st.integers(1, 2**40), st.integers(1, 2**20))
+def test_steps_at_plan_time_are_those_of_the_data_plane(epochs: float, num_samples: int, batch_size: int) -> None:
+    assert num_steps(epochs, num_samples, batch_size) == total_steps(epochs, num_samples, batch_size)
+
+
+def test_ignored_fields_are_fields() -> None:
+    for changes in ({}, {"optimizer": "adam", "schedule": "constant"}, {"augment": "random_resized_crop", "mixup": 1}):
+        spec = RecipeSpec.model_validate({**MINIMAL, **changes})
+        assert ignored_fields(spec).keys() <= set(RecipeSpec.model_fields)

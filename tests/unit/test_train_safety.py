@@ -1,0 +1,165 @@
+"""Numerics failures: what counts as one, which batches are left out, whatever interrupts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.contract import Execution
+from orchestrator.errors import NumericsError
+from orchestrator.storage.layout import checkpoints_folder, metrics_folder
+from orchestrator.storage.local import LocalStore
+from tests.memory_images import KEY, MemoryImages, memory_loop
+from workloads.train.safety import NormTrend, Reading, Rewind, batch_of, rewind_to, steps_before_gap
+
+RECIPE = {"epochs": 5, "batch_size": 8, "lr": 0.01, "on_numerics": {"rewind": 3}}
+NUM_SAMPLES = 40  # five steps an epoch, 25 in all
+
+
+class CrashError(Exception):
+    """Stands for a death without warning."""
+
+
+def _reading(**values: float) -> Reading:
+    return replace(Reading(step=0, num_wrong=0, loss=1.0, grad_norm=1.0), **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"loss": float("nan")}, "loss is nan"),
+        ({"loss": float("inf")}, "loss is inf"),
+        ({"grad_norm": float("inf")}, "gradient norm is inf"),
+        ({"grad_norm": 5.5}, "gradient norm is 5.5, more than recipe.grad_spike = 5 times its running mean 1"),
+        ({"grad_norm": 4.5}, None),
+    ],
+)
+def test_reading_says_what_is_wrong(values: dict[str, float], reason: str | None) -> None:
+    trend = NormTrend()
+    for _ in range(60):
+        trend.add(1.0)
+    assert _reading(**values).failure(trend, spike_factor=5, may_overflow=False) == reason
+
+
+def test_reading_of_an_overflow_that_fp16_skips_is_no_failure() -> None:
+    trend = NormTrend()
+    overflow = _reading(grad_norm=float("inf"))
+    assert overflow.failure(trend, spike_factor=5, may_overflow=True) is None
+    trend.add(overflow.grad_norm)
+    assert trend == NormTrend()
+
+
+def test_norm_trend_is_not_trusted_in_its_first_steps() -> None:
+    trend = NormTrend()
+    trend.add(1.0)
+    assert not trend.is_spike(1000.0, 5)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 10)), max_size=8))
+def test_rewinds_leave_out_exactly_the_batches_behind_them(failures: list[tuple[int, int]]) -> None:
+    """Against a list of batches from which each rewind cuts those of the updates that it undoes."""
+    batches, rewinds, step = list(range(500)), list[Rewind](), 0
+    for back, further in failures:
+        failed_step = step + further  # a run that went back to a step can fail there or later, not before
+        step = max(0, failed_step + 1 - back)
+        rewinds.append(rewind_to(step, failed_step, rewinds, reason="", samples=()))
+        assert batches[failed_step] == rewinds[-1].end
+        del batches[step : failed_step + 1]
+        assert [batch_of(each, rewinds) for each in range(200)] == batches[:200]
+    gap = steps_before_gap(step, 200, rewinds)
+    assert batches[step : step + gap] == list(range(batches[step], batches[step] + gap))
+
+
+def _train(folder: Path, *, poisoned: tuple[int, ...], attempt: int = 1, **changes: Any) -> Any:
+    crash_at = changes.pop("crash_at", None)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    task = MemoryImages(model, batch_size=8, num_samples=NUM_SAMPLES, image_size=4, poisoned=poisoned)
+    asked = iter(range(10**6))
+
+    def should_stop() -> bool:
+        if next(asked) == crash_at:
+            raise CrashError
+        return False
+
+    loop = memory_loop(
+        task,
+        LocalStore(folder),
+        RECIPE | changes,
+        execution=Execution(checkpoint_every_steps=4),
+        attempt=attempt,
+        should_stop=should_stop,
+    )
+    return loop, task
+
+
+def test_loop_told_to_stop_names_the_sample_without_a_finite_loss_first(tmp_path: Path) -> None:
+    loop, _ = _train(tmp_path, poisoned=(7,), on_numerics=None)
+    with pytest.raises(NumericsError, match=r"loss is nan at step 7 .*finite loss first: sample19, sample16, sample17"):
+        loop.run()
+
+
+def test_loop_rewinds_and_leaves_out_the_batches_that_led_to_the_failure(tmp_path: Path) -> None:
+    loop, task = _train(tmp_path, poisoned=(7,))
+    state = loop.run()
+    # Update 7 fails: back to the newest multiple of 3 at least 3 updates before its end, then on with batch 8.
+    assert [(r.failed_step, r.to_step, r.first_batch, r.num_batches) for r in state.rewinds] == [(7, 3, 3, 5)]
+    assert task.seen[:8] + task.seen[8:] == [*range(8), *range(8, 30)]
+    assert state.step == 25
+    assert all(torch.isfinite(tensor).all() for tensor in task.model.state_dict().values())
+
+
+def test_loop_after_a_rewind_equals_one_that_never_saw_those_batches(tmp_path: Path) -> None:
+    loop, task = _train(tmp_path / "a", poisoned=(7,))
+    loop.run()
+    other, clean = _train(tmp_path / "b", poisoned=())
+    other.state.rewinds = loop.state.rewinds
+    other.run()
+    for name, tensor in task.model.state_dict().items():
+        assert torch.equal(tensor, clean.model.state_dict()[name])
+
+
+def test_loop_rewinding_again_leaves_out_both(tmp_path: Path) -> None:
+    loop, _ = _train(tmp_path, poisoned=(7, 10))
+    state = loop.run()
+    assert [(r.failed_step, r.to_step) for r in state.rewinds] == [(7, 3), (5, 3)]
+    assert batch_of(3, state.rewinds) == 11
+    assert state.step == 25
+
+
+@pytest.mark.parametrize("crash_at", [5, 8, 10, 14])
+def test_loop_killed_around_a_rewind_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path, crash_at: int) -> None:
+    undisturbed, expected = _train(tmp_path / "a", poisoned=(7,))
+    undisturbed.run()
+    crashed, _ = _train(tmp_path / "b", poisoned=(7,), crash_at=crash_at)
+    with pytest.raises(CrashError):
+        crashed.run()
+    resumed, task = _train(tmp_path / "b", poisoned=(7,), attempt=2)
+    state = resumed.run()
+    assert state.rewinds == undisturbed.state.rewinds
+    for name, tensor in task.model.state_dict().items():
+        assert torch.equal(tensor, expected.model.state_dict()[name])
+
+
+def test_loop_that_fails_without_end_gives_up(tmp_path: Path) -> None:
+    loop, _ = _train(tmp_path, poisoned=tuple(range(7, 500)))
+    with pytest.raises(NumericsError, match="loss is nan"):
+        loop.run()
+    assert len(loop.state.rewinds) == 20
+
+
+def test_loop_after_a_rewind_has_one_line_per_step_and_no_abandoned_checkpoint(tmp_path: Path) -> None:
+    loop, _ = _train(tmp_path, poisoned=(22,), epochs=5)
+    loop.run()
+    store = LocalStore(tmp_path)
+    segments = [stat.name for stat in store.list_objects(metrics_folder(KEY))]
+    steps = [json.loads(line)["step"] for name in segments for line in store.get(name).splitlines()]
+    assert sorted(steps) == sorted(set(steps)) == [5, 10, 15, 20, 25]
+    assert list(store.list_objects(f"{checkpoints_folder(KEY)}/"))

@@ -1,0 +1,68 @@
+"""Samples that cannot be decoded: counted once each, until the data set's budget is spent."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.errors import BadDataError
+from workloads.data.index import BadSamplePolicy, BadSamples, SplitIndex
+from workloads.data.reasons import BadCount, BadSample, BadSampleError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSlot:
+    """A place of a batch for which there are no pixels."""
+
+    slot: int
+    ordinal: int
+    error: BadSampleError
+
+
+class BadSampleTally:
+    """The bad samples of a split that this process met. Its methods may be called from any thread."""
+
+    def __init__(self, split: SplitIndex, policy: BadSamples) -> None:
+        self._split, self._policy = split, policy
+        self._count = BadCount()
+        self._ordinals: set[int] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def num_bad(self) -> int:
+        """Distinct samples so far."""
+        return self._count.total
+
+    def add(self, found: BadSlot) -> None:
+        """Count a bad sample; counting it again changes nothing.
+
+        Raises:
+            BadDataError: the policy is to fail, or more samples are bad than the budget allows.
+        """
+        sample = BadSample(
+            place=self._split.place(found.ordinal), reason=found.error.reason, message=found.error.message
+        )
+        if self._policy.policy is BadSamplePolicy.FAIL:
+            message = f"{sample}; replace or remove the sample and index the data set again, or set bad_samples.policy"
+            raise BadDataError(f"{message} to replace") from found.error
+        with self._lock:
+            if found.ordinal in self._ordinals:
+                return
+            self._ordinals.add(found.ordinal)
+            self._count.add([sample])
+            self._check_budget()
+
+    def summary(self) -> dict[str, Any]:
+        """``{reason: {"count": n, "first": ["shard:key ...", ...]}}``; empty while all is well."""
+        with self._lock:
+            return self._count.to_json()
+
+    def _check_budget(self) -> None:
+        allowed = int(self._policy.budget * self._split.num_samples)
+        if self._count.total > allowed:
+            raise BadDataError(
+                f"split {self._split.name!r} has more than {allowed} samples that cannot be decoded, which is its "
+                f"budget (bad_samples.budget {self._policy.budget:g} of {self._split.num_samples} samples): "
+                f"{self._count.describe()}; repair the shards or raise the budget"
+            )

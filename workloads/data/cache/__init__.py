@@ -1,0 +1,12 @@
+"""The node's cache of immutable objects, shared by all processes and runs on the node.
+
+``ObjectCache`` gives whole objects as local files (index columns, shards); ``ShardCache`` gives the samples of a
+split's shards, from local files where the shards have room and by ranged reads where they have not.
+"""
+
+from workloads.data.cache.objects import ObjectCache
+from workloads.data.cache.pins import Pin
+from workloads.data.cache.shards import ShardCache
+from workloads.data.cache.stats import CacheStats
+
+__all__ = ["CacheStats", "ObjectCache", "Pin", "ShardCache"]

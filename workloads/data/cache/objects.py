@@ -1,0 +1,226 @@
+"""Whole objects as local files: one download per node, whoever asks and whoever dies."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+
+from orchestrator.errors import CorruptObjectError, NoSpaceError, StorageError
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.bulk import fetch
+from orchestrator.units import format_bytes
+from workloads.data.cache.folder import CacheFolder
+from workloads.data.cache.pins import Check, Hold, LockTimeoutError, Pin, go_on, try_lock
+from workloads.data.cache.settings import CacheSettings
+from workloads.data.cache.stats import CacheStats
+
+_KEPT_PATHS = 32
+_POLL_S = 0.005
+STALLED_S = 150.0
+"""A download that writes nothing for so long belongs to a stopped process: the store gives up after 60 s + 30 s."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An object by its place in a store and by its content."""
+
+    store: ObjectStore
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class _NoRoomError(Exception):
+    """Neither the limit nor the disk has place for a file."""
+
+
+class ObjectCache:
+    """Files under the sha256 of their content, so that sweeps, data sets and stores can share one folder.
+
+    Args:
+        store: where objects come from.
+        folder: the node's cache folder.
+        stats: counters to add to.
+        settings: the limit; from the environment by default.
+        stalled_s: after so long without a byte another process's download is taken over.
+
+    Raises:
+        StorageDeniedError: the folder belongs to another user.
+        UserError: the limit in the environment is no size.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: Path,
+        *,
+        stats: CacheStats | None = None,
+        settings: CacheSettings | None = None,
+        stalled_s: float = STALLED_S,
+    ) -> None:
+        self.stats = stats or CacheStats()
+        self._store = store
+        self._folder = CacheFolder(folder, settings=settings, stats=self.stats)
+        self._stalled_s = stalled_s
+        self._handed_out: deque[Pin] = deque(maxlen=_KEPT_PATHS)
+
+    def path(self, name: str, *, size_bytes: int, sha256: str) -> Path:
+        """A local, verified copy of an object, even if the cache's limit has no room for it.
+
+        The last 32 paths stay where they are while this object lives. What was opened or mapped stays readable longer:
+        Linux keeps a deleted file until its last user lets go.
+
+        Raises:
+            NotFoundError: the store has no such object.
+            CorruptObjectError: the object's bytes are not those that its record names, twice in a row.
+            NoSpaceError: the disk is full of what cannot be evicted.
+        """
+        wanted = Wanted(store=self._store, name=name, size_bytes=size_bytes, sha256=sha256)
+        pin = self.pin_local(wanted) or self._obtain(wanted, go_on, force=True)
+        if pin is None:
+            message = f"no room for {name} ({format_bytes(size_bytes)}) under {self._folder.root}: the disk is full; "
+            raise NoSpaceError(message + "free space there or set ORCHESTRATOR_CACHE_DIR to a larger disk")
+        self._handed_out.append(pin)
+        return pin.path
+
+    def pin(self, wanted: Wanted, *, check: Check = go_on) -> Pin | None:
+        """A local, verified copy that nothing evicts while the pin lives; None if there is no room for it.
+
+        Processes and threads that ask at the same time share one download. ``check`` is called between waits and
+        pieces; what it raises ends the call.
+
+        Raises:
+            NotFoundError, CorruptObjectError: as ``path``.
+        """
+        return self.pin_local(wanted) or self._obtain(wanted, check, force=False)
+
+    def pin_local(self, wanted: Wanted) -> Pin | None:
+        """``pin`` if the object is here already; asks no store."""
+        return self._folder.pin(wanted.sha256, wanted.size_bytes)
+
+    def recheck(self, wanted: Wanted) -> bool:
+        """Whether the local copy was damaged: it is gone then, and the next ``pin`` fetches the object again."""
+        pin = self.pin_local(wanted)
+        if pin is None or _digest(pin.descriptor) == wanted.sha256:
+            return False
+        self.stats.add("damaged")
+        self._folder.discard(pin)
+        return True
+
+    def _obtain(self, wanted: Wanted, check: Check, *, force: bool) -> Pin | None:
+        while True:
+            try:
+                with self._turn(wanted, check) as turn:
+                    # Also without a turn: somebody else's has ended, most likely with the file in its place.
+                    pin = self.pin_local(wanted)
+                    if pin is None and turn is not None:
+                        pin = self._take(turn, wanted, check, force=force)
+            except _NoRoomError:
+                return None
+            except LockTimeoutError:
+                if force:
+                    raise
+                return None
+            except OSError as error:
+                if error.errno in _FULL:
+                    return None
+                message = f"writing under {self._folder.root} failed: {error}; check the disk or set "
+                raise StorageError(message + "ORCHESTRATOR_CACHE_DIR to another one") from error
+            if pin is not None:
+                return pin
+
+    @contextmanager
+    def _turn(self, wanted: Wanted, check: Check) -> Iterator[tuple[Path, int] | None]:
+        """The file to download to, ours alone; None if its name was given away while we waited.
+
+        The lock is the file's own, and the kernel drops it when its holder dies: whoever waits goes on at once.
+        """
+        path, descriptor = self._folder.open_partial(wanted.sha256)
+        try:
+            if self._wait_for(path, descriptor, check):
+                try:
+                    yield path, descriptor
+                finally:
+                    self._folder.forget_partial(path, descriptor)
+                return
+        finally:
+            os.close(descriptor)
+        # Only now that it is closed: our lock may be on the very file that has become the object to pin.
+        yield None
+
+    def _wait_for(self, path: Path, descriptor: int, check: Check) -> bool:
+        written_ns, seen_s = -1, 0.0
+        while not try_lock(descriptor, Hold.EXCLUSIVE):
+            check()
+            if not self._folder.has_name(path, descriptor):
+                return False  # published, and pinned as long as somebody reads it
+            found = os.fstat(descriptor)
+            if found.st_mtime_ns != written_ns:
+                written_ns, seen_s = found.st_mtime_ns, time.monotonic()
+            elif time.monotonic() - seen_s > self._stalled_s:
+                # Its owner is alive but writes nothing. It will find its file nameless, and what we fetch instead.
+                self._folder.forget_partial(path, descriptor)
+                return False
+            time.sleep(_POLL_S)
+        return self._folder.has_name(path, descriptor)
+
+    def _take(self, turn: tuple[Path, int], wanted: Wanted, check: Check, *, force: bool) -> Pin | None:
+        """A copy from before the last start of the machine if it is still what it was, else from the store."""
+        path, descriptor = turn
+        former = self._folder.suspect(wanted.sha256, wanted.size_bytes)
+        if former is not None:
+            with former.open("rb") as file:
+                if _digest(file.fileno()) == wanted.sha256:
+                    return self._folder.restore(former, wanted.sha256, wanted.size_bytes)
+            self.stats.add("damaged")
+            former.unlink(missing_ok=True)
+        self._reserve(descriptor, wanted.size_bytes, force=force)
+        self._fetch(descriptor, wanted, check)
+        return self._folder.publish(path, descriptor, wanted.sha256)
+
+    def _reserve(self, descriptor: int, size_bytes: int, *, force: bool) -> None:
+        while True:
+            try:
+                if not self._folder.reserve(descriptor, size_bytes, force=force):
+                    raise _NoRoomError
+                if size_bytes:
+                    os.posix_fallocate(descriptor, 0, size_bytes)  # a full disk shows before anything is transferred
+                return
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                # Others fill this disk, too. Theirs we cannot count, so it is tried again after each eviction.
+                os.truncate(descriptor, 0)
+                if not self._folder.evict_for(size_bytes):
+                    raise _NoRoomError from error
+
+    def _fetch(self, descriptor: int, wanted: Wanted, check: Check) -> None:
+        found = ""
+        for _ in range(2):
+
+            def arrived(num_bytes: int) -> None:
+                self.stats.add("bytes_from_store", num_bytes)
+                check()
+
+            found = fetch(wanted.store, wanted.name, descriptor, size_bytes=wanted.size_bytes, arrived=arrived)
+            if found == wanted.sha256:
+                self.stats.add("downloads")
+                return
+        raise CorruptObjectError(
+            f"{wanted.name} in {wanted.store.uri} has sha256 {found[:12]}..., its record says {wanted.sha256[:12]}..., "
+            "also when read again: the store lost or changed it; delete its artifact's record to rebuild it"
+        )
+
+
+def _digest(descriptor: int) -> str:
+    with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
+        file.seek(0)
+        return file_digest(file, "sha256").hexdigest()

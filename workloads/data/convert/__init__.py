@@ -1,0 +1,1 @@
+"""Converters: from data sets as they are published to shards with a class table."""

@@ -1,0 +1,227 @@
+"""``imagenet1k`` and ``imagenet21k``: as image-net.org publishes them, without unpacking.
+
+A class is a WordNet synset (``n01440764``), and classes are numbered in the order of their ids, as everybody does. The
+column ``synset`` of the class table holds the id, from which label spaces walk WordNet.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from orchestrator.errors import UserError
+from orchestrator.storage.dataset_files import ClassRows
+from workloads.data.convert.imagefolder import with_val
+from workloads.data.convert.items import Conversion, ItemTable, folder_images, is_image
+from workloads.data.convert.request import ConvertRequest
+from workloads.data.convert.tars import TarEntry, tar_entries
+
+SYNSET = re.compile(r"n\d{8}")
+_NAMES_FILES = ("LOC_synset_mapping.txt", "synset_mapping.txt", "words.txt", "imagenet21k_wordnet_lemmas.txt")
+_TRAIN_1K = ("ILSVRC2012_img_train.tar", "train")
+_VAL_1K = ("ILSVRC2012_img_val.tar", "val")
+_WHOLE_21K = ("winter21_whole.tar", "fall11_whole.tar", "winter21_whole", "fall11_whole", "imagenet21k_train", "train")
+_VAL_21K = ("imagenet21k_val", "val")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Image:
+    """An image on the way into a table."""
+
+    container: Path
+    name: str
+    synset: str
+    length_bytes: int
+    offset_bytes: int = -1
+
+
+def convert_21k(request: ConvertRequest) -> Conversion:
+    """List ImageNet-21k: a folder of per-synset tars (also winter21's, unpacked once), a tar of such tars, or folders.
+
+    Raises:
+        UserError: nothing of the kind is there.
+    """
+    whole = _first(request.source, _WHOLE_21K) or request.source
+    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(whole)}
+    val = _first(request.source, _VAL_21K)
+    if val is not None and val != whole:
+        splits["val"] = _by_synset(val)
+    return _conversion("imagenet21k", splits, request)
+
+
+def convert_1k(request: ConvertRequest) -> Conversion:
+    """List ImageNet-1k: train as the published tar of tars, a folder of tars or folders; val as tar or folder.
+
+    Flat validation images get their classes from ``labels``: Kaggle's ``LOC_val_solution.csv``, the development kit
+    (folder or ``.tar.gz``), or a text file of lines ``<image> <synset>`` or, in the order of the images, ``<synset>``.
+
+    Raises:
+        UserError: a part is missing, or images have no class.
+    """
+    train = _first(request.source, _TRAIN_1K)
+    if train is None:
+        raise UserError(f"{request.source} has neither {_TRAIN_1K[0]} nor a folder train; name the folder that has one")
+    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(train)}
+    val = _first(request.source, _VAL_1K)
+    if val is not None:
+        splits["val"] = _validation(val, request)
+    return _conversion("imagenet1k", splits, request)
+
+
+def _conversion(converter: str, splits: Mapping[str, Iterable[_Image]], request: ConvertRequest) -> Conversion:
+    seen: dict[str, int] = {}
+    tables = {split: _table(images, seen) for split, images in splits.items()}
+    if not seen:
+        raise UserError(
+            f"{request.source} has no images of synsets; it needs tars or folders named n01440764 and so on"
+        )
+    synsets, names = sorted(seen), _names(request.source)
+    final = {seen[synset]: leaf for leaf, synset in enumerate(synsets)}
+    for table in tables.values():
+        table.map_leaves(final)
+    rows: ClassRows = [
+        {"class": leaf, "name": names.get(synset, synset), "synset": synset} for leaf, synset in enumerate(synsets)
+    ]
+    return Conversion(converter=converter, classes=rows, splits=with_val(tables, request))
+
+
+def _table(images: Iterable[_Image], seen: dict[str, int]) -> ItemTable:
+    """Images with provisional classes: synsets in the order in which they are met."""
+    table, containers = ItemTable(), dict[Path, int]()
+    for image in images:
+        number = containers.get(image.container)
+        if number is None:
+            number = containers[image.container] = table.container(image.container)
+        table.add(
+            image.name,
+            container=number,
+            leaves=(seen.setdefault(image.synset, len(seen)),),
+            length_bytes=image.length_bytes,
+            offset_bytes=image.offset_bytes,
+        )
+    return table
+
+
+def _by_synset(place: Path) -> Iterator[_Image]:
+    """Images whose tar or folder is named by their synset."""
+    if place.is_file():
+        for entry in tar_entries(place):
+            if SYNSET.fullmatch(Path(entry.name).stem):
+                yield from _in_tar(place, Path(entry.name).stem, entry)
+        return
+    for path in sorted(place.iterdir()):
+        if path.suffix == ".tar" and SYNSET.fullmatch(path.stem):
+            yield from _in_tar(path, path.stem, None)
+        elif path.is_dir() and SYNSET.fullmatch(path.name):
+            for name, size in folder_images(path):
+                yield _Image(container=place, name=f"{path.name}/{name}", synset=path.name, length_bytes=size)
+
+
+def _in_tar(path: Path, synset: str, within: TarEntry | None) -> Iterator[_Image]:
+    for entry in tar_entries(path, within):
+        if is_image(entry.name):
+            yield _Image(
+                container=path,
+                name=entry.name,
+                synset=synset,
+                length_bytes=entry.length_bytes,
+                offset_bytes=entry.offset_bytes,
+            )
+
+
+def _validation(place: Path, request: ConvertRequest) -> Iterable[_Image]:
+    if place.is_dir() and any(SYNSET.fullmatch(path.name) for path in place.iterdir()):
+        return _by_synset(place)
+    images = sorted(_flat(place), key=lambda image: image.name)
+    labels = _validation_labels(request, [Path(image.name).stem for image in images])
+    return [
+        _Image(
+            container=image.container,
+            name=image.name,
+            synset=labels[Path(image.name).stem],
+            length_bytes=image.length_bytes,
+            offset_bytes=image.offset_bytes,
+        )
+        for image in images
+    ]
+
+
+def _flat(place: Path) -> Iterator[_Image]:
+    if place.is_file():
+        yield from _in_tar(place, "", None)
+        return
+    for name, size in folder_images(place):
+        yield _Image(container=place, name=name, synset="", length_bytes=size)
+
+
+def _validation_labels(request: ConvertRequest, stems: list[str]) -> dict[str, str]:
+    """Synset of each validation image, by its name without extension."""
+    usual = ("LOC_val_solution.csv", "ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "val_labels.txt")
+    path = request.labels or _first(request.source, usual)
+    if path is None:
+        message = f"the validation images lie in no class folders, and {request.source} has none of {', '.join(usual)}"
+        raise UserError(message + "; name what says their classes with --labels")
+    if path.is_dir() or path.name.endswith(".tar.gz"):
+        labels = dict(zip(stems, _devkit(path, len(stems)), strict=True))
+    elif path.suffix == ".csv":
+        with path.open(newline="") as file:
+            labels = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
+    else:
+        labels = _text_labels(path, stems)
+    if missing := [stem for stem in stems if not SYNSET.fullmatch(labels.get(stem, ""))]:
+        raise UserError(f"{path} has no synset for {len(missing)} validation images, the first is {missing[0]}")
+    return labels
+
+
+def _text_labels(path: Path, stems: list[str]) -> dict[str, str]:
+    lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    if all(len(line) == 1 for line in lines):
+        if len(lines) != len(stems):
+            raise UserError(f"{path} has {len(lines)} lines for {len(stems)} validation images; write one for each")
+        return dict(zip(stems, (line[0] for line in lines), strict=True))
+    return {Path(line[0]).stem: line[1] for line in lines}
+
+
+def _devkit(path: Path, num_images: int) -> list[str]:
+    """Synsets of the validation images in order: the ground truth counts ids of ``meta.mat`` (readme.txt, 2.2)."""
+    from scipy.io import loadmat
+
+    files = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
+    if path.is_dir():
+        for file in path.rglob("*"):
+            if file.name in files:
+                files[file.name] = file.read_bytes()
+    else:
+        with tarfile.open(path, "r:gz") as tar:
+            for member in tar:
+                if member.isreg() and (name := Path(member.name).name) in files:
+                    opened = tar.extractfile(member)
+                    files[name] = opened.read() if opened else b""
+    if missing := [name for name, content in files.items() if not content]:
+        raise UserError(f"{path} has no {' and no '.join(missing)}; it is not the development kit of ILSVRC2012")
+    synsets = loadmat(BytesIO(files["meta.mat"]), squeeze_me=True)["synsets"]
+    synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+    ids = [int(line) for line in files["ILSVRC2012_validation_ground_truth.txt"].split()]
+    if len(ids) != num_images:
+        raise UserError(f"{path} has classes for {len(ids)} validation images, there are {num_images}")
+    return [synset_of[number] for number in ids]
+
+
+def _names(source: Path) -> dict[str, str]:
+    """First lemma of each synset, from whichever list of names is there."""
+    path = _first(source, _NAMES_FILES)
+    if path is None:
+        return {}
+    lines = (line.split(None, 1) for line in path.read_text(encoding="utf-8").splitlines())
+    return {line[0]: line[1].split(",")[0].strip() for line in lines if len(line) == 2 and SYNSET.fullmatch(line[0])}
+
+
+def _first(source: Path, names: tuple[str, ...]) -> Path | None:
+    if not source.is_dir():
+        return source if source.name in names else None
+    return next((source / name for name in names if (source / name).exists()), None)

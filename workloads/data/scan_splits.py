@@ -1,0 +1,134 @@
+"""Scanning a whole data set: every split's shards into columns, with its digest and its bad samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from orchestrator.errors import CorruptObjectError
+from orchestrator.storage.dataset_files import ClassRows, ShardEntry, dataset_digest
+from workloads.data.columns import SplitColumns
+from workloads.data.images import ImageCheck
+from workloads.data.index import BadSamples, Column, Shard
+from workloads.data.labels_in_shards import ClassRule
+from workloads.data.read_shards import ShardSource, scan_sources
+from workloads.data.reasons import BadCount
+
+Tick = Callable[[int, int], None]
+"""Called with (shards scanned, shards in all); may raise to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan:
+    """What to scan."""
+
+    splits: Mapping[str, Sequence[Shard]]
+    """Shards in name order; ``sha256`` is empty where it is not known, ``num_samples`` is ignored."""
+    sources: Iterable[ShardSource]
+    """The same shards in the same order."""
+    classes: ClassRows
+    rule: ClassRule
+    policy: BadSamples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedSplit:
+    """Finished columns of a split."""
+
+    folder: Path
+    columns: tuple[Column, ...]
+    shards: tuple[Shard, ...]
+    num_samples: int
+    bad: BadCount
+    class_counts: tuple[int, ...]
+    """Samples of each leaf class; a sample with several labels counts in each."""
+
+    def path(self, column: Column) -> Path:
+        """File of a column."""
+        return self.folder / f"{column.value}.npy"
+
+    def class_sizes(self) -> dict[str, float]:
+        """Smallest, median and largest class, and classes without samples."""
+        counts = np.array(self.class_counts)
+        empty = int((counts == 0).sum())
+        return {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max()), "empty": empty}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedSplits:
+    """All splits of a data set."""
+
+    splits: Mapping[str, ScannedSplit]
+    subset_names: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """See `dataset_digest`."""
+        return dataset_digest(self.entries)
+
+    @property
+    def entries(self) -> dict[str, tuple[ShardEntry, ...]]:
+        """Shards as ``dataset.json`` names them."""
+        return {name: tuple(map(_entry, split.shards)) for name, split in self.splits.items()}
+
+    def counts(self) -> dict[str, float]:
+        """``num_<split>`` and, where there are any, ``num_bad_<split>``."""
+        sizes = {f"num_{name}": float(split.num_samples) for name, split in self.splits.items()}
+        bad = {f"num_bad_{name}": float(split.bad.total) for name, split in self.splits.items() if split.bad.total}
+        return sizes | bad
+
+
+def scan_splits(
+    plan: SplitPlan, folder: Path, *, num_processes: int, tick: Tick, check: ImageCheck = ImageCheck.HEADER
+) -> ScannedSplits:
+    """Scan everything once.
+
+    Args:
+        plan: what to scan.
+        folder: where column files are made.
+        num_processes: how many shards are scanned at once.
+        tick: called after each shard.
+        check: how closely images are looked at.
+
+    Raises:
+        BadDataError: samples are bad beyond what the policy allows, or a shard changed while it was read.
+        CorruptObjectError: a shard is not the one that its record names.
+    """
+    columns = {
+        name: SplitColumns(name=name, folder=folder / name, rule=plan.rule, policy=plan.policy) for name in plan.splits
+    }
+    expected = [(name, shard) for name, shards in plan.splits.items() for shard in shards]
+    total_bytes = sum(shard.size_bytes for _, shard in expected)
+    tables = scan_sources(plan.sources, plan.rule, num_processes=num_processes, total_bytes=total_bytes, check=check)
+    for number, ((split, shard), table) in enumerate(zip(expected, tables, strict=True), start=1):
+        if shard.sha256 not in {"", table.sha256}:
+            message = f"{shard.name} has sha256 {table.sha256[:12]}..., recorded was {shard.sha256[:12]}...: the store "
+            raise CorruptObjectError(message + "lost or changed it; write it again, or index the data set anew")
+        columns[split].add(table)
+        tick(number, len(expected))
+    subset_names = tuple(sorted({subset for split in columns.values() for subset in split.subset_names}))
+    finished = {name: _finish(split, plan.splits[name], subset_names) for name, split in columns.items()}
+    return ScannedSplits(splits=finished, subset_names=subset_names)
+
+
+def _finish(split: SplitColumns, planned: Sequence[Shard], subset_names: tuple[str, ...]) -> ScannedSplit:
+    columns = split.finish(subset_names)
+    shards = tuple(
+        replace(shard, size_bytes=found.size_bytes, sha256=found.sha256, num_samples=found.num_samples)
+        for shard, found in zip(planned, split.shards, strict=True)
+    )
+    return ScannedSplit(
+        folder=split.folder,
+        columns=columns,
+        shards=shards,
+        num_samples=split.num_samples,
+        bad=split.bad,
+        class_counts=tuple(split.class_counts.tolist()),
+    )
+
+
+def _entry(shard: Shard) -> ShardEntry:
+    return ShardEntry(name=shard.name, size_bytes=shard.size_bytes, sha256=shard.sha256, num_samples=shard.num_samples)

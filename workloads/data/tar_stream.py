@@ -1,0 +1,122 @@
+"""A shard as a forward stream: read once, hashed on the way, never held as a whole.
+
+``tarfile`` walks it; the few bytes behind the reading position are kept, because it looks back by one.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import BinaryIO, Final, cast
+
+_KEPT_BYTES: Final = 64 * 1024
+_BLOCK_BYTES: Final = 512
+_MAX_READ_BYTES: Final = 512 * 1024**2
+"""No member that a scan reads as a whole is as large; a broken header may claim any size."""
+
+
+class DamagedArchiveError(Exception):
+    """The archive is no tar, is cut off, or has a broken header; what came before it is whole."""
+
+
+class ShardStream:
+    """A file object over chunks of bytes that can seek forward, and back by a little.
+
+    ``sha256`` and ``size_bytes`` are of all chunks taken so far; after `drain`, of the whole shard.
+    """
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._window = b""
+        self._window_start = 0
+        self._position = 0
+        self._digest = sha256()
+        self.size_bytes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to ``size`` bytes from the position; fewer only at the end. A negative size is refused."""
+        if not 0 <= size <= _MAX_READ_BYTES:
+            raise DamagedArchiveError(f"a member claims {size} bytes")
+        pieces: list[bytes] = []
+        while size > 0 and self._reach(self._position):
+            offset = self._position - self._window_start
+            piece = self._window[offset : offset + size]
+            pieces.append(piece)
+            self._position += len(piece)
+            size -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """Move; bytes in between are read and hashed when reading goes on."""
+        if whence or position < self._window_start:
+            raise DamagedArchiveError(f"its headers point back to byte {position}")
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def drain(self) -> str:
+        """Take all that is left; returns the shard's sha256."""
+        while self._advance():
+            pass
+        return self._digest.hexdigest()
+
+    def _reach(self, position: int) -> bool:
+        """Whether there is a byte at a position; takes chunks up to it."""
+        while position >= self._window_start + len(self._window):
+            if not self._advance():
+                return False
+        return True
+
+    def _advance(self) -> bool:
+        chunk = next(self._chunks, b"")
+        if not chunk:
+            return False
+        self._digest.update(chunk)
+        self.size_bytes += len(chunk)
+        # What lies before the position is kept only as far as tarfile looks back.
+        end = self._window_start + len(self._window)
+        kept_from = max(self._window_start, min(self._position, end) - _KEPT_BYTES)
+        self._window = self._window[kept_from - self._window_start :] + chunk
+        self._window_start = kept_from
+        return True
+
+
+def walk(stream: ShardStream) -> Iterator[tarfile.TarInfo]:
+    """Members in the order of the archive; a member's content may be read until the next one is asked for.
+
+    Raises:
+        DamagedArchiveError: after the last whole member.
+    """
+    try:
+        tar = tarfile.open(fileobj=cast("BinaryIO", stream), mode="r:")  # noqa: SIM115 - nothing to close: not our file
+        for member in tar:
+            tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
+            yield member
+        _check_end(stream, tar.offset)
+    except tarfile.TarError as error:
+        raise DamagedArchiveError(f"it is not a whole, uncompressed tar ({error})") from error
+    except (ValueError, OverflowError, UnicodeError) as error:  # numbers and encodings in pax headers
+        raise DamagedArchiveError(f"a header of it cannot be read ({error})") from error
+
+
+def content_of(stream: ShardStream, member: tarfile.TarInfo) -> bytes:
+    """Raises ``DamagedArchiveError`` if the archive ends within the member."""
+    stream.seek(member.offset_data)
+    content = stream.read(member.size)
+    if len(content) != member.size:
+        raise DamagedArchiveError(f"it ends within {member.name}")
+    return content
+
+
+def _check_end(stream: ShardStream, end_bytes: int) -> None:
+    """A broken header or a cut between members ends tarfile's listing in silence; a whole tar ends in zeros."""
+    stream.seek(end_bytes)
+    block = stream.read(_BLOCK_BYTES)
+    if block.strip(b"\0"):
+        raise DamagedArchiveError(f"it has a broken member header at byte {end_bytes}")
+    if len(block) < _BLOCK_BYTES:
+        raise DamagedArchiveError(f"it is cut off at byte {end_bytes}: the mark of its end is missing")

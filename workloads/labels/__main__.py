@@ -1,0 +1,25 @@
+"""``python -m workloads.labels VERB``: the data plane's side of label spaces; JSON on stdin, JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from orchestrator.errors import OrchestratorError
+
+
+def main(verb: str) -> int:
+    """Run a command; returns the exit code."""
+    from workloads.labels import commands
+
+    verbs = {"count": commands.count, "show": commands.show, "table": commands.table}
+    try:
+        sys.stdout.write(json.dumps(verbs[verb](json.load(sys.stdin))) + "\n")
+    except OrchestratorError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,142 @@
+"""What people want to know of label spaces: sizes of classes, entropy, and how the spaces lie to each other.
+
+With an index, samples of the training split are counted; without one, the leaf classes, each as one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.storage.open import open_store
+from workloads.data.index import SampleIndex, SplitIndex
+from workloads.labels.bound import NO_LABEL, BoundLabels
+from workloads.labels.label_map import LabelMap
+from workloads.labels.random_ids import RandomLabels
+from workloads.labels.setting import Setting
+from workloads.labels.spaces import make_label_map
+
+_ROWS_AT_ONCE = 1 << 18
+
+
+def describe_spaces(request: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    """All spaces of a request.
+
+    Args:
+        request: ``spaces`` (``{"name", "space"}``), ``targets`` (names of spaces to compare with), ``index`` (empty, or
+            ``{"store", "key", "cache", "location"}``), ``tree`` (names of spaces from coarse to fine), ``plot`` (a file
+            for class sizes, or empty).
+        setting: the data set.
+
+    Raises:
+        UserError: a space does not fit the data set.
+    """
+    split = _train_split(request["index"], setting)
+    maps = {
+        item["name"]: make_label_map(item["space"], setting.classes, num_train=setting.num_train, files=setting.files)
+        for item in request["spaces"]
+    }
+    is_counted = bool(request["index"])
+    bound = {
+        name: label_map.bind(split)
+        for name, label_map in maps.items()
+        if is_counted or not isinstance(label_map, RandomLabels)
+    }
+    if request["plot"]:
+        _plot(bound, Path(request["plot"]), "samples" if is_counted else "leaf classes")
+    targets = {name: bound[name] for name in request["targets"] if name in bound}
+    return {
+        "counted": "samples" if is_counted else "leaf classes",
+        "spaces": [_described(name, label_map, bound.get(name), targets) for name, label_map in maps.items()],
+        "tree": _tree([(maps[name], bound[name]) for name in request["tree"] if name in bound]),
+    }
+
+
+def _train_split(index: Mapping[str, Any], setting: Setting) -> SplitIndex:
+    if not index:
+        return SplitIndex.in_memory(leaves=np.arange(len(setting.classes), dtype=np.int32))
+    store = open_store(index["store"])
+    return SampleIndex.open(store, index["key"], Path(index["cache"]), index["location"]).split("train")
+
+
+def _described(
+    name: str, label_map: LabelMap, bound: BoundLabels | None, targets: Mapping[str, BoundLabels]
+) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": name, "num_classes": label_map.num_classes}
+    if bound is None:
+        return described
+    counts = bound.counts()
+    return described | {
+        "multi_label": bound.is_multi_label,
+        "num_samples": _num_labelled(bound),
+        "min": int(counts.min()),
+        "median": float(np.median(counts)),
+        "max": int(counts.max()),
+        "num_empty": int(np.count_nonzero(counts == 0)),
+        "entropy_bits": entropy_bits(counts),
+        "nesting": {target: nesting(bound, other) for target, other in targets.items() if target != name},
+    }
+
+
+def _num_labelled(bound: BoundLabels) -> int:
+    is_labelled = bound.is_labelled_N()
+    return bound.num_samples if is_labelled is None else int(np.count_nonzero(is_labelled))
+
+
+def entropy_bits(counts: NDArray[np.int64]) -> float:
+    """Shannon entropy of the distribution over classes, bits; log2(G) if all classes are equal in size."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log2(shares)).sum()) if counts.sum() else 0.0
+
+
+def nesting(fine: BoundLabels, coarse: BoundLabels) -> dict[str, Any]:
+    """Whether each class of ``fine`` lies in one class of ``coarse``, and the share of its classes that mix several."""
+    pairs = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *_pairs(fine, coarse)]))
+    per_class = np.bincount(pairs // coarse.num_classes, minlength=fine.num_classes)
+    num_used = int(np.count_nonzero(per_class))
+    share = float(np.count_nonzero(per_class > 1)) / num_used if num_used else 0.0
+    return {"refines": share == 0.0, "mixing": share}
+
+
+def _pairs(fine: BoundLabels, coarse: BoundLabels) -> Iterator[NDArray[np.int64]]:
+    """``fine id * number of coarse classes + coarse id`` of all pairs that a sample has, without repetitions."""
+    for start in range(0, fine.num_samples, _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, fine.num_samples))
+        fine_BM1 = fine.take(rows).reshape(len(rows), -1, 1)
+        coarse_B1T = coarse.take(rows).reshape(len(rows), 1, -1)
+        both = (fine_BM1 != NO_LABEL) & (coarse_B1T != NO_LABEL)
+        yield np.unique((fine_BM1 * coarse.num_classes + coarse_B1T)[both])
+
+
+def _tree(levels: Sequence[tuple[LabelMap, BoundLabels]]) -> list[dict[str, Any]]:
+    """Paths of class names from coarse to fine with the samples below each; none if a space has several labels."""
+    if not levels or any(bound.is_multi_label for _, bound in levels):
+        return []
+    ids_LN = np.stack([bound.targets_N() for _, bound in levels])
+    paths_PL, counts = np.unique(ids_LN.T, axis=0, return_counts=True)
+    return [
+        {
+            "path": [label_map.class_names[target] for (label_map, _), target in zip(levels, path, strict=True)],
+            "num": num,
+        }
+        for path, num in zip(paths_PL.tolist(), counts.tolist(), strict=True)
+        if NO_LABEL not in path
+    ]
+
+
+def _plot(bound: Mapping[str, BoundLabels], file: Path, what: str) -> None:
+    """Sizes of the classes of each space, from large to small."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, labels in bound.items():
+        counts = np.sort(labels.counts())[::-1]
+        axes.step(np.arange(1, len(counts) + 1), counts, where="mid", label=f"{name} ({len(counts)})")
+    axes.set(xscale="log", yscale="log", xlabel="class, by size", ylabel=f"{what} of the class")
+    axes.legend(fontsize="small")
+    figure.savefig(file)
