@@ -17,6 +17,8 @@ Handler = Callable[[JobRequest, ExecutionContext], JobResult]
 _HANDLERS = {
     JobKind.DATASET: "workloads.data.jobs:run_dataset",
     JobKind.INDEX: "workloads.data.jobs:run_index",
+    JobKind.EMBED: "workloads.embed.job:run_embed",
+    JobKind.CLUSTER: "workloads.labels.cluster_job:run_cluster",
     JobKind.LABELS: "workloads.labels.jobs:run_labels",
     JobKind.PRETRAIN: "workloads.train.pretrain:run_pretrain",
     JobKind.FINETUNE: "workloads.transfer.finetune:run_finetune",

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from orchestrator.errors import UserError
 from workloads.models.spec import ModelSpec
+from workloads.models.table import REFUSALS, takes
+from workloads.train.choices import HeadInit
 
 
 class Classifier(nn.Module):
@@ -40,23 +42,50 @@ def timm_kwargs(spec: ModelSpec) -> dict[str, Any]:
     return {**size, **spec.kwargs}
 
 
-def build_backbone(spec: ModelSpec, torch_seed: int) -> tuple[nn.Module, int]:
+def build_backbone(
+    spec: ModelSpec, torch_seed: int, *, dropout: float = 0.0, drop_path: float = 0.0
+) -> tuple[nn.Module, int]:
     """The backbone and its number of features.
 
+    ``dropout`` and ``drop_path`` are probabilities in [0, 1) and belong to training alone (see ``dropout_kwargs``).
+
     Raises:
-        UserError: timm has no such model, or the model refuses its arguments or the image size.
+        UserError: timm has no such model, or the model refuses its arguments, the image size or the dropout.
     """
     if not timm.is_model(spec.name):
         raise UserError(_unknown_model(spec.name))
+    arguments = timm_kwargs(spec) | dropout_kwargs(spec, dropout=dropout, drop_path=drop_path)
     try:
         with seeded(torch_seed):
-            backbone = timm.create_model(spec.name, num_classes=0, **timm_kwargs(spec))
+            backbone = timm.create_model(spec.name, num_classes=0, **arguments)
         return backbone, _num_features(backbone, spec.image_size)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except REFUSALS as error:
         message = (
             f"timm model {spec.name} refuses image_size={spec.image_size} and kwargs={dict(spec.kwargs)}: {error}; "
         )
         raise UserError(message + "choose a size and arguments that the model takes") from error
+
+
+def dropout_kwargs(spec: ModelSpec, *, dropout: float, drop_path: float) -> dict[str, float]:
+    """Arguments of timm's constructor for the two rates.
+
+    ``dropout`` of a transformer follows the ViT paper (arXiv:2010.11929, appendix B.1): after every dense layer but
+    those of queries, keys and values, and after the position embeddings; ``drop_rate``, before the head, is what other
+    networks have.
+
+    Raises:
+        UserError: the model has no such thing, or ``model.kwargs`` says it already.
+    """
+    rates: dict[str, float] = {}
+    if dropout:
+        transformer = {"proj_drop_rate": dropout, "pos_drop_rate": dropout}
+        rates |= transformer if takes(spec.name, transformer) else _taken(spec, "dropout", {"drop_rate": dropout})
+    if drop_path:
+        rates |= _taken(spec, "drop_path", {"drop_path_rate": drop_path})
+    twice = sorted(rates.keys() & spec.kwargs.keys())
+    if twice:
+        raise UserError(f"both the recipe's dropout or drop_path and model.kwargs set {', '.join(twice)}; remove one")
+    return rates
 
 
 def memory_format(backbone: nn.Module) -> torch.memory_format:
@@ -66,10 +95,27 @@ def memory_format(backbone: nn.Module) -> torch.memory_format:
     return torch.channels_last if convolutions > 1 else torch.contiguous_format
 
 
-def build_head(num_features: int, num_classes: int, torch_seed: int) -> nn.Linear:
-    """A linear layer in PyTorch's default initialisation."""
+def build_head(
+    num_features: int,
+    num_classes: int,
+    torch_seed: int,
+    *,
+    bias: float | None = None,
+    init: HeadInit = HeadInit.DEFAULT,
+) -> nn.Linear:
+    """A linear layer, initialised as PyTorch does or with weights and bias 0; ``bias`` sets every bias.
+
+    A bias of -10 lets a sigmoid over thousands of classes start at a probability of 5e-5 for each, where the loss is
+    small, instead of at 1/2 (as the ViT code does for ImageNet21k).
+    """
     with seeded(torch_seed):
-        return nn.Linear(num_features, num_classes)
+        head = nn.Linear(num_features, num_classes)
+    if init is HeadInit.ZEROS:
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+    if bias is not None:
+        nn.init.constant_(head.bias, bias)
+    return head
 
 
 @contextmanager
@@ -80,15 +126,36 @@ def seeded(torch_seed: int) -> Iterator[None]:
         yield
 
 
+def _taken(spec: ModelSpec, field: str, rates: dict[str, float]) -> dict[str, float]:
+    if not takes(spec.name, rates):
+        raise UserError(
+            f"recipe.{field} is {next(iter(rates.values()))}, but timm model {spec.name} has none; set it to 0"
+        )
+    return rates
+
+
 def _num_features(backbone: nn.Module, image_size: int) -> int:
     """Features of one sample, measured: timm's ``num_features`` is not what every model returns."""
     was_training = backbone.training
-    with torch.inference_mode():
-        features = backbone.eval()(torch.zeros(1, 3, image_size, image_size))
+    backbone.eval()
+    try:
+        features = _features_on_meta(backbone, image_size)
+    except REFUSALS:  # also of models that keep tensors which are no buffers: the real pass decides
+        with torch.inference_mode():
+            features = backbone(torch.zeros(1, 3, image_size, image_size))
     backbone.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2:
         raise ValueError("the model does not return one feature vector per image")
     return int(features.shape[1])
+
+
+def _features_on_meta(backbone: nn.Module, image_size: int) -> object:
+    """What the backbone returns, without values: a large network on a CPU takes seconds to compute one image."""
+    tensors = {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
+    with torch.inference_mode():
+        abstract = {name: tensor.to("meta") for name, tensor in tensors.items()}
+        image_BCHW = torch.empty(1, 3, image_size, image_size, device="meta")
+        return torch.func.functional_call(backbone, abstract, (image_BCHW,))
 
 
 def _unknown_model(name: str) -> str:

@@ -43,7 +43,9 @@ def deterministic_numerics(num_threads: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def numerics_fingerprint(device: torch.device, *, num_threads: int, micro_batch: int) -> Fingerprint:
+def numerics_fingerprint(
+    device: torch.device, *, num_threads: int, micro_batch: int, world_size: int = 1
+) -> dict[str, str | int]:
     """Everything that may change the last bits of a result on equal input."""
     return {
         "torch": torch.__version__,
@@ -52,7 +54,7 @@ def numerics_fingerprint(device: torch.device, *, num_threads: int, micro_batch:
         "device": _cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": num_threads,
-        "world_size": 1,
+        "world_size": world_size,
         "micro_batch": micro_batch,
         "optimizer_form": "fused",
     }

@@ -2,56 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from workloads.data.streams import Purpose
 from workloads.models.build import Classifier, build_backbone, build_head, memory_format
-from workloads.train.evaluate import EvalInputs
+from workloads.train.evaluate import EvalInputs, EvalLevel
+from workloads.train.freezing import freeze
 from workloads.train.job import Setting
-from workloads.train.samples import Normalizer
+from workloads.train.mixing import build_mixer
+from workloads.train.samples import Normalizer, eval_inputs
 from workloads.train.streams import torch_seed
 from workloads.train.task import TrainInputs
 
 
 def new_backbone(setting: Setting) -> tuple[nn.Module, int]:
     """A freshly initialised backbone under the job's seed, on the device, and its number of features."""
+    recipe = setting.parameters.recipe
     seed = torch_seed(setting.parameters.seed, setting.stage, Purpose.INIT_BACKBONE)
-    backbone, num_features = build_backbone(setting.parameters.model, seed)
+    backbone, num_features = build_backbone(
+        setting.parameters.model, seed, dropout=recipe.dropout, drop_path=recipe.drop_path
+    )
     backbone.to(device=setting.device, memory_format=memory_format(backbone))  # type: ignore[call-overload]
     return backbone, num_features
 
 
 def new_head(setting: Setting, num_features: int) -> nn.Linear:
     """A freshly initialised head under the job's seed, on the device."""
+    recipe = setting.parameters.recipe
     seed = torch_seed(setting.parameters.seed, setting.stage, Purpose.INIT_HEAD)
-    return build_head(num_features, setting.samples.label_map.num_classes, seed).to(setting.device)
+    head = build_head(num_features, setting.samples.num_classes, seed, bias=recipe.head_bias, init=recipe.head_init)
+    return head.to(setting.device)
 
 
 class ImageTask:
-    """All weights learn. See ``workloads.train.job.TrainedModel``."""
+    """All weights learn, but for those that the recipe freezes. See ``workloads.train.job.TrainedModel``."""
 
     is_backbone_trained = True
 
-    def __init__(self, setting: Setting, backbone: nn.Module, head: nn.Linear) -> None:
+    def __init__(
+        self, setting: Setting, backbone: nn.Module, head: nn.Linear, *, origin: Mapping[str, Any] | None = None
+    ) -> None:
+        self.origin: Mapping[str, Any] = origin or {}
+        recipe = setting.parameters.recipe
         self.backbone, self.head = backbone, head
         self.model = Classifier(backbone, head)
+        freeze(self.model, recipe.freeze)
+        self.num_classes, self.is_multi_label = setting.samples.num_classes, setting.samples.is_multi_label
         self.subset_names: Sequence[str] = setting.samples.subset_names
+        self.levels: Sequence[EvalLevel] = setting.samples.levels
         self._setting = setting
-        self._normalize = Normalizer(setting.parameters.recipe, setting.device, memory_format(backbone))
+        self.normalize = Normalizer(recipe, setting.device, memory_format(backbone))
+        """From uint8 images to what the backbone takes."""
+        self._mix = build_mixer(recipe, seed=setting.parameters.seed, stage=setting.stage)
 
-    def batches(self, start_step: int) -> Generator[TrainInputs, None, None]:
+    def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
         """See ``Task``."""
-        parameters, stage = self._setting.parameters, self._setting.stage
-        return self._setting.samples.train_batches(
-            parameters.recipe, self._normalize, seed=parameters.seed, stage=stage, start_step=start_step
+        setting = self._setting
+        batches = setting.samples.train_batches(
+            first, stop, seed=setting.parameters.seed, stage=setting.stage, unit=unit
+        )
+        with closing(batches):
+            for batch in batches:
+                images_BCHW = self.normalize(batch.images_BCHW)
+                targets = batch.targets.to(images_BCHW.device, non_blocking=True)
+                if self._mix is None:
+                    yield TrainInputs(inputs=images_BCHW, targets=targets)
+                else:
+                    mixed_BCHW, mixed_targets = self._mix(images_BCHW, targets, batch.positions[0])
+                    yield TrainInputs(inputs=mixed_BCHW, targets=mixed_targets)
+
+    def trial_batch(self, num_samples: int) -> TrainInputs:
+        """See ``Task``."""
+        size = self._setting.parameters.model.image_size
+        images_BCHW = self.normalize(torch.zeros(num_samples, 3, size, size, dtype=torch.uint8))
+        return TrainInputs(
+            inputs=images_BCHW,
+            targets=zero_targets(num_samples, images_BCHW.device, is_multi_label=self.is_multi_label),
         )
 
     def eval_batches(self) -> Iterator[EvalInputs]:
         """See ``Task``."""
-        return self._setting.samples.eval_batches(self._setting.samples.val, self._normalize)
+        for batch in self._setting.samples.eval_batches(self._setting.samples.val):
+            yield eval_inputs(batch, self.normalize(batch.images_BCHW))
+
+    def batch_ordinals(self, batch: int) -> NDArray[np.int64]:
+        """See ``Task``."""
+        setting = self._setting
+        return setting.samples.batch_ordinals(batch, seed=setting.parameters.seed, stage=setting.stage)
+
+    def stats(self) -> Mapping[str, float]:
+        """See ``Task``."""
+        return self._setting.samples.stats()
 
     def sample_names(self, ordinals: Sequence[int]) -> list[str]:
         """See ``Task``."""
         return self._setting.samples.train_names(ordinals)
+
+
+def zero_targets(num_samples: int, device: torch.device, *, is_multi_label: bool) -> Tensor:
+    """Targets of the shape of real ones."""
+    return torch.zeros((num_samples, 1) if is_multi_label else num_samples, dtype=torch.int64, device=device)

@@ -5,27 +5,34 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
 
 import timm
 import torch
 from torch import Tensor, nn
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress, Timings
+from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress, Timings
+from orchestrator.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
+from workloads.checkpoint.retention import KeepPolicy, add_kept_parts
+from workloads.checkpoint.snapshot import Checkpoint
 from workloads.data.streams import Stage
 from workloads.models.build import timm_kwargs
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
 from workloads.package import package_digest
+from workloads.train.arithmetic import Arithmetic
+from workloads.train.compiled import keep_compiled_code
 from workloads.train.fingerprint import deterministic_numerics, pick_device
 from workloads.train.loop import Run, TrainingLoop
+from workloads.train.ranks import Ranks
 from workloads.train.recipe import Recipe
 from workloads.train.samples import LabelledSamples
 from workloads.train.schedule import Calendar
 from workloads.train.state import RunState
 from workloads.train.task import Task
+from workloads.train.throughput import Throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,49 +81,73 @@ class TrainedModel(Task, Protocol):
     def is_backbone_trained(self) -> bool:
         """Whether the backbone's weights are part of the artifact."""
 
+    @property
+    def origin(self) -> Mapping[str, Any]:
+        """What the record says of where the weights came from."""
 
+
+_OPTIONAL = ("rewinds", "notes", "bad_samples")
+"""Of a record's summary: only there if there is something to say."""
 TaskFactory = Callable[[Setting], TrainedModel]
 
 
 def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, make_task: TaskFactory) -> JobResult:
-    """Train a task from its newest checkpoint and commit it.
+    """Train a task from its newest checkpoint and commit it; in a gang, all ranks call this and the first one commits.
 
     Raises:
-        UserError, BadDataError, NumericsError, PreemptedError, StorageError: why there is no commit.
+        UserError, BadDataError, NumericsError, PreemptedError, StorageError, PeerLostError: why there is no commit.
     """
     started_s = time.perf_counter()
     context.report(Progress(phase="setup"))
-    with deterministic_numerics(request.execution.num_threads):
-        setting = _open(request, context, stage)
+    parameters, device, ranks = TrainingParameters.of(request), pick_device(), Ranks.of(context)
+    keep_compiled_code(context.cache / "compiled")
+    arithmetic = Arithmetic.of(parameters.recipe, request.execution, device)
+    with ranks.aborted_on_error(), deterministic_numerics(request.execution.num_threads), arithmetic.numerics():
+        check_same_request(ranks, request)
+        setting = _open(request, context, stage, parameters, device)
         task = make_task(setting)
         initial = weights_sha256(task.backbone.state_dict())
-        loop = TrainingLoop(task, _run_of(setting))
+        loop = TrainingLoop(task, _run_of(setting), arithmetic)
         state = loop.run()
         setup_s = loop.first_step_at_s - started_s
         measured = {"setup_s": setup_s, "train_s": time.perf_counter() - loop.first_step_at_s}
-        context.report(Progress(phase="write", step=state.step, total_steps=state.step, metrics=state.latest))
-        writer = ArtifactWriter(context.store, request)
-        for name, content in _parts(setting, task).items():
-            writer.add(name, content)
-        metrics = _metrics(state, task)
-        summary = _summary(state, task, initial) | {"measured": measured | {"images_per_s": loop.images_per_s}}
-        outcome = writer.commit(now=time.time(), metrics=metrics, summary=summary, package_digest=package_digest())
-        # Only after the record exists: until then the checkpoints are all there is of this job.
-        loop.discard_checkpoints()
+        summary = _summary(state, loop, task.origin, setting.samples.bad_samples(), initial) | {
+            "measured": measured | {"images_per_s": loop.images_per_s, "compile_s": loop.compile_s}
+        }
+        with loop.learner.averaged():
+            summary |= _hashes(task)
+            outcome = _commit(setting, task, loop, summary) if ranks.is_first else Outcome.ALREADY_COMMITTED
+        # No rank leaves before the record is there: a launcher may end a gang with its first rank.
+        ranks.barrier()
     return JobResult(
         attempt_id=request.attempt_id,
         key=request.key,
         outcome=outcome,
-        metrics=metrics,
+        metrics=_metrics(state, task),
         timings=Timings(setup_s=setup_s),
         resumed_from_step=loop.resumed_from_step,
     )
 
 
-def _open(request: JobRequest, context: ExecutionContext, stage: Stage) -> Setting:
-    parameters = TrainingParameters.of(request)
-    samples = LabelledSamples.open(request, context, image_size=parameters.model.image_size)
-    device = pick_device()
+def check_same_request(ranks: Ranks, request: JobRequest) -> None:
+    """Refuse a gang whose ranks would train different things. Raises ``UserError``."""
+    mine = f"{request.attempt_id} {request.key} with code {package_digest()}"
+    firsts = ranks.broadcast_text(mine)
+    if ranks.any_(mine != firsts):
+        message = f"rank {ranks.rank} is to run {mine}, rank 0 {firsts}: all ranks of a gang need the same attempt and "
+        raise UserError(message + "code; deploy one version on all nodes")
+
+
+def _open(
+    request: JobRequest,
+    context: ExecutionContext,
+    stage: Stage,
+    parameters: TrainingParameters,
+    device: torch.device,
+) -> Setting:
+    samples = LabelledSamples.open(
+        request, context, parameters.recipe, image_size=parameters.model.image_size, device=device
+    )
     return Setting(request=request, context=context, stage=stage, parameters=parameters, samples=samples, device=device)
 
 
@@ -130,14 +161,67 @@ def _run_of(setting: Setting) -> Run:
         stage=setting.stage,
         seed=setting.parameters.seed,
         device=setting.device,
+        keep=KeepPolicy.of(setting.request.parameters),
+        throughput=Throughput.of(
+            setting.parameters.model,
+            setting.device,
+            recipe.precision,
+            tf32=recipe.tf32,
+            num_classes=setting.samples.num_classes,
+        ),
+        setting={
+            "kind": setting.request.kind.value,
+            "model": setting.parameters.model.to_json(),
+            "num_classes": setting.samples.num_classes,
+            "recipe": {name: getattr(recipe, name) for name in ("precision", "tf32", "norm_group", "loss")},
+            "compile": setting.request.execution.compile,
+        },
+    )
+
+
+def _commit(setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any]) -> Outcome:
+    """Write the artifact; inside, the model holds the weights to commit."""
+    state, context = loop.state, setting.context
+    context.report(Progress(phase="write", step=state.step, total_steps=state.step, metrics=state.latest))
+    writer = ArtifactWriter(context.store, setting.request)
+    parts = _parts(setting, task)
+    for name, content in parts.items():
+        writer.add(name, content)
+    # The record hashes the final weights; kept ones are loaded over them.
+    metrics = _metrics(state, task)
+    if not loop.keeper.is_idle:
+        summary["kept"] = loop.keeper.summary()
+        _add_kept(writer, task, loop)
+    outcome = writer.commit(now=time.time(), metrics=metrics, summary=summary, package_digest=package_digest())
+    # Only after the record exists: until then the checkpoints are all there is of this job.
+    loop.discard_checkpoints()
+    return outcome
+
+
+def _add_kept(writer: ArtifactWriter, task: TrainedModel, loop: TrainingLoop) -> None:
+    def parts_of(checkpoint: Checkpoint) -> dict[str, bytes]:
+        loop.learner.load_committed(checkpoint)
+        return _weights(task)
+
+    add_kept_parts(
+        writer,
+        loop.keeper,
+        final_step=loop.state.step,
+        final_parts=tuple(_weights(task)),
+        load=loop.load_kept,
+        parts_of=parts_of,
     )
 
 
 def _parts(setting: Setting, task: TrainedModel) -> dict[str, bytes]:
+    document = json.dumps(_model_document(setting, task), indent=1, sort_keys=True).encode()
+    return _weights(task) | {"model.json": document}
+
+
+def _weights(task: TrainedModel) -> dict[str, bytes]:
     parts = {"head.safetensors": encode_tensors(task.head.state_dict())}
     if task.is_backbone_trained:
         parts["backbone.safetensors"] = encode_tensors(task.backbone.state_dict())
-    parts["model.json"] = json.dumps(_model_document(setting, task), indent=1, sort_keys=True).encode()
     return parts
 
 
@@ -160,21 +244,34 @@ def _metrics(state: RunState, task: TrainedModel) -> dict[str, float]:
     return {
         **state.latest,
         "best_val_error": state.best_val_error,
+        "peak_epoch": state.peak_epoch,
         "num_parameters": num_parameters(task.backbone) + num_parameters(task.head),
-        "num_trained_parameters": num_parameters(task.model),
+        "num_trained_parameters": sum(p.numel() for p in task.model.parameters() if p.requires_grad),
         "num_classes": task.head.out_features,
         "num_steps": state.step,
     }
 
 
-def _summary(state: RunState, task: TrainedModel, initial: str) -> dict[str, Any]:
-    return {
-        "weights_sha256": weights_sha256(_all_weights(task)),
-        "backbone_sha256": weights_sha256(task.backbone.state_dict()),
+def _summary(
+    state: RunState, loop: TrainingLoop, origin: Mapping[str, Any], bad_samples: Mapping[str, Any], initial: str
+) -> dict[str, Any]:
+    summary = {
+        **origin,
         "init_weights_sha256": initial,
         "fingerprint": dict(state.fingerprint),
         "fingerprint_changes": state.fingerprint_changes,
         "resumed_steps": state.resumed_steps,
+        "rewinds": [asdict(rewind) for rewind in state.rewinds],
+        "notes": loop.notes,
+        "bad_samples": bad_samples,
+    }
+    return {name: value for name, value in summary.items() if value or name not in _OPTIONAL}
+
+
+def _hashes(task: TrainedModel) -> dict[str, str]:
+    return {
+        "weights_sha256": weights_sha256(_all_weights(task)),
+        "backbone_sha256": weights_sha256(task.backbone.state_dict()),
     }
 
 

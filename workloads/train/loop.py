@@ -1,41 +1,55 @@
 """The training loop of every job that trains: resume, update, evaluate, checkpoint, stop when asked.
 
 Bit-exact resume needs no random state: samples, crops and dropout masks are functions of the step alone, so weights,
-optimiser state and the step are all of it.
+optimiser state, averages and the step are all of it. In a gang every rank runs this loop; whatever they decide follows
+from numbers that are the same on all of them, so that none waits for a collective which another never reaches.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from orchestrator.contract import ExecutionContext, JobRequest, Progress
 from orchestrator.errors import NumericsError, PreemptedError
-from workloads.checkpoint.interval import AutoInterval
-from workloads.checkpoint.store import Checkpoint, CheckpointFolder
-from workloads.checkpoint.writer import CheckpointWriter, WhenBusy
+from workloads.checkpoint.retention import Keeper, KeepPolicy, Kept
+from workloads.checkpoint.snapshot import Checkpoint
+from workloads.checkpoint.writer import WhenBusy
 from workloads.data.streams import Purpose, Stage
-from workloads.models.batchnorm import resolve_norm_group
+from workloads.train.arithmetic import Arithmetic
+from workloads.train.clock import Clock
 from workloads.train.evaluate import evaluate
+from workloads.train.failures import FailedUpdateError, failed_samples, failure_message
 from workloads.train.fingerprint import difference, numerics_fingerprint
-from workloads.train.metrics import MetricsLog, Tally
-from workloads.train.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from workloads.train.fitting import Fitting
+from workloads.train.freezing import train_mode
+from workloads.train.large_head import loss_of
+from workloads.train.learner import Learner
+from workloads.train.metrics import Tally
+from workloads.train.objective import build_objective
+from workloads.train.ranks import Ranks
+from workloads.train.readings import Readings
 from workloads.train.recipe import Recipe
+from workloads.train.rewinding import RewindPoints
+from workloads.train.safety import Reading, Rewind, batch_of, rewind_to, steps_before_gap
+from workloads.train.saver import Saver
 from workloads.train.schedule import Calendar, LearningRate
 from workloads.train.state import RunState
-from workloads.train.step import Update
+from workloads.train.step import Update, Votes
 from workloads.train.streams import seed_device, torch_seed
 from workloads.train.task import Task, TrainInputs
+from workloads.train.throughput import Throughput, gpu_usage
 
 _LOG = logging.getLogger(__name__)
-_REPORT_EVERY_S = 0.3
-_SHORTEST_S = 1e-9
-_NAMED_SAMPLES = 8
+_MOST_REWINDS = 20
+"""More numerics failures than this are no accident of single batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,29 +63,64 @@ class Run:
     stage: Stage
     seed: int
     device: torch.device
+    keep: KeepPolicy = field(default_factory=KeepPolicy)
+    throughput: Throughput | None = None
+    setting: Mapping[str, Any] = field(default_factory=dict)
+    """What decides, besides the device, how many samples fit into memory."""
 
 
 class TrainingLoop:
-    """Trains one task to its end; use once."""
+    """Trains one task to its end; use once. Freeze what is frozen before."""
 
-    def __init__(self, task: Task, run: Run) -> None:
-        recipe, model = run.recipe, task.model
-        group_size = resolve_norm_group(model, recipe.batch_size, recipe.norm_group)
+    def __init__(self, task: Task, run: Run, arithmetic: Arithmetic | None = None) -> None:
+        recipe, request = run.recipe, run.request
         self._task, self._run = task, run
-        self._optimizer = build_optimizer(recipe, model)
-        self._update = Update(model, self._optimizer, recipe, group_size)
-        self._learning_rate = LearningRate.of(recipe, run.calendar)
-        self._checkpoints = CheckpointFolder(run.context.store, run.request.key)
-        self._writer = CheckpointWriter(self._checkpoints)
-        self._interval = AutoInterval(run.request.execution.checkpoint_mtbf_s)
-        self._fingerprint = numerics_fingerprint(
-            run.device, num_threads=run.request.execution.num_threads, micro_batch=group_size
+        self._ranks = Ranks.of(run.context)
+        arithmetic = arithmetic or Arithmetic.of(recipe, request.execution, run.device)
+        self._learner = Learner(task.model, recipe, run.calendar, arithmetic)
+        self._objective = build_objective(recipe, task.num_classes, is_multi_label=task.is_multi_label)
+        losses_of = loss_of(task.model, self._objective, arithmetic.compiled)
+        self._fitting = Fitting(
+            learner=self._learner,
+            losses_of=losses_of,
+            task=task,
+            ranks=self._ranks,
+            cache=run.context.cache,
+            setting=run.setting,
         )
-        self.state = self._resumed_state()
+        self._layout = self._fitting.layout(recipe, request.execution)
+        self._update = Update(self._learner, losses_of, self._layout, max_norm=recipe.grad_clip, ranks=self._ranks)
+        self._learning_rate = LearningRate.of(recipe, run.calendar)
+        self._readings = Readings(run.device)
+        self._losses: dict[int, Tensor] = {}
+        self._points = RewindPoints(recipe.rewind_steps)
+        self._saver = Saver(request, run.context, self._ranks)
+        self._fingerprint = (
+            numerics_fingerprint(
+                run.device,
+                num_threads=request.execution.num_threads,
+                micro_batch=self._layout.micro_batch,
+                world_size=self._ranks.world_size,
+            )
+            | arithmetic.fingerprint()
+        )
+        self.state = self._first_state()
         self._resumed_at = self.state.step
-        self._saved_step = self.state.step
-        self._log = MetricsLog(run.context.store, run.request, self.state.step)
-        self._clock = _Clock()
+        self.keeper = Keeper(run.keep, run.calendar, self.state.kept)
+        self._clock = Clock()
+        self._wants_stop = self._wants_save = False
+        self.compile_s = 0.0
+        """Seconds that compilation took before the first update."""
+
+    @property
+    def learner(self) -> Learner:
+        """What is trained."""
+        return self._learner
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be done as asked, and changes no result."""
+        return self._learner.arithmetic.notes
 
     @property
     def resumed_from_step(self) -> int | None:
@@ -92,37 +141,43 @@ class TrainingLoop:
         """Train to the last step and close the metrics.
 
         Raises:
-            PreemptedError: the attempt was asked to stop; a checkpoint of the last finished step is committed.
-            NumericsError: a loss is not finite.
+            PreemptedError: some rank was asked to stop; a checkpoint of the last finished step is committed.
+            NumericsError: a loss or gradient is not finite, and the recipe says to stop, or says so too often.
+            PeerLostError: another rank is gone.
             StorageError: a checkpoint could not be written, at most a step ago.
         """
-        self._task.model.train()
-        total = self._run.calendar.total_steps
-        _LOG.info("%s: step %d of %d, %s", self._run.request.job, self.state.step, total, self._run.recipe)
-        # Whatever ends the loop, a checkpoint that is being written is let through.
-        with closing(self._writer), closing(self._task.batches(self.state.step)) as batches:
-            for batch in batches:
-                self._clock.start()
-                self._stop_if_asked()
-                self._writer.check()
-                self._advance(batch)
-                self._after_step()
-            self._writer.drain()
-        self._log.close_segment(self.state.step)
+        total, layout = self._run.calendar.total_steps, self._layout
+        _LOG.info("%s: step %d of %d, %s, %s", self._run.request.job, self.state.step, total, layout, self._run.recipe)
+        with ExitStack() as stack:
+            # Whatever ends the loop, a checkpoint that is being written is let through.
+            stack.enter_context(closing(self._saver))
+            stack.enter_context(self._ranks.aborted_on_error())
+            train_mode(self._task.model)
+            self.compile_s = stack.enter_context(self._fitting.training(layout))
+            self._hold_if_due(is_first=True)
+            while self.state.step < total:
+                try:
+                    self._train()
+                except FailedUpdateError as failed:
+                    self._recover(failed.reading, failed.reason)
+            self._saver.finish(self.state.step)
         return self.state
+
+    def load_kept(self, kept: Kept) -> Checkpoint:
+        """A checkpoint that the keeper kept. Raises ``StorageError`` if it is lost."""
+        return self._saver.folder.load_kept(kept)
 
     def discard_checkpoints(self) -> None:
         """Delete the job's checkpoints; call it only after the commit."""
-        self._checkpoints.delete_all()
+        self._saver.folder.delete_all()
 
-    def _resumed_state(self) -> RunState:
-        checkpoint = self._checkpoints.load_newest()
+    def _first_state(self) -> RunState:
+        self._learner.share_weights(self._ranks)
+        self._points.begin(self._learner.checkpoint(RunState(fingerprint=self._fingerprint)))
+        checkpoint = self._saver.load()
         if checkpoint is None:
             return RunState(fingerprint=self._fingerprint)
-        model = self._task.model
-        model.load_state_dict(dict(checkpoint.model))
-        load_optimizer_tensors(self._optimizer, model, checkpoint.optimizer)
-        state = RunState.from_json(checkpoint.step, checkpoint.state)
+        state = self._learner.restore(checkpoint)
         changes = difference(state.fingerprint, self._fingerprint)
         if changes:
             _LOG.warning("resuming %s under other numerics, no longer bit-exact: %s", self._run.request.job, changes)
@@ -131,131 +186,173 @@ class TrainingLoop:
         state.fingerprint = self._fingerprint
         return state
 
-    def _stop_if_asked(self) -> None:
-        if not self._run.context.should_stop():
-            return
+    def _train(self) -> None:
+        """Updates up to the end, to a gap in the batches, or to one that fails."""
+        state, total = self.state, self._run.calendar.total_steps
+        first = batch_of(state.step, state.rewinds)
+        stop = first + steps_before_gap(state.step, total, state.rewinds)
+        with closing(self._task.batches(first, stop, unit=self._layout.unit)) as batches:
+            for batch in self._clock.timed(batches):
+                votes = self._ask()
+                self._saver.check()
+                self._advance(batch, votes)
+                self._after_step()
+
+    def _ask(self) -> Votes:
+        """Alone, a request to stop counts at once; in a gang, once all ranks have read of it."""
+        wants_stop = self._run.context.should_stop()
+        if wants_stop and self._ranks.is_solo:
+            self._stop()
+        return Votes(stop=wants_stop, save=self._saver.wants_save())
+
+    def _stop(self) -> None:
+        self._take(self._readings.drain())
         step = self.state.step
         self._save(WhenBusy.WAIT)
-        self._writer.drain()
+        self._saver.drain()
+        # No rank leaves before the checkpoint is there: a launcher may end a gang with its first rank.
+        self._ranks.barrier()
         raise PreemptedError(f"{self._run.request.job} stopped at step {step} as asked; it resumes from there")
 
-    def _advance(self, batch: TrainInputs) -> None:
-        run, step = self._run, self.state.step
-        # Dropout masks depend on the step alone, so that a resumed run draws the same ones without stored state.
-        seed_device(run.device, torch_seed(run.seed, run.stage, Purpose.DROPOUT, step))
-        loss, errors = self._update(batch.inputs, batch.targets_B, self._learning_rate.at(step))
-        if not math.isfinite(loss):
-            raise NumericsError(self._not_finite(loss, batch))
+    def _advance(self, batch: TrainInputs, votes: Votes) -> None:
+        run, step, offset = self._run, self.state.step, self._layout.offset
+        # Dropout masks depend on the step (and the share) alone, so that a resumed run draws the same ones without
+        # stored state.
+        details = (step, offset) if offset else (step,)
+        seed_device(run.device, torch_seed(run.seed, run.stage, Purpose.DROPOUT, *details))
+        sums = self._update(batch, self._learning_rate.at(step), votes)
         self.state.step = step + 1
-        for tally in (self.state.since_line, self.state.in_epoch):
-            tally.add(loss, errors, len(batch.targets_B))
-        self._clock.count(len(batch.targets_B))
+        if self._learner.average is not None:
+            self._learner.average.update(step + 1)
+        self._losses[step] = self._update.losses_B
+        self._clock.count(self._layout.batch_size)
+        self._take(self._readings.put(step, sums))
+
+    def _take(self, readings: Iterable[Reading]) -> None:
+        """Book what finished updates say. Raises ``FailedUpdateError``."""
+        state, recipe = self.state, self._run.recipe
+        for reading in readings:
+            may_overflow = self._learner.arithmetic.skips_steps
+            reason = reading.failure(state.norms, spike_factor=recipe.grad_spike, may_overflow=may_overflow)
+            if reason:
+                raise FailedUpdateError(reading, reason)
+            self._losses.pop(reading.step, None)
+            for tally in (state.since_line, state.in_epoch):
+                tally.add(reading.loss, reading.num_wrong, self._layout.batch_size)
+            state.norms.add(reading.grad_norm)
+            self._wants_stop |= reading.wants_stop
+            self._wants_save |= reading.wants_save
 
     def _after_step(self) -> None:
-        state, calendar = self.state, self._run.calendar
-        step = state.step
-        evaluated = self._evaluate() if calendar.is_evaluated(step) else {}
-        if calendar.has_line(step):
+        state, calendar, step = self.state, self._run.calendar, self.state.step
+        is_evaluated = calendar.is_evaluated(step) or self.keeper.is_listed(step)
+        has_line, is_saved = calendar.has_line(step) or is_evaluated, self._is_checkpoint_due()
+        if has_line or is_saved or self._points.is_due(step):
+            # Only numbers that are known to be right are written down. All ranks come here at the same steps.
+            self._take(self._readings.drain())
+        evaluated = self._evaluate() if is_evaluated else {}
+        if has_line:
             self._add_line(evaluated)
         if calendar.is_epoch_end(step):
             state.latest.update(state.in_epoch.means("train"))
             state.in_epoch = Tally()
-        if self._is_checkpoint_due():
+        if self.keeper.must_keep(step):
+            self._save(WhenBusy.WAIT)
+        elif is_saved:
             self._save(WhenBusy.SKIP)
+        self._hold_if_due()
         self._report("train")
+        if self._wants_stop and step < calendar.total_steps:
+            self._stop()
 
     def _evaluate(self) -> dict[str, float]:
         self._report("evaluate")
-        metrics = evaluate(self._task.model, self._task.eval_batches(), self._task.subset_names)
-        if not all(math.isfinite(value) for value in metrics.values()):
-            raise NumericsError(
-                f"evaluation at step {self.state.step} gives {metrics}; lower recipe.lr or clip gradients"
+        state, task, arithmetic = self.state, self._task, self._learner.arithmetic
+        with self._learner.averaged(), arithmetic.autocast():
+            metrics = evaluate(
+                task.model,
+                task.eval_batches(),
+                task.subset_names,
+                objective=self._objective,
+                levels=task.levels,
+                ranks=self._ranks,
             )
-        self.state.latest.update(metrics)
-        self.state.best_val_error = min(self.state.best_val_error, metrics["val_error"])
+        if not all(math.isfinite(value) for value in metrics.values()):
+            raise NumericsError(f"evaluation at step {state.step} gives {metrics}; lower recipe.lr or clip gradients")
+        state.latest.update(metrics)
+        if not state.peak_epoch or metrics["val_error"] < state.best_val_error:
+            state.best_val_error, state.peak_epoch = metrics["val_error"], self._run.calendar.epoch(state.step)
+        self.keeper.after_evaluation(state.step, metrics)
+        state.kept = self.keeper.to_json()
         return metrics
 
     def _add_line(self, evaluated: dict[str, float]) -> None:
         state = self.state
-        measured = {"lr": self._learning_rate.at(state.step - 1), "images_per_s": self._clock.lap_images_per_s()}
+        lap = self._clock.lap()
+        measured = {"lr": self._learning_rate.at(state.step - 1)} | state.norms.take_line() | lap | self._usage(lap)
         epoch, metrics = self._run.calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
-        self._log.add(state.step, epoch, metrics)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        _LOG.info("step %d  epoch %.2f  %s", state.step, epoch, shown)
         state.since_line = Tally()
+        if self._ranks.is_first:
+            self._saver.add_line(state.step, epoch, metrics)
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            _LOG.info("step %d  epoch %.2f  %s", state.step, epoch, shown)
+
+    def _usage(self, lap: Mapping[str, float]) -> dict[str, float]:
+        run = self._run
+        rate = lap["images_per_s"] / self._ranks.world_size
+        mfu = None if run.throughput is None else run.throughput.mfu(rate)
+        return ({} if mfu is None else {"mfu": mfu}) | gpu_usage(run.device)
 
     def _is_checkpoint_due(self) -> bool:
         execution, calendar, step = self._run.request.execution, self._run.calendar, self.state.step
-        if execution.checkpoint_every_steps or not execution.checkpoint_mtbf_s:
-            return calendar.has_checkpoint(step, execution.checkpoint_every_steps)
-        is_due = self._interval.is_due(cost_s=self._writer.cost_s, now_s=time.perf_counter())
-        return is_due and step < calendar.total_steps
+        if not self._saver.is_timed:
+            return calendar.has_checkpoint(step, execution.checkpoint_every_steps, execution.checkpoint_every_epochs)
+        # Rank 0's clock decides, and every rank has read its decision.
+        return self._wants_save and step < calendar.total_steps
 
     def _save(self, when_busy: WhenBusy) -> None:
+        self._wants_save = False
+        if self._saver.has_room(self.state.step, when_busy):
+            self._saver.save(self._learner.checkpoint(self.state))
+
+    def _hold_if_due(self, *, is_first: bool = False) -> None:
+        if self._points.is_due(self.state.step) or (is_first and self._run.recipe.rewind_steps):
+            self._points.hold(self._learner.checkpoint(self.state))
+
+    def _recover(self, reading: Reading, reason: str) -> None:
+        """Go back behind a failed update and leave out what led to it, if the recipe says so."""
+        state, step = self.state, reading.step
+        batch, losses_B = batch_of(step, state.rewinds), self._losses[step]
+        samples = failed_samples(self._task, batch, losses_B, self._layout, self._ranks)
+        self._readings.clear()
+        message = failure_message(self._run.request.job, step, reason, samples)
+        if self._run.recipe.rewind_steps is None or len(state.rewinds) >= _MOST_REWINDS:
+            raise NumericsError(message)
+        to_step = self._points.target(step)
+        checkpoint = self._points.find(to_step) or self._saver.load_at_most(to_step) or self._points.replayed(to_step)
+        if checkpoint is None:
+            raise NumericsError(message)
+        to_step = max(to_step, checkpoint.step)
+        rewind = rewind_to(to_step, step, state.rewinds, reason=reason, samples=samples)
+        _LOG.warning("%s; back to step %d, without batches %d to %d", message, to_step, rewind.first_batch, rewind.end)
+        self._go_back(checkpoint, [*state.rewinds, rewind])
+
+    def _go_back(self, checkpoint: Checkpoint, rewinds: list[Rewind]) -> None:
+        before, self.state = self.state, self._learner.restore(checkpoint)
         state = self.state
-        if state.step == self._saved_step or not self._writer.has_room(when_busy):
-            return
-        checkpoint = Checkpoint(
-            step=state.step,
-            model=self._task.model.state_dict(),
-            optimizer=optimizer_tensors(self._optimizer, self._task.model),
-            state=state.to_json(),
-        )
-        # The metrics up to this step are durable before the checkpoint is: a run that resumes from it never writes
-        # them again.
-        self._writer.save(checkpoint, before=self._log.seal(state.step))
-        self._saved_step = state.step
-        self._interval.saved(time.perf_counter())
+        state.rewinds, state.resumed_steps = rewinds, before.resumed_steps
+        state.fingerprint, state.fingerprint_changes = before.fingerprint, before.fingerprint_changes
+        self.keeper.restore(state.kept)
+        self._losses.clear()
+        self._points.forget_after(state.step)
+        self._saver.go_back(state.step)
+        self._hold_if_due()
 
     def _report(self, phase: str) -> None:
-        if self._clock.is_report_due():
+        if self._ranks.is_first and self._clock.is_report_due():
             state = self.state
-            metrics = state.latest | state.in_epoch.means("train")
+            metrics = {**self._task.stats(), **state.latest, **state.in_epoch.means("train")}
+            if state.rewinds:
+                metrics["num_rewinds"] = len(state.rewinds)
             total = self._run.calendar.total_steps
             self._run.context.report(Progress(phase=phase, step=state.step, total_steps=total, metrics=metrics))
-
-    def _not_finite(self, loss: float, batch: TrainInputs) -> str:
-        names = self._task.sample_names([int(ordinal) for ordinal in batch.ordinals_B[:_NAMED_SAMPLES]])
-        return (
-            f"loss is {loss} at step {self.state.step} of {self._run.request.job}; lower recipe.lr, raise "
-            f"warmup_epochs or set grad_clip; the batch's first samples: {', '.join(names)}"
-        )
-
-
-class _Clock:
-    """Times and throughput of one attempt; none of them influences a result."""
-
-    def __init__(self) -> None:
-        self.started_s = 0.0
-        self._report_s = -math.inf
-        self._lap_s = 0.0
-        self._lap_images = 0
-        self._all_images = 0
-
-    def start(self) -> None:
-        """Remember when the first update began; later calls change nothing."""
-        if not self.started_s:
-            self.started_s = self._lap_s = time.perf_counter()
-
-    def count(self, num_images: int) -> None:
-        """Count the images of one update."""
-        self._lap_images += num_images
-        self._all_images += num_images
-
-    def lap_images_per_s(self) -> float:
-        """Training throughput since the last call, evaluation and checkpoints included."""
-        now, images = time.perf_counter(), self._lap_images
-        elapsed_s, self._lap_s, self._lap_images = now - self._lap_s, now, 0
-        return images / max(elapsed_s, _SHORTEST_S)
-
-    def images_per_s(self) -> float:
-        """Training throughput of the whole attempt so far."""
-        return self._all_images / max(time.perf_counter() - self.started_s, _SHORTEST_S)
-
-    def is_report_due(self) -> bool:
-        """Whether the last report is old enough for the next; if so, this moment counts as the last report."""
-        now = time.perf_counter()
-        if now - self._report_s < _REPORT_EVERY_S:
-            return False
-        self._report_s = now
-        return True

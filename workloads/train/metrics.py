@@ -40,12 +40,18 @@ class MetricsLog:
         self._store = store
         self._request = request
         self._from_step = from_step
-        self._lines: list[str] = []
+        self._lines: list[tuple[int, str]] = []
 
     def add(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
-        """Add a line, stamped with the present time."""
+        """Add a line, stamped with the present time; a step that a sealed segment covers keeps the line it has."""
+        if step <= self._from_step:
+            return
         line = {"step": step, "epoch": epoch, "at_s": time.time(), "metrics": dict(metrics)}
-        self._lines.append(json.dumps(line, allow_nan=False))
+        self._lines.append((step, json.dumps(line, allow_nan=False)))
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of later steps that are not sealed yet: the run repeats them."""
+        self._lines = [(line_step, line) for line_step, line in self._lines if line_step <= step]
 
     def seal(self, step: int) -> dict[str, bytes]:
         """Take the lines so far out of the log: name and content of the segment that the caller makes durable.
@@ -55,7 +61,7 @@ class MetricsLog:
         if not self._lines:
             return {}
         name = metrics_segment(self._request.key, self._request.attempt_number, self._from_step, step)
-        content = "".join(f"{line}\n" for line in self._lines).encode()
+        content = "".join(f"{line}\n" for _, line in self._lines).encode()
         self._lines, self._from_step = [], step
         return {name: content}
 

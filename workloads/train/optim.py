@@ -3,32 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from timm.optim.lamb import Lamb
+from timm.optim.lars import Lars
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from orchestrator.errors import CorruptObjectError
-from workloads.train.recipe import OptimizerName, Recipe
+from orchestrator.errors import CorruptObjectError, UserError
+from workloads.train.choices import DecayedParameters, OptimizerName
+from workloads.train.recipe import Recipe
+
+_ADAM_EPS = 1e-8
+_LAMB_EPS = 1e-6
+_LARS_EPS = 1e-8
+_LARS_TRUST = 0.001
+_GROUP = "group_step"
+"""Entry of a step counter that an optimiser keeps per group (timm's LAMB), under the group's first parameter."""
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """An optimiser over all parameters of a model, in torch's fused form (one call per step, not one per tensor)."""
-    parameters = list(model.parameters())
+    """An optimiser over all parameters that learn, in torch's fused form (one call per step, not one per tensor).
+
+    Weight decay is added to the gradient by ``sgd``, ``adam`` and ``lars``, and to the update by ``lamb``; ``adamw``
+    shrinks the weights themselves. Sources: LAMB arXiv:1904.00962, algorithm 2; LARS arXiv:1708.03888, equation 6 with
+    trust coefficient 0.001; AdamW arXiv:1711.05101, algorithm 2.
+    """
+    groups, weight_decay, eps = _parameter_groups(recipe, model), recipe.weight_decay, recipe.eps
+    momentum, nesterov = recipe.momentum, recipe.nesterov
     match recipe.optimizer:
         case OptimizerName.SGD:
             return SGD(
-                parameters,
-                lr=recipe.lr,
-                momentum=recipe.momentum,
-                nesterov=recipe.nesterov,
-                weight_decay=recipe.weight_decay,
-                fused=True,
+                groups, lr=recipe.lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, fused=True
             )
         case OptimizerName.ADAM:
-            return Adam(parameters, lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay, fused=True)
+            eps = eps or _ADAM_EPS
+            return Adam(groups, lr=recipe.lr, betas=recipe.betas, eps=eps, weight_decay=weight_decay, fused=True)
         case OptimizerName.ADAMW:
-            return AdamW(parameters, lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay, fused=True)
+            eps = eps or _ADAM_EPS
+            return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=eps, weight_decay=weight_decay, fused=True)
+        case OptimizerName.LAMB:
+            # Clipping is the recipe's own grad_clip, not LAMB's.
+            eps = eps or _LAMB_EPS
+            return Lamb(
+                groups, lr=recipe.lr, betas=recipe.betas, eps=eps, weight_decay=weight_decay, max_grad_norm=None
+            )
+        case OptimizerName.LARS:
+            eps = eps or _LARS_EPS
+            return Lars(
+                groups,
+                lr=recipe.lr,
+                momentum=momentum,
+                nesterov=nesterov,
+                weight_decay=weight_decay,
+                eps=eps,
+                trust_coeff=_LARS_TRUST,
+            )
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
@@ -40,6 +71,7 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """All state of an optimiser as ``<entry>/<parameter name>`` -> tensor."""
     tensors = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         for entry, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
@@ -47,6 +79,9 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
             elif value is not None:
                 message = f"{type(optimizer).__name__} keeps {entry}={value!r}, which is no tensor and would be lost"
                 raise TypeError(message)
+    for group in optimizer.param_groups:
+        if "step" in group:
+            tensors[f"{_GROUP}/{names[id(group['params'][0])]}"] = group["step"]
     return tensors
 
 
@@ -57,17 +92,37 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
         CorruptObjectError: a tensor belongs to no parameter of the model.
     """
     parameters = dict(model.named_parameters())
+    groups = {id(group["params"][0]): group for group in optimizer.param_groups}
+    for group in groups.values():
+        group.pop("step", None)  # before its first update a group has none, and a rewind may lead there
     for path, tensor in tensors.items():
         entry, _, name = path.partition("/")
-        if name not in parameters:
+        parameter = parameters.get(name)
+        if parameter is None or (entry == _GROUP and id(parameter) not in groups):
             raise CorruptObjectError(f"optimizer state {path!r} belongs to no parameter of the model")
-        optimizer.state[parameters[name]][entry] = _like_parameter(tensor, parameters[name])
+        if entry == _GROUP:
+            groups[id(parameter)]["step"] = tensor.clone()
+        else:
+            optimizer.state[parameter][entry] = _like_parameter(tensor, parameter)
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> None:
     """Scale all gradients so that their joint norm is at most ``max_norm``; 0 = leave them."""
     if max_norm > 0:
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+
+def _parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+    """Parameters that learn; those without weight decay in a group of their own."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not learning:
+        raise UserError("recipe.freeze leaves no parameter to learn; freeze fewer")
+    if recipe.weight_decay_on is DecayedParameters.ALL:
+        return [{"params": learning}]
+    decayed = [parameter for parameter in learning if parameter.ndim > 1]
+    spared = [parameter for parameter in learning if parameter.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def _like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""The job ``pretrain``: a backbone from random weights under one label space."""
+"""The job ``pretrain``: a backbone under one label space, from random weights or from those that the sweep names."""
 
 from __future__ import annotations
 
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult
 from workloads.data.streams import Stage
+from workloads.models.initial import initial_of, load_initial
 from workloads.train.images import ImageTask, new_backbone, new_head
 from workloads.train.job import Setting, run_training
 
@@ -19,4 +20,8 @@ def run_pretrain(request: JobRequest, context: ExecutionContext) -> JobResult:
 
 def _pretrain_task(setting: Setting) -> ImageTask:
     backbone, num_features = new_backbone(setting)
-    return ImageTask(setting, backbone, new_head(setting, num_features))
+    head, initial = new_head(setting, num_features), initial_of(setting.request)
+    if not initial:
+        return ImageTask(setting, backbone, head)
+    report = load_initial(backbone, setting.parameters.model, initial, setting.context.store)
+    return ImageTask(setting, backbone, head, origin={"initial": report.to_json()})

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 from orchestrator.errors import UserError
 from workloads.data.augment import Augment
+from workloads.data.decode import DecoderName, Interpolation
+from workloads.train.choices import (
+    MIXES,
+    AverageName,
+    DecayedParameters,
+    HeadInit,
+    LrEvery,
+    OptimizerName,
+    Precision,
+    ScheduleName,
+)
+from workloads.train.recipe_values import CONVERSIONS
 
+SOFTMAX, SIGMOID = "softmax", "sigmoid"
 
-class OptimizerName(StrEnum):
-    """Optimisers of ``torch.optim``."""
-
-    SGD = "sgd"
-    ADAM = "adam"
-    ADAMW = "adamw"
-
-
-class ScheduleName(StrEnum):
-    """What the learning rate does after its warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
+Check = tuple[bool, str, str]
+"""Whether a field is accepted, its name, and what it must be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Hyper-parameters; ``batch_size`` is the global batch, ``lr`` the learning rate after warm-up.
 
-    ``weight_decay`` applies to every parameter, as in the plain recipes of the literature. ``mean`` and ``std``
-    normalise pixels in [0, 1], per channel.
+    ``mean`` and ``std`` normalise pixels in [0, 1], per channel. A field with a default may be missing in a resolved
+    recipe: identities leave such fields out at their default, so a default here is part of results and never changes
+    without a bump of ``code_version``. ``docs/recipes.md`` says what each field means.
     """
 
     epochs: float
@@ -49,64 +50,126 @@ class Recipe:
     grad_clip: float
     augment: Augment
     norm_group: int | None
-    precision: str
+    precision: Precision
     shuffle_block_shards: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     eval_every_epochs: int
 
+    loss: str = SOFTMAX
+    """``softmax``, ``sigmoid``, or ``<distribution>==<version>:<name>`` of a plug-in."""
+    head_bias: float | None = None
+    head_init: HeadInit = HeadInit.DEFAULT
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mix_prob: float = 1.0
+    cutmix_share: float = 0.5
+    eps: float | None = None
+    weight_decay_on: DecayedParameters = DecayedParameters.ALL
+    warmup_steps: int = 0
+    constant_epochs: float = 0.0
+    lr_final: float = 0.0
+    lr_every: LrEvery = LrEvery.STEP
+    decay_rate: float = 0.1
+    decay_every_epochs: float = 1.0
+    milestones: tuple[float, ...] = ()
+    average: AverageName = AverageName.NONE
+    average_decay: float = 0.9999
+    average_start_epoch: float = 0.0
+    freeze: tuple[str, ...] = ()
+    """Globs over parameter names; ``backbone`` has become ``("backbone.*",)``."""
+    on_numerics: int | None = None
+    """Updates to go back after a numerics failure; None = stop."""
+    grad_spike: float = 0.0
+    tf32: bool = False
+    resize: int | None = None
+    interpolation: Interpolation = Interpolation.BILINEAR
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (0.75, 4 / 3)
+    color_jitter: float = 0.0
+    decoder: DecoderName = DecoderName.PILLOW
+    shuffle_chunk_samples: int | None = None
+
     def __post_init__(self) -> None:
-        for accepted, name, wanted in self._checks():
+        for accepted, name, wanted in (*_range_checks(self), *_relation_checks(self)):
             if not accepted:
                 raise UserError(f"recipe.{name} is {getattr(self, name)!r}; it must be {wanted}")
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """From the ``recipe`` of a job's parameters. Raises ``UserError`` naming the field that is wrong."""
-        names = {field.name for field in fields(cls)}
-        if names != mapping.keys():
-            missing, unknown = sorted(names - mapping.keys()), sorted(mapping.keys() - names)
-            raise UserError(f"recipe is not fully resolved: missing {missing}, unknown {unknown}; plan the sweep again")
-        converted = {name: convert(name, mapping[name]) for name, convert in _CONVERSIONS.items()}
+        required = {field.name for field in fields(cls) if field.default is MISSING}
+        missing, unknown = required - mapping.keys(), mapping.keys() - {field.name for field in fields(cls)}
+        if missing or unknown:
+            wrong = f"missing {sorted(missing)}, unknown {sorted(unknown)}"
+            raise UserError(f"recipe is not fully resolved: {wrong}; plan the sweep again")
+        converted = {name: convert(name, mapping[name]) for name, convert in CONVERSIONS.items() if name in mapping}
         return cls(**{**mapping, **converted})
 
-    def _checks(self) -> tuple[tuple[bool, str, str], ...]:
-        return (
-            (self.epochs > 0, "epochs", "> 0"),
-            (self.batch_size >= 1, "batch_size", ">= 1"),
-            (self.lr >= 0, "lr", ">= 0"),
-            (0 <= self.momentum < 1, "momentum", "in [0, 1)"),
-            (not self.nesterov or self.momentum > 0, "nesterov", "false when momentum is 0"),
-            (all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers in [0, 1)"),
-            (self.weight_decay >= 0, "weight_decay", ">= 0"),
-            (0 <= self.warmup_epochs <= self.epochs, "warmup_epochs", f"in [0, epochs = {self.epochs:g}]"),
-            (0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)"),
-            (self.grad_clip >= 0, "grad_clip", ">= 0 (0 = none)"),
-            (self.precision == "fp32", "precision", "'fp32', the only precision so far"),
-            (self.shuffle_block_shards >= 1, "shuffle_block_shards", ">= 1"),
-            (all(value > 0 for value in self.std), "std", "three numbers > 0"),
-            (self.eval_every_epochs >= 1, "eval_every_epochs", ">= 1"),
-        )
+    @property
+    def is_mixed(self) -> bool:
+        """Whether training images are blended or cut together in pairs."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    @property
+    def rewind_steps(self) -> int | None:
+        """Updates to go back after a numerics failure; None = stop."""
+        return self.on_numerics
 
 
-def _member(names: type[StrEnum], name: str, value: object) -> StrEnum:
-    try:
-        return names(str(value))
-    except ValueError as error:
-        raise UserError(f"recipe.{name} is {value!r}; choose one of {', '.join(names)}") from error
+def _range_checks(recipe: Recipe) -> tuple[Check, ...]:
+    """What each field must be by itself."""
+    return (
+        (recipe.epochs > 0, "epochs", "> 0"),
+        (recipe.batch_size >= 1, "batch_size", ">= 1"),
+        (recipe.lr >= 0, "lr", ">= 0"),
+        (0 <= recipe.momentum < 1, "momentum", "in [0, 1)"),
+        (all(0 <= beta < 1 for beta in recipe.betas), "betas", "two numbers in [0, 1)"),
+        (recipe.eps is None or recipe.eps > 0, "eps", "> 0, or null for the optimiser's own"),
+        (recipe.weight_decay >= 0, "weight_decay", ">= 0"),
+        (recipe.warmup_steps >= 0, "warmup_steps", ">= 0"),
+        (recipe.lr_final >= 0, "lr_final", ">= 0"),
+        (0 < recipe.decay_rate <= 1, "decay_rate", "in (0, 1]"),
+        (recipe.decay_every_epochs > 0, "decay_every_epochs", "> 0"),
+        (0 <= recipe.label_smoothing < 1, "label_smoothing", "in [0, 1)"),
+        (recipe.grad_clip >= 0, "grad_clip", ">= 0 (0 = none)"),
+        (recipe.grad_spike == 0 or recipe.grad_spike > 1, "grad_spike", "> 1, or 0 for none"),
+        (recipe.on_numerics is None or recipe.on_numerics >= 1, "on_numerics", "stop, or rewind by >= 1 steps"),
+        (0 <= recipe.dropout < 1, "dropout", "in [0, 1)"),
+        (0 <= recipe.drop_path < 1, "drop_path", "in [0, 1)"),
+        (recipe.mixup >= 0, "mixup", ">= 0 (0 = none)"),
+        (recipe.cutmix >= 0, "cutmix", ">= 0 (0 = none)"),
+        (0 < recipe.mix_prob <= 1, "mix_prob", "in (0, 1]"),
+        (0 < recipe.cutmix_share < 1, "cutmix_share", "in (0, 1)"),
+        (0 <= recipe.average_decay < 1, "average_decay", "in [0, 1)"),
+        (recipe.shuffle_block_shards >= 1, "shuffle_block_shards", ">= 1"),
+        ((recipe.shuffle_chunk_samples or 1) >= 1, "shuffle_chunk_samples", ">= 1, or null for whole shards"),
+        (all(value > 0 for value in recipe.std), "std", "three numbers > 0"),
+        (recipe.eval_every_epochs >= 1, "eval_every_epochs", ">= 1"),
+        (recipe.resize is None or recipe.resize >= 1, "resize", ">= 1, or null for the model's image size"),
+        (0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1, "crop_scale", "two ascending numbers in (0, 1]"),
+        (0 < recipe.crop_ratio[0] <= recipe.crop_ratio[1], "crop_ratio", "two ascending numbers > 0"),
+        (0 <= recipe.color_jitter <= 1, "color_jitter", "in [0, 1]"),
+    )
 
 
-def _numbers(name: str, value: Any, length: int) -> tuple[float, ...]:  # noqa: ANN401 - JSON from an identity
-    if not isinstance(value, list | tuple) or len(value) != length:
-        raise UserError(f"recipe.{name} is {value!r}; give a list of {length} numbers")
-    return tuple(float(item) for item in value)
-
-
-_CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {
-    "optimizer": lambda name, value: _member(OptimizerName, name, value),
-    "schedule": lambda name, value: _member(ScheduleName, name, value),
-    "augment": lambda name, value: _member(Augment, name, value),
-    "betas": lambda name, value: _numbers(name, value, 2),
-    "mean": lambda name, value: _numbers(name, value, 3),
-    "std": lambda name, value: _numbers(name, value, 3),
-}
+def _relation_checks(recipe: Recipe) -> tuple[Check, ...]:
+    """What fields must be because of others."""
+    epochs, last = recipe.epochs, (0.0, *recipe.milestones)
+    is_even = recipe.batch_size % MIXES == 0 and (recipe.norm_group or MIXES) % MIXES == 0
+    ascending = all(low < high for low, high in zip(last, recipe.milestones, strict=False))
+    stepped = recipe.schedule is not ScheduleName.STEP or bool(recipe.milestones)
+    rests = recipe.warmup_epochs + recipe.constant_epochs
+    return (
+        (not recipe.nesterov or recipe.momentum > 0, "nesterov", "false when momentum is 0"),
+        (0 <= recipe.warmup_epochs <= epochs, "warmup_epochs", f"in [0, epochs = {epochs:g}]"),
+        (not (recipe.warmup_epochs and recipe.warmup_steps), "warmup_steps", "0 when warmup_epochs is given"),
+        (recipe.constant_epochs >= 0 and rests <= epochs, "constant_epochs", f"within epochs = {epochs:g}"),
+        (recipe.lr_final <= recipe.lr, "lr_final", f"at most lr = {recipe.lr:g}"),
+        (ascending, "milestones", "ascending epochs > 0"),
+        (stepped, "milestones", "given with schedule: step"),
+        (not recipe.is_mixed or is_even, "batch_size", "even, and norm_group too, because images are mixed in pairs"),
+        (0 <= recipe.average_start_epoch < epochs, "average_start_epoch", f"in [0, epochs = {epochs:g})"),
+    )

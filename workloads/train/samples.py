@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestrator.contract import ExecutionContext, JobRequest
 from orchestrator.errors import UserError
+from workloads.data.augment import AugmentSpec
+from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.index import SampleIndex
-from workloads.data.loader import EvalLoader, SampleSource, TrainLoader
-from workloads.data.order import SampleOrder, total_steps
+from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
+from workloads.data.mixture import make_order
+from workloads.data.order import Order
+from workloads.data.pixels import PixelSpec
 from workloads.data.streams import Stage
-from workloads.labels.label_map import LabelMap
-from workloads.train.evaluate import EvalInputs
+from workloads.data.subset import SampleView, Subset
+from workloads.labels.label_map import BoundLabels, LabelMap
+from workloads.train.evaluate import EvalInputs, EvalLevel
+from workloads.train.levels import eval_levels
+from workloads.train.ranks import Ranks
 from workloads.train.recipe import Recipe
-from workloads.train.task import TrainInputs
 
 EVAL_BATCH_SIZE = 256
 """Fixed, because kernels may round differently for other batch sizes."""
@@ -34,80 +42,164 @@ class Normalizer:
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
         """Float32 images (B, 3, H, W) of uint8 ones."""
-        pixels_BCHW = images_BCHW.to(self._device, torch.float32, memory_format=self._memory_format)
+        # A quarter of the bytes cross to the device, from page-locked memory without the host waiting.
+        on_device_BCHW = images_BCHW.to(self._device, non_blocking=True)
+        pixels_BCHW = on_device_BCHW.to(torch.float32, memory_format=self._memory_format)
         return pixels_BCHW.sub_(self._mean_C11).div_(self._std_C11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledSamples:
-    """Both splits of a data set under one label space."""
+class LabelledSplit:
+    """A split under a label space: its images, their targets, and which of its samples count."""
 
-    train: SampleSource
-    val: SampleSource
-    label_map: LabelMap
+    source: SampleSource
+    labels: BoundLabels
+    view: SampleView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledSamples:
+    """Both splits of a data set under one label space, as one rank sees them."""
+
+    train: LabelledSplit
+    val: LabelledSplit
+    levels: tuple[EvalLevel, ...]
+    """Up which predictions are folded in evaluation."""
+    recipe: Recipe
+    ranks: Ranks
+    num_threads: int
+    device: torch.device
+    _loaders: list[TrainLoader] = field(default_factory=list)
+    """The newest training loader, if there is one."""
 
     @classmethod
-    def open(cls, request: JobRequest, context: ExecutionContext, *, image_size: int) -> Self:
+    def open(
+        cls, request: JobRequest, context: ExecutionContext, recipe: Recipe, *, image_size: int, device: torch.device
+    ) -> Self:
         """Open the inputs ``index`` and ``labels`` of a request. Raises ``UserError`` without validation samples."""
-        index = SampleIndex.open(context.store, request.inputs["index"], context.cache)
-        if not index.split("val").num_samples:
-            raise UserError(f"data set of {index.key} has no validation samples; val_error needs some (num_val >= 1)")
-        train, val = (
-            SampleSource(context.store, index, split, cache_dir=context.cache, image_size=image_size)
-            for split in ("train", "val")
+        store, execution = context.store, request.execution
+        index = SampleIndex.open(store, request.inputs["index"], context.cache, location=execution.data_location)
+        label_map = LabelMap.open(store, request.inputs["labels"])
+        pixels = PixelSpec(
+            image_size=image_size,
+            resize=recipe.resize,
+            interpolation=Interpolation(recipe.interpolation),
+            decoder=DecoderName(recipe.decoder),
         )
-        return cls(train=train, val=val, label_map=LabelMap.open(context.store, request.inputs["labels"]))
+
+        def split(name: str, subset: Subset | None) -> LabelledSplit:
+            source = SampleSource(store, index, name, cache_dir=context.cache, pixels=pixels)
+            labels = label_map.bind(source.split)
+            return LabelledSplit(source=source, labels=labels, view=SampleView.of(source.split, labels, subset))
+
+        val = split("val", None)
+        if not val.view.num_samples:
+            raise UserError(f"data set of {index.key} has no validation samples; val_error needs some (num_val >= 1)")
+        return cls(
+            train=split("train", Subset.of(request.parameters.get("subset"))),
+            val=val,
+            levels=eval_levels(label_map, index.classes),
+            recipe=recipe,
+            ranks=Ranks.of(context),
+            num_threads=execution.num_threads,
+            device=device,
+        )
 
     @property
     def num_train(self) -> int:
-        """Samples of the training split."""
-        return self.train.split.num_samples
+        """Samples that are trained on in an epoch."""
+        return self.train.view.num_samples
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the label space."""
+        return self.train.labels.num_classes
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether a sample may have several targets."""
+        return self.train.labels.is_multi_label
 
     @property
     def subset_names(self) -> Sequence[str]:
         """Names of the subsets of the validation split; empty without subsets."""
-        return self.val.split.subset_names
+        return self.val.source.split.subset_names
 
     def train_names(self, ordinals: Sequence[int]) -> list[str]:
         """``shard:key`` of training samples."""
-        return [self.train.split.place(ordinal) for ordinal in ordinals]
+        return [self.train.source.split.place(ordinal) for ordinal in ordinals]
 
-    def train_loader(self, recipe: Recipe, *, seed: int, stage: Stage, start_step: int) -> TrainLoader:
-        """Loader of all global batches from ``start_step`` on."""
-        return TrainLoader(
-            self.train,
-            self.order(recipe, seed=seed, stage=stage),
-            self.label_map,
-            batch_size=recipe.batch_size,
-            start_step=start_step,
-            total_steps=total_steps(recipe.epochs, self.num_train, recipe.batch_size),
-            seed=seed,
+    def order(self, *, seed: int, stage: Stage) -> Order:
+        """Order of the training samples."""
+        return make_order(
+            self.train.view,
+            self.train.source.split.shares,
+            seed,
+            self.recipe.shuffle_block_shards,
             stage=stage,
-            augment=recipe.augment,
+            chunk_samples=self.recipe.shuffle_chunk_samples,
         )
 
-    def order(self, recipe: Recipe, *, seed: int, stage: Stage) -> SampleOrder:
-        """Order of the training samples."""
-        return SampleOrder(self.train.split.shard_sizes, seed, recipe.shuffle_block_shards, stage=stage)
+    def batch_ordinals(self, batch: int, *, seed: int, stage: Stage) -> NDArray[np.int64]:
+        """Ordinals [B] of a global batch, before any bad sample is replaced."""
+        size = self.recipe.batch_size
+        return self.order(seed=seed, stage=stage).ordinals(batch * size, (batch + 1) * size)
 
     def train_batches(
-        self, recipe: Recipe, normalize: Normalizer, *, seed: int, stage: Stage, start_step: int
-    ) -> Generator[TrainInputs, None, None]:
-        """Global batches on the device, from ``start_step`` on."""
-        for batch in self.train_loader(recipe, seed=seed, stage=stage, start_step=start_step):
-            images_BCHW = normalize(batch.images_BCHW)
-            yield TrainInputs(
-                inputs=images_BCHW,
-                targets_B=batch.targets_B.to(images_BCHW.device),
-                ordinals_B=batch.ordinals_B,
-            )
+        self, first: int, stop: int, *, seed: int, stage: Stage, unit: int
+    ) -> Generator[Batch, None, None]:
+        """Shares that this rank takes of the global batches ``first <= b < stop``; see ``rank_slice`` for ``unit``."""
+        recipe, ranks = self.recipe, self.ranks
+        augment = AugmentSpec(
+            augment=recipe.augment,
+            crop_scale=recipe.crop_scale,
+            crop_ratio=recipe.crop_ratio,
+            color_jitter=recipe.color_jitter,
+        )
+        loader = TrainLoader(
+            self.train.source,
+            self.order(seed=seed, stage=stage),
+            self.train.labels,
+            batch_size=recipe.batch_size,
+            start_step=first,
+            total_steps=stop,
+            seed=seed,
+            stage=stage,
+            augment=augment,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            group_size=unit,
+            num_workers=self.num_threads,
+            device=self.device,
+        )
+        self._loaders[:] = [loader]
+        yield from loader
 
-    def eval_batches(self, source: SampleSource, normalize: Normalizer) -> Iterator[EvalInputs]:
-        """Every sample of a split once, in ordinal order, without augmentation."""
-        for batch in EvalLoader(source, self.label_map, batch_size=EVAL_BATCH_SIZE):
-            images_BCHW = normalize(batch.images_BCHW)
-            yield EvalInputs(
-                inputs=images_BCHW,
-                targets_B=batch.targets_B.to(images_BCHW.device),
-                subsets_B=batch.subset_ids_B,
-            )
+    def stats(self) -> dict[str, float]:
+        """What the training loader did so far, for people."""
+        return {name: value for loader in self._loaders for name, value in loader.stats.snapshot().items()}
+
+    def bad_samples(self) -> dict[str, Any]:
+        """Samples that this rank could not decode, by split; empty without any."""
+        splits = {"train": self.train, "val": self.val}
+        summaries = {name: split.source.bad_samples.summary() for name, split in splits.items()}
+        return {name: summary for name, summary in summaries.items() if summary}
+
+    def eval_batches(self, split: LabelledSplit) -> Iterator[Batch]:
+        """Every sample of a split once on some rank, in ordinal order, without augmentation."""
+        yield from EvalLoader(
+            split.source,
+            split.labels,
+            batch_size=EVAL_BATCH_SIZE,
+            ordinals=split.view.ordinals(),
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            num_workers=self.num_threads,
+            device=self.device,
+        )
+
+
+def eval_inputs(batch: Batch, inputs: Tensor) -> EvalInputs:
+    """A batch for ``evaluate`` with what the model gets instead of images."""
+    targets = batch.targets.to(inputs.device, non_blocking=True)
+    return EvalInputs(inputs=inputs, targets_B=targets, subsets_B=batch.subset_ids_B)

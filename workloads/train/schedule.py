@@ -6,15 +6,17 @@ A step counts finished updates: update number ``s`` (from 0) takes the run from 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Self
 
 from orchestrator.errors import UserError
 from workloads.data.order import total_steps
-from workloads.train.recipe import Recipe, ScheduleName
+from workloads.train.choices import LrEvery, ScheduleName
+from workloads.train.recipe import Recipe
 
 _LINE_EVERY_STEPS = 100
+_EPOCHS = {LrEvery.STEP: 0.0, LrEvery.HALF_EPOCH: 0.5, LrEvery.EPOCH: 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +50,16 @@ class Calendar:
         """Passes over the training split that ``step`` updates have made."""
         return step * self.batch_size / self.num_samples
 
-    def is_epoch_end(self, step: int) -> bool:
-        """Whether an epoch ends with this step."""
-        return self.epoch_ends[bisect_left(self.epoch_ends, step)] == step
+    def is_epoch_end(self, step: int, every_epochs: int = 1) -> bool:
+        """Whether an epoch ends with this step whose number, from 1, is a multiple of ``every_epochs``."""
+        place = bisect_left(self.epoch_ends, step)
+        return self.epoch_ends[place] == step and (place + 1) % every_epochs == 0
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the validation split is evaluated at this step; the last step always is."""
         if step == self.total_steps:
             return True
-        return self.is_epoch_end(step) and (bisect_left(self.epoch_ends, step) + 1) % self.eval_every_epochs == 0
+        return self.is_epoch_end(step, self.eval_every_epochs)
 
     def has_line(self, step: int) -> bool:
         """Whether metrics are written at this step: at every epoch's end, and in long epochs in between."""
@@ -66,42 +69,123 @@ class Calendar:
         start = self.epoch_ends[earlier - 1] if earlier else 0
         return (step - start) % _LINE_EVERY_STEPS == 0
 
-    def has_checkpoint(self, step: int, every_steps: int) -> bool:
-        """Whether a checkpoint is due; ``every_steps`` 0 = at epochs' ends. Never at the end: the artifact follows."""
+    def has_checkpoint(self, step: int, every_steps: int, every_epochs: int = 1) -> bool:
+        """Whether a checkpoint is due: every so many steps, or with ``every_steps`` 0 at the end of so many epochs.
+
+        Never at the end: the artifact follows.
+        """
         if step == self.total_steps:
             return False
-        return step % every_steps == 0 if every_steps else self.is_epoch_end(step)
+        return step % every_steps == 0 if every_steps else self.is_epoch_end(step, every_epochs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up from 0, then constant, or linearly or along half a cosine down to 0 at ``total_steps``.
+    """Linear warm-up from 0 to ``base``, then ``constant_steps`` at ``base``, then a decay until ``total_steps``.
 
-    Cosine without restarts: "SGDR", arXiv:1608.03983, equation 5.
+    With ``done`` = the share in [0, 1] of the decay's steps that are past, and ``epochs`` = epochs since its start:
+
+    - constant: ``base``
+    - linear: ``final + (base - final) (1 - done)``
+    - cosine: ``final + (base - final) (1 + cos(pi done)) / 2``, without restarts: "SGDR", arXiv:1608.03983, equation 5
+    - step: ``base rate^m`` after m milestones, which count from the start of training
+    - exponential: ``base rate^(epochs / decay_every_epochs)``
+
+    With ``every_epochs`` > 0 a decay holds its value until the next multiple of so many epochs of training; the value
+    is that of the multiple's own step.
     """
 
     base: float
     schedule: ScheduleName
     warmup_steps: int
     total_steps: int
+    constant_steps: int = 0
+    final: float = 0.0
+    decay_rate: float = 1.0
+    decay_every_epochs: float = 1.0
+    milestone_steps: tuple[int, ...] = ()
+    every_epochs: float = 0.0
+    epoch_samples: tuple[int, int] = (1, 1)
+    """Samples of an epoch and of a step; only exponential decay and ``every_epochs`` need them."""
 
     @classmethod
     def of(cls, recipe: Recipe, calendar: Calendar) -> Self:
-        """The schedule of a recipe; a warm-up that rounds to nothing is none."""
-        warmup = total_steps(recipe.warmup_epochs, calendar.num_samples, calendar.batch_size)
-        return cls(base=recipe.lr, schedule=recipe.schedule, warmup_steps=warmup, total_steps=calendar.total_steps)
+        """The schedule of a recipe; a warm-up in epochs that rounds to nothing is none.
+
+        Raises:
+            UserError: warm-up and constant phase last longer than the training.
+        """
+        warmup = recipe.warmup_steps or _steps(recipe.warmup_epochs, calendar)
+        # Rounded once, where the decay begins: 0.5 + 0.5 epochs are one epoch, whatever half of it rounds to.
+        decay_start = recipe.warmup_steps + _steps(recipe.warmup_epochs + recipe.constant_epochs, calendar)
+        if decay_start > calendar.total_steps:
+            raise UserError(_too_long(recipe, calendar, decay_start))
+        return cls(
+            base=recipe.lr,
+            schedule=recipe.schedule,
+            warmup_steps=warmup,
+            total_steps=calendar.total_steps,
+            constant_steps=decay_start - warmup,
+            final=recipe.lr_final,
+            decay_rate=recipe.decay_rate,
+            decay_every_epochs=recipe.decay_every_epochs,
+            milestone_steps=tuple(_steps(epoch, calendar) for epoch in recipe.milestones),
+            every_epochs=_EPOCHS[recipe.lr_every],
+            epoch_samples=(calendar.num_samples, calendar.batch_size),
+        )
 
     def at(self, step: int) -> float:
         """Learning rate of update number ``step`` (from 0). The warm-up's first update has ``base / warmup_steps``."""
         if step < self.warmup_steps:
             return self.base * ((step + 1) / self.warmup_steps)
-        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        return self.base * _remaining(self.schedule, done)
+        if self.schedule is ScheduleName.CONSTANT:
+            return self.base
+        if self.schedule is ScheduleName.STEP:
+            return self.base * math.pow(self.decay_rate, bisect_right(self.milestone_steps, step))
+        if self.schedule is ScheduleName.EXPONENTIAL:
+            return self.base * math.pow(self.decay_rate, self._decay_epochs(step) / self.decay_every_epochs)
+        done = self._done(step)
+        remaining = 1 - done if self.schedule is ScheduleName.LINEAR else 0.5 * (1 + math.cos(math.pi * done))
+        return self.final + (self.base - self.final) * remaining
+
+    @property
+    def _decay_start(self) -> int:
+        return self.warmup_steps + self.constant_steps
+
+    def _done(self, step: int) -> float:
+        """Share of the decay that is over, in [0, 1]."""
+        held = self._held_epoch(step)
+        at = step if held is None else total_steps(held, *self.epoch_samples)
+        return max(0, at - self._decay_start) / max(1, self.total_steps - self._decay_start)
+
+    def _decay_epochs(self, step: int) -> float:
+        """Epochs since the decay began, >= 0."""
+        num_samples, batch_size = self.epoch_samples
+        held, start = self._held_epoch(step), self._decay_start * batch_size / num_samples
+        # Without warm-up the exponent is a whole number of multiples, free of rounding.
+        return max(0.0, (step * batch_size / num_samples if held is None else held) - start)
+
+    def _held_epoch(self, step: int) -> float | None:
+        """The last multiple of ``every_epochs`` whose step is not after ``step``; None when every step counts."""
+        if not self.every_epochs:
+            return None
+        num_samples, batch_size = self.epoch_samples
+        # A multiple's step is rounded by at most half a step, so it is this multiple or the next one.
+        multiple = math.floor(step * batch_size / num_samples / self.every_epochs)
+        while total_steps((multiple + 1) * self.every_epochs, num_samples, batch_size) <= step:
+            multiple += 1
+        while multiple and total_steps(multiple * self.every_epochs, num_samples, batch_size) > step:
+            multiple -= 1
+        return multiple * self.every_epochs
 
 
-def _remaining(schedule: ScheduleName, done: float) -> float:
-    if schedule is ScheduleName.LINEAR:
-        return 1 - done
-    if schedule is ScheduleName.COSINE:
-        return 0.5 * (1 + math.cos(math.pi * done))
-    return 1.0
+def _steps(epochs: float, calendar: Calendar) -> int:
+    return total_steps(epochs, calendar.num_samples, calendar.batch_size)
+
+
+def _too_long(recipe: Recipe, calendar: Calendar, num_steps: int) -> str:
+    return (
+        f"warm-up and constant phase take {num_steps} steps, but {recipe.epochs:g} epochs of {calendar.num_samples} "
+        f"samples in batches of {calendar.batch_size} are {calendar.total_steps}: the learning rate would never decay; "
+        "lower recipe.warmup_steps, warmup_epochs or constant_epochs, or train longer"
+    )

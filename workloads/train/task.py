@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from workloads.train.evaluate import EvalInputs
+from workloads.train.evaluate import EvalInputs, EvalLevel
+from workloads.train.linear_form import Targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainInputs:
-    """One global batch on the device: model inputs (B, ...), targets (B,), and which samples they are."""
+    """The share that this rank takes of a global batch, on the device: model inputs (B, ...) and targets."""
 
     inputs: Tensor
-    targets_B: Tensor
-    ordinals_B: NDArray[np.int64]
+    targets: Targets
 
 
 class Task(Protocol):
@@ -29,15 +29,39 @@ class Task(Protocol):
     def model(self) -> nn.Module:
         """Maps ``TrainInputs.inputs`` to logits."""
 
-    def batches(self, start_step: int) -> Generator[TrainInputs, None, None]:
-        """The global batches of all updates from ``start_step`` on; a pure function of the step."""
+    @property
+    def num_classes(self) -> int:
+        """Logits per sample."""
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether a sample may have several targets."""
+
+    def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
+        """Shares that this rank takes of the global batches ``first <= b < stop``, a pure function of b.
+
+        ``unit`` consecutive samples stay on one rank, see ``rank_slice``.
+        """
+
+    def trial_batch(self, num_samples: int) -> TrainInputs:
+        """A batch that needs as much memory as a real one; what it holds is of no interest."""
+
+    @property
+    def levels(self) -> Sequence[EvalLevel]:
+        """Levels of the hierarchy up which predictions are folded in evaluation."""
 
     def eval_batches(self) -> Iterable[EvalInputs]:
-        """The validation split, every sample once."""
+        """The validation split, every sample once on some rank."""
 
     @property
     def subset_names(self) -> Sequence[str]:
         """Names of the subset ids of the validation split."""
+
+    def batch_ordinals(self, batch: int) -> NDArray[np.int64]:
+        """Ordinals [B] of the samples of a global batch."""
+
+    def stats(self) -> Mapping[str, float]:
+        """What the loading of training batches did so far, for people."""
 
     def sample_names(self, ordinals: Sequence[int]) -> list[str]:
         """Keys of training samples, for messages."""

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property, partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult
 from workloads.data.augment import Augment
-from workloads.data.loader import SampleSource
-from workloads.data.order import total_steps
+from workloads.data.loader import Batch
+from workloads.data.order import rank_slice
 from workloads.data.streams import Stage
-from workloads.models.build import memory_format
 from workloads.train.evaluate import EvalInputs
-from workloads.train.images import new_head
+from workloads.train.images import ImageTask, new_head
 from workloads.train.job import Setting, run_training
-from workloads.train.samples import Normalizer
+from workloads.train.samples import eval_inputs
 from workloads.train.task import TrainInputs
 from workloads.transfer.backbone import pretrained_backbone
+from workloads.transfer.features import Features
 
 
 def run_probe(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -39,7 +42,7 @@ def _probe_task(setting: Setting) -> ProbeTask:
 class ProbeTask:
     """Only the head learns; the backbone is in evaluation mode. See ``workloads.train.job.TrainedModel``.
 
-    Without augmentation a sample has the same features in every epoch: they are computed once per job, and kept in
+    Where a sample looks the same in every epoch, its features are computed once per job, by one rank each, and kept in
     memory.
     """
 
@@ -48,54 +51,72 @@ class ProbeTask:
     def __init__(self, setting: Setting, backbone: nn.Module, head: nn.Linear) -> None:
         self.backbone, self.head = backbone.eval().requires_grad_(requires_grad=False), head
         self.model = head
+        self._images = ImageTask(setting, backbone, head)
+        self.num_classes, self.is_multi_label = self._images.num_classes, self._images.is_multi_label
         self.subset_names: Sequence[str] = setting.samples.subset_names
+        self.origin = self._images.origin
+        self.levels = self._images.levels
         self._setting = setting
-        self._normalize = Normalizer(setting.parameters.recipe, setting.device, memory_format(backbone))
 
-    def batches(self, start_step: int) -> Generator[TrainInputs, None, None]:
+    def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
         """See ``Task``; ``inputs`` are features (B, num_features)."""
-        if self._setting.parameters.recipe.augment is Augment.NONE:
-            return self._cached_batches(start_step)
-        return self._augmented_batches(start_step)
+        recipe = self._setting.parameters.recipe
+        if recipe.augment is Augment.NONE and not recipe.color_jitter and not recipe.is_mixed:
+            return self._cached_batches(first, stop, unit)
+        return self._fresh_batches(first, stop, unit)
+
+    def trial_batch(self, num_samples: int) -> TrainInputs:
+        """See ``Task``."""
+        batch = self._images.trial_batch(num_samples)
+        return TrainInputs(inputs=self._features(batch.inputs), targets=batch.targets)
 
     def eval_batches(self) -> Iterator[EvalInputs]:
         """See ``Task``."""
         yield from self._val_features
 
+    def batch_ordinals(self, batch: int) -> NDArray[np.int64]:
+        """See ``Task``."""
+        return self._images.batch_ordinals(batch)
+
+    def stats(self) -> Mapping[str, float]:
+        """See ``Task``."""
+        return self._images.stats()
+
     def sample_names(self, ordinals: Sequence[int]) -> list[str]:
         """See ``Task``."""
-        return self._setting.samples.train_names(ordinals)
+        return self._images.sample_names(ordinals)
 
-    def _cached_batches(self, start_step: int) -> Generator[TrainInputs, None, None]:
-        setting, parameters = self._setting, self._setting.parameters
-        batches = list(self._features_of(setting.samples.train))
-        features_NF = torch.cat([batch.inputs for batch in batches])
-        targets_N = torch.cat([batch.targets_B for batch in batches])
-        order = setting.samples.order(parameters.recipe, seed=parameters.seed, stage=setting.stage)
-        size = parameters.recipe.batch_size
-        for step in range(start_step, total_steps(parameters.recipe.epochs, len(targets_N), size)):
-            ordinals_B = order.ordinals(step * size, (step + 1) * size)
-            rows_B = torch.from_numpy(ordinals_B).to(features_NF.device)
-            yield TrainInputs(inputs=features_NF[rows_B], targets_B=targets_N[rows_B], ordinals_B=ordinals_B)
+    def _cached_batches(self, first: int, stop: int, unit: int) -> Generator[TrainInputs, None, None]:
+        """The targets are those of the samples whose features they come with, also where a bad one is replaced."""
+        setting, samples = self._setting, self._setting.samples
+        features, ranks = self._train_features, samples.ranks
+        order = samples.order(seed=setting.parameters.seed, stage=setting.stage)
+        size = setting.parameters.recipe.batch_size
+        share = partial(rank_slice, rank=ranks.rank, world_size=ranks.world_size, group_size=unit)
+        for batch in range(first, stop):
+            start, end = share(batch * size, (batch + 1) * size)
+            ordinals_B = features.present(order, start, end)
+            targets = torch.from_numpy(samples.train.labels.take(ordinals_B)).to(setting.device)
+            yield TrainInputs(inputs=features.take(ordinals_B), targets=targets)
 
-    def _augmented_batches(self, start_step: int) -> Generator[TrainInputs, None, None]:
-        parameters, stage = self._setting.parameters, self._setting.stage
-        batches = self._setting.samples.train_batches(
-            parameters.recipe, self._normalize, seed=parameters.seed, stage=stage, start_step=start_step
-        )
-        for batch in batches:
-            yield TrainInputs(
-                inputs=self._features(batch.inputs), targets_B=batch.targets_B, ordinals_B=batch.ordinals_B
-            )
+    def _fresh_batches(self, first: int, stop: int, unit: int) -> Generator[TrainInputs, None, None]:
+        with closing(self._images.batches(first, stop, unit=unit)) as batches:
+            for batch in batches:
+                yield TrainInputs(inputs=self._features(batch.inputs), targets=batch.targets)
 
     @cached_property
     def _val_features(self) -> list[EvalInputs]:
-        return list(self._features_of(self._setting.samples.val))
+        samples = self._setting.samples
+        return [eval_inputs(batch, self._features_of(batch)) for batch in samples.eval_batches(samples.val)]
 
-    def _features_of(self, source: SampleSource) -> Iterator[EvalInputs]:
-        for batch in self._setting.samples.eval_batches(source, self._normalize):
-            features = self._features(batch.inputs)
-            yield EvalInputs(inputs=features, targets_B=batch.targets_B, subsets_B=batch.subsets_B)
+    @cached_property
+    def _train_features(self) -> Features:
+        samples = self._setting.samples
+        mine = ((batch.ordinals_B, self._features_of(batch)) for batch in samples.eval_batches(samples.train))
+        return Features.gather(mine, samples.train.view, self.head.in_features, samples.ranks, self._setting.device)
+
+    def _features_of(self, batch: Batch) -> Tensor:
+        return self._features(self._images.normalize(batch.images_BCHW))
 
     def _features(self, images_BCHW: Tensor) -> Tensor:
         # no_grad, not inference_mode: the head's backward pass saves the features, which inference tensors forbid.

@@ -1,0 +1,119 @@
+"""What ranks do together: sums, votes, errors that reach everybody, parameters that no loss depends on."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.contract import ExecutionContext
+from orchestrator.errors import FailureKind, NumericsError, UserError
+from orchestrator.storage.local import LocalStore
+from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
+from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, raise_errors
+from workloads.train.ranks import PeerLostError, Ranks
+
+POISONED = {"epochs": 5, "batch_size": 8, "lr": 0.01}
+
+
+def test_ranks_alone_change_nothing() -> None:
+    ranks, tensor = Ranks(), torch.arange(3.0)
+    assert torch.equal(ranks.sum_(tensor.clone()), tensor)
+    assert (ranks.broadcast_text("a"), ranks.any_(flag=True), ranks.any_(flag=False)) == ("a", True, False)
+    ranks.barrier()
+
+
+def test_ranks_that_no_launcher_joined_are_refused(tmp_path: Path) -> None:
+    context = ExecutionContext(store=LocalStore(tmp_path), scratch=tmp_path, cache=tmp_path, rank=1, world_size=2)
+    with pytest.raises(UserError, match=r"must be rank 1 of 2, but torch\.distributed has None"):
+        Ranks.of(context)
+    with pytest.raises(UserError, match="rank 2 of 2 does not exist"):
+        Ranks(rank=2, world_size=2)
+
+
+def test_ranks_together_sum_broadcast_and_vote(pool: RankPool, tmp_path: Path) -> None:
+    results = raise_errors(pool.run(tmp_path, 3, _collectives))
+    assert results == [(3, "from 0", "", True, False)] * 3
+
+
+def _collectives(rank: int, world_size: int) -> tuple[int, str, str, bool, bool]:
+    ranks = Ranks(rank=rank, world_size=world_size)
+    total = int(ranks.sum_(torch.tensor(rank)))
+    texts = ranks.broadcast_text(f"from {rank}"), ranks.broadcast_text("" if rank == 0 else "x")
+    return total, *texts, ranks.any_(rank == 1), ranks.any_(flag=False)
+
+
+def test_rank_that_fails_ends_the_others_at_once(pool: RankPool, tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    errors = pool.run(tmp_path, 3, _fails_on_rank_1, tmp_path / "noticed")
+    assert time.monotonic() - started_s < COLLECTIVE_TIMEOUT_S
+    assert isinstance(errors[1], ZeroDivisionError)
+    for rank in (0, 2):
+        assert isinstance(errors[rank], PeerLostError)
+        assert errors[rank].failure_kind is FailureKind.NODE_LOST
+
+
+def _fails_on_rank_1(rank: int, world_size: int, noticed: Path) -> None:
+    """Rank 1 fails and lives on, as in a launcher that reports the error, until the others have noticed."""
+    ranks = Ranks(rank=rank, world_size=world_size)
+    if rank == 0:
+        os.mkfifo(noticed)
+    try:
+        with ranks.aborted_on_error():
+            ranks.barrier()
+            if rank == 1:
+                raise ZeroDivisionError
+            ranks.barrier()
+    finally:
+        with noticed.open("r" if rank == 1 else "w") as fifo:
+            _ = fifo.read() if rank == 1 else fifo.write("yes")
+
+
+def _train(rank: int, world_size: int, folder: Path, recipe: dict[str, Any], num_passes: int) -> Any:
+    ranks = Ranks(rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    model = _WithSpare()
+    task = MemoryImages(model, batch_size=8, num_samples=40, image_size=4, ranks=ranks, poisoned=(7,) * num_passes)
+    state = memory_loop(task, LocalStore(folder), POISONED | recipe, ranks=ranks).run()
+    return state.rewinds, dict(model.state_dict())
+
+
+class _WithSpare(nn.Module):
+    """A linear model, and a parameter that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, NUM_CLASSES)
+        self.spare = nn.Parameter(torch.ones(3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.linear(images.flatten(1))
+        return logits
+
+
+def test_gang_with_a_poisoned_sample_on_one_rank_fails_on_all_and_names_it(pool: RankPool, tmp_path: Path) -> None:
+    for error in pool.run(tmp_path, 2, _train, tmp_path, {}, 1):
+        assert isinstance(error, NumericsError)
+        # Sample number 3 of batch 7: position 59 of 40 samples.
+        assert "loss is nan at step 7" in str(error)
+        assert "finite loss first: sample19, sample16" in str(error)
+
+
+def test_gang_rewinds_together_like_one_process(pool: RankPool, tmp_path: Path) -> None:
+    rewind = {"on_numerics": {"rewind": 3}}
+    (alone,) = raise_errors(pool.run(tmp_path, 1, _train, tmp_path / "1", rewind, 1))
+    for rewinds, weights in raise_errors(pool.run(tmp_path, 2, _train, tmp_path / "2", rewind, 1)):
+        assert rewinds == alone[0]
+        torch.testing.assert_close(weights, alone[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_parameter_without_gradient_stays_as_it_is(pool: RankPool, tmp_path: Path, world_size: int) -> None:
+    decay = {"weight_decay": 0.5}
+    results = raise_errors(pool.run(tmp_path, world_size, _train, tmp_path, decay, 0))
+    assert torch.equal(results[0][1]["spare"], torch.ones(3))

@@ -1,0 +1,1 @@
+"""Features of whole splits under a frozen backbone: the job ``embed`` and its artifact."""

@@ -1,0 +1,252 @@
+"""Initial weights of a backbone: from one of our artifacts, a file, or a tag of timm's; with a report of what matched.
+
+Nothing here executes what a file says. Our own weights are safetensors; of foreign ``.pth`` files torch's restricted
+reader (``weights_only``) takes tensors and plain containers, and refuses anything else.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor, nn
+
+from orchestrator.contract import JobRequest
+from orchestrator.errors import NotFoundError, StorageError, UserError
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import read_part, read_record
+from orchestrator.storage.open import open_store
+from workloads.models.build import timm_kwargs
+from workloads.models.spec import ModelSpec
+from workloads.models.table import REFUSALS
+from workloads.models.weights import decode_tensors
+
+SMALLEST_SHARE = 0.9
+"""Of a backbone's numbers, that must come from the source: less is another network, not an initialisation of this."""
+_LISTED = 50
+# Where training scripts keep their tensors, averaged ones first, as timm takes them.
+_CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "module")
+_WRAPPERS = ("_orig_mod.", "module.")
+_PREFIXES = ("", "backbone.", "model.", "encoder.", "trunk.", "visual.trunk.", "visual.", "image_encoder.", "student.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What became of the names of a backbone (``missing``, ``mismatched``) and of a source (all others).
+
+    Long lists are cut to their first 50 names; ``num_*`` count all. ``share`` is the matched part of the backbone's
+    numbers, in [0, 1].
+    """
+
+    source: str
+    share: float
+    num_matched: int
+    num_missing: int
+    num_unexpected: int
+    missing: tuple[str, ...]
+    """Of the backbone, not in the source: they keep their random initial values."""
+    unexpected: tuple[str, ...]
+    """In the source, not in the backbone: ignored."""
+    mismatched: tuple[str, ...]
+    """``name: theirs -> ours`` where shapes differ: the random initial values stay."""
+    head: tuple[str, ...]
+    """Of the source's classifier, which the job's own head replaces."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form, for the record of a job."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def initial_of(request: JobRequest) -> Mapping[str, Any] | None:
+    """What a job says of its backbone's initial weights; None = they are random."""
+    initial: Mapping[str, Any] | None = request.parameters.get("initial")
+    uri = request.execution.initial_uri
+    return {**initial, "uri": uri} if initial and uri else initial
+
+
+def load_initial(backbone: nn.Module, spec: ModelSpec, initial: Mapping[str, Any], store: ObjectStore) -> LoadReport:
+    """Load weights into a freshly built backbone, in place.
+
+    ``initial`` is what ``initial_of`` a request gives: one of ``{"artifact": key}`` (of this store), ``{"sha256": hex,
+    "uri": file:// or s3:// URI}`` and ``{"timm": tag}``. Position embeddings and the like are resized where timm can.
+
+    Raises:
+        UserError: the source is no such thing, holds another network, or cannot be read without executing it.
+        StorageError: it cannot be read now.
+    """
+    source, tensors = _read(spec, initial, store)
+    own = backbone.state_dict()
+    found = _converted(_best_names(tensors, own), backbone, spec, source)
+    matched = {name: found[name] for name in own.keys() & found.keys() if own[name].shape == found[name].shape}
+    report = _report(source, spec, own, found, matched.keys())
+    if report.share < SMALLEST_SHARE:
+        raise UserError(_too_little(report, spec))
+    backbone.load_state_dict(matched, strict=False)
+    return report
+
+
+def _read(spec: ModelSpec, initial: Mapping[str, Any], store: ObjectStore) -> tuple[str, Mapping[str, Tensor]]:
+    if "artifact" in initial:
+        return str(initial["artifact"]), _from_artifact(str(initial["artifact"]), store)
+    if "timm" in initial:
+        name = f"{spec.name.partition('.')[0]}.{initial['timm']}"
+        return f"timm {name}", _from_timm(name, spec)
+    if "uri" in initial:
+        return str(initial["uri"]), _from_uri(str(initial["uri"]), initial.get("sha256"))
+    raise UserError(f"initial weights are {dict(initial)}; give one of artifact: key, uri: URI with sha256, timm: tag")
+
+
+def _from_artifact(key: str, store: ObjectStore) -> Mapping[str, Tensor]:
+    try:
+        record = read_record(store, key)
+    except NotFoundError as error:
+        message = f"initial weights are to come from the artifact {key}, which {store.uri} does not hold; "
+        raise UserError(message + "name the key of a finished pretrain or finetune job of this store") from error
+    if "backbone.safetensors" not in record.parts:
+        raise UserError(f"the artifact {key} holds {sorted(record.parts)} and no backbone: it cannot initialise one")
+    return decode_tensors(read_part(store, record, "backbone.safetensors"))
+
+
+def _from_timm(name: str, spec: ModelSpec) -> Mapping[str, Tensor]:
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=0, **timm_kwargs(spec))
+    except OSError as error:  # of the network and of the hub's client
+        raise StorageError(f"the weights {name} cannot be downloaded now: {error}") from error
+    except REFUSALS as error:
+        tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name.partition('.')[0]}.*")]
+        message = f"timm {timm.__version__} does not give the weights {name}: {error}; it knows the tags {tags}"
+        raise UserError(message) from error
+    return model.state_dict()
+
+
+def _from_uri(uri: str, digest: str | None) -> Mapping[str, Tensor]:
+    folder, _, name = uri.rpartition("/")
+    try:
+        content = open_store(folder).get(name)
+    except NotFoundError as error:
+        raise UserError(f"there is no file of initial weights at {uri}; check pretrain.init.uri") from error
+    found = sha256(content).hexdigest()
+    if digest is not None and found != digest:
+        message = f"{uri} has sha256 {found}, but the sweep says {digest}: the file is another one; "
+        raise UserError(message + "correct pretrain.init.sha256")
+    return decode_weights(content, uri)
+
+
+def decode_weights(content: bytes, name: str) -> dict[str, Tensor]:
+    """The tensors of a weights file by their names there: safetensors, or what ``torch.save`` wrote.
+
+    Raises:
+        UserError: the file is neither, is damaged, or asks to execute something.
+    """
+    if not _is_torch_file(content):
+        try:
+            return decode_tensors(content)
+        except safetensors.SafetensorError as error:
+            raise UserError(f"{name} is no weights file (safetensors or torch.save): {error}") from error
+    try:
+        document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        first = str(error).strip().partition("\n")[0]
+        message = f"{name} cannot be read without executing what it says, or is damaged ({first}); "
+        raise UserError(message + "store the tensors alone, with safetensors.torch.save_file") from error
+    return _tensors_of(document)
+
+
+def _is_torch_file(content: bytes) -> bool:
+    """A zip archive, or a bare pickle as torch wrote before version 1.6."""
+    return content[:4] == b"PK\x03\x04" or (content[:1] == b"\x80" and content[8:9] != b"{")
+
+
+def _tensors_of(document: object) -> dict[str, Tensor]:
+    if not isinstance(document, Mapping):
+        return {}
+    inner = next((document[name] for name in _CONTAINERS if isinstance(document.get(name), Mapping)), None)
+    if inner is not None:
+        return _tensors_of(inner)
+    return {str(name): tensor for name, tensor in document.items() if isinstance(tensor, Tensor)}
+
+
+def _best_names(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the names of the backbone: without the wrappers and the prefix under which most of them match.
+
+    If none match, all of them as they are: timm's converters know foreign names.
+    """
+    plain = {_unwrapped(name): tensor for name, tensor in tensors.items()}
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): plain[name] for name in plain if name.startswith(prefix)}
+
+    best = max(_PREFIXES, key=lambda prefix: len(under(prefix).keys() & own.keys()))
+    return under(best) if under(best).keys() & own.keys() else plain
+
+
+def _unwrapped(name: str) -> str:
+    while name.startswith(_WRAPPERS):
+        name = name.partition(".")[2]
+    return name
+
+
+def _converted(tensors: dict[str, Tensor], backbone: nn.Module, spec: ModelSpec, source: str) -> Mapping[str, Tensor]:
+    """What timm's own converter of this architecture makes of the tensors: old names, resized position embeddings."""
+    module = sys.modules[timm.model_entrypoint(spec.name.partition(".")[0]).__module__]
+    convert: Callable[..., Mapping[str, Tensor]] | None = getattr(module, "checkpoint_filter_fn", None)
+    if convert is None or not tensors:
+        return tensors
+    try:
+        return convert(dict(tensors), backbone)
+    except REFUSALS as error:
+        message = f"{source} does not fit timm model {spec.name} at image_size {spec.image_size}: {error!r}; "
+        raise UserError(message + "give weights of the same architecture") from error
+
+
+def _report(
+    source: str,
+    spec: ModelSpec,
+    own: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    matched: AbstractSet[str],
+) -> LoadReport:
+    heads = _head_prefixes(spec)
+    missing = sorted(own.keys() - found.keys())
+    foreign = sorted(found.keys() - own.keys())
+    unexpected = [name for name in foreign if not name.startswith(heads)]
+    shapes = {name: (list(found[name].shape), list(own[name].shape)) for name in own.keys() & found.keys() - matched}
+    total = sum(tensor.numel() for tensor in own.values())
+    return LoadReport(
+        source=source,
+        share=sum(own[name].numel() for name in matched) / max(1, total),
+        num_matched=len(matched),
+        num_missing=len(missing),
+        num_unexpected=len(unexpected),
+        missing=tuple(missing[:_LISTED]),
+        unexpected=tuple(unexpected[:_LISTED]),
+        mismatched=tuple(f"{name}: {theirs} -> {ours}" for name, (theirs, ours) in sorted(shapes.items())[:_LISTED]),
+        head=tuple(name for name in foreign if name.startswith(heads))[:_LISTED],
+    )
+
+
+def _head_prefixes(spec: ModelSpec) -> tuple[str, ...]:
+    """Names of the classifier, of which a backbone has none: timm's, and those of other libraries."""
+    cfg = timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
+    classifier = cfg.classifier if cfg is not None and cfg.classifier else ()
+    names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    return tuple(f"{name}." for name in (*names, "head", "fc", "classifier"))
+
+
+def _too_little(report: LoadReport, spec: ModelSpec) -> str:
+    return (
+        f"only {report.share:.1%} of the backbone of timm model {spec.name} is in {report.source} (at least "
+        f"{SMALLEST_SHARE:.0%} must be): {report.num_missing} names are missing, such as {list(report.missing[:3])}; "
+        f"{report.num_unexpected} are unknown, such as {list(report.unexpected[:3])}; shapes differ in "
+        f"{list(report.mismatched[:3])}; give weights of the same architecture"
+    )

@@ -1,0 +1,226 @@
+"""How many samples go through the model at once: found by trial on a GPU before the first step, remembered per node.
+
+Never changes what is computed, only its rounding: the size is in the numerics fingerprint, and on a CPU, where equal
+bits are promised, it is never searched for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from orchestrator.contract import Execution
+from orchestrator.errors import OutOfMemoryError
+
+_USABLE_SHARE = 0.92
+"""Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""
+# What exceptions of CUDA libraries say that are not torch.OutOfMemoryError.
+_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
+
+
+class DeviceMemory(Protocol):
+    """The memory of one device as a search sees it; tests bring their own."""
+
+    def reset_peak(self) -> None:
+        """Give cached blocks back and count the peak from here on."""
+
+    def peak_bytes(self) -> int:
+        """Largest number of bytes that tensors took since the last ``reset_peak``."""
+
+    def total_bytes(self) -> int:
+        """What tensors can take at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """Memory of a CUDA device, less what other processes hold of it."""
+
+    device: torch.device
+
+    def reset_peak(self) -> None:
+        """See ``DeviceMemory``."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_bytes(self) -> int:
+        """See ``DeviceMemory``."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def total_bytes(self) -> int:
+        """See ``DeviceMemory``."""
+        free_bytes, _ = torch.cuda.mem_get_info(self.device)
+        return int(free_bytes) + torch.cuda.memory_reserved(self.device)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device (or the host) had no memory left."""
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or (isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS))
+
+
+@contextmanager
+def out_of_memory_at(micro_batch: int, failed: Callable[[int], None] | None = None) -> Iterator[None]:
+    """Training steps run inside: running out of memory becomes an error that names the size.
+
+    Raises:
+        OutOfMemoryError: a step did not fit; ``failed`` was called with the size before.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        if failed is not None:
+            failed(micro_batch)
+        first = (str(error).splitlines() or [""])[0]
+        message = f"a step with a micro-batch of {micro_batch} samples does not fit into memory ({first}); the next "
+        raise OutOfMemoryError(message + "attempt halves it; or set execution.micro_batch", micro_batch) from error
+
+
+def find_micro_batch(
+    step: Callable[[int], None], *, unit: int, limit: int, memory: DeviceMemory, later_bytes: int = 0
+) -> int:
+    """The largest multiple of ``unit``, at most ``limit``, with which ``step`` fits into memory; by trial.
+
+    Doubles from one unit until a trial does not fit, then halves the interval. ``later_bytes`` is what the run will
+    take beside a step (optimiser state, averages). ``limit`` need not be a multiple.
+
+    Raises:
+        OutOfMemoryError: not even one unit fits.
+    """
+    room_bytes = int(_USABLE_SHARE * memory.total_bytes()) - later_bytes
+
+    def fits(units: int) -> bool:
+        memory.reset_peak()
+        try:
+            step(min(units * unit, limit))
+            return memory.peak_bytes() <= room_bytes
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        # Outside the handler: the exception holds the frames whose tensors the next trial needs the room of.
+        memory.reset_peak()
+        return False
+
+    most = -(-limit // unit)
+    if not fits(1):
+        message = (
+            f"{unit} samples, the fewest that go through the model at once, do not fit into the accelerator's memory"
+        )
+        raise OutOfMemoryError(f"{message}; use a smaller norm_group, image or model, or a larger GPU", unit)
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    if high > most and low < most and fits(most):
+        return limit
+    high = min(high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return min(low * unit, limit)
+
+
+def even_micro_batch(share: int, largest: int, unit: int) -> int:
+    """A size of at most ``largest`` that cuts a share into few and, if that costs little, equal passes.
+
+    Passes of one size need one compilation and one CUDA graph: worth up to twice as many passes as needed.
+    """
+    largest = max(largest // unit, 1) * unit
+    fewest = -(-share // largest)
+    for passes in range(fewest, 2 * fewest + 1):
+        if share % (passes * unit) == 0:
+            return share // passes
+    units = -(-share // unit)
+    return min(-(-units // fewest) * unit, largest)
+
+
+def halved(micro_batch: int, times: int, unit: int) -> int:
+    """A micro-batch after so many failures for want of memory, in whole units."""
+    return max(unit, (micro_batch >> times) // unit * unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a node remembers of one setting."""
+
+    fits: int = 0
+    """Largest size that a search found to fit; 0 = none yet."""
+    limit: int = 0
+    """Where that search ended because nothing larger was wanted."""
+    failed_at: int = 0
+    """Smallest size that failed in training after all; 0 = none."""
+
+
+class MicroBatchMemory:
+    """Files of a node, one per setting (model, image size, precision, accelerator, ...)."""
+
+    def __init__(self, folder: Path, setting: Mapping[str, Any]) -> None:
+        name = sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
+        self._file, self._setting = folder / f"{name}.json", dict(setting)
+
+    def recall(self) -> Known:
+        """What is known; a missing or broken file is nothing."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            document = json.loads(self._file.read_text(encoding="utf-8"))
+            return Known(**document["known"]) if document["setting"] == self._setting else Known()
+        return Known()
+
+    def found(self, fits: int, limit: int) -> None:
+        """Remember the end of a search. What failed before stays known."""
+        self._write(Known(fits=fits, limit=limit, failed_at=self.recall().failed_at))
+
+    def failed(self, micro_batch: int) -> None:
+        """Remember that a size did not fit in training."""
+        known = self.recall()
+        smallest = min(known.failed_at or micro_batch, micro_batch)
+        self._write(Known(fits=known.fits, limit=known.limit, failed_at=smallest))
+
+    def _write(self, known: Known) -> None:
+        # Losing it costs one more search: no reason to fail a job.
+        with suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self._file.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps({"setting": self._setting, "known": asdict(known)}), encoding="utf-8")
+            fresh.replace(self._file)
+
+
+def chosen_micro_batch(
+    execution: Execution,
+    *,
+    unit: int,
+    share: int,
+    search: Callable[[], int] | None = None,
+    memory: MicroBatchMemory | None = None,
+) -> int:
+    """The micro-batch of an attempt; 0 = the layout's own rule.
+
+    What the execution says goes first. Without it and with ``search`` (on GPUs) it is what is known or found to fit.
+    Every attempt that ran out of memory before halves it, in whole units; so does what this node saw failing.
+
+    Raises:
+        OutOfMemoryError: the search finds nothing that fits.
+    """
+    retries = execution.memory_retries
+    if execution.micro_batch:
+        return halved(execution.micro_batch, retries, unit)
+    if search is None:
+        return halved(share, retries, unit) if retries else 0
+    known = memory.recall() if memory is not None else Known()
+    largest = known.fits
+    if not largest or (largest == known.limit < share):
+        largest = search()
+        if memory is not None:
+            memory.found(largest, share)
+    if known.failed_at:
+        largest, retries = min(largest, halved(known.failed_at, 1, unit)), 0
+    return even_micro_batch(share, halved(min(largest, share), retries, unit), unit)

@@ -1,0 +1,142 @@
+"""The ranks of one gang: which one this process is, and what they do together.
+
+Alone (``world_size`` 1) nothing communicates and torch.distributed is not touched, so that one-device jobs need no
+process group. In a gang the launcher has initialised torch.distributed's default group; every method is then a
+collective, to be called by all ranks in the same order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.contract import ExecutionContext
+from orchestrator.errors import FailureKind, OrchestratorError, PreemptedError, UserError
+
+_LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class PeerLostError(OrchestratorError):
+    """Another rank of the gang died, left or did not answer in time; what it says itself is the cause."""
+
+    failure_kind = FailureKind.NODE_LOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Rank ``rank`` of ``world_size``; all methods are collectives, and do nothing alone.
+
+    All of them raise ``PeerLostError`` when another rank is gone, or does not come before the group's timeout.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise UserError(f"rank {self.rank} of {self.world_size} does not exist; ranks count from 0")
+
+    @classmethod
+    def of(cls, context: ExecutionContext) -> Self:
+        """The ranks that a launcher made.
+
+        Raises:
+            UserError: torch.distributed's default group is missing, or is another one than the context says.
+        """
+        ranks = cls(rank=context.rank, world_size=context.world_size)
+        if not ranks.is_solo:
+            joined = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
+            if joined != (context.rank, context.world_size):
+                wanted = f"rank {context.rank} of {context.world_size}"
+                raise UserError(
+                    f"this process must be {wanted}, but torch.distributed has {joined}: join the gang first"
+                )
+        return ranks
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether there is no other rank."""
+        return self.world_size == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what is written once: checkpoints, metrics, progress, artifacts."""
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by its sum over the ranks, the same bits on all of them; returns it."""
+        if not self.is_solo:
+            self._together("sum", partial(dist.all_reduce, tensor))
+        return tensor
+
+    def sum_in_background(self, tensor: Tensor) -> Callable[[], object]:
+        """Begin ``sum_``; the tensor holds the sum once the returned function was called."""
+        if self.is_solo:
+            return _done
+        work = self._together("sum", partial(dist.all_reduce, tensor, async_op=True))
+        return partial(self._together, "sum", work.wait)
+
+    def broadcast_(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by that of rank 0; returns it."""
+        if not self.is_solo:
+            self._together("broadcast", partial(dist.broadcast, tensor, 0))
+        return tensor
+
+    def broadcast_text(self, text: str) -> str:
+        """The text of rank 0."""
+        if self.is_solo:
+            return text
+        content = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        length = int(self.broadcast_(torch.tensor([len(content)])))
+        if not self.is_first:
+            content = torch.empty(length, dtype=torch.uint8)
+        return bytes(self.broadcast_(content).tolist()).decode() if length else ""
+
+    def any_(self, flag: bool) -> bool:  # noqa: FBT001 - a vote
+        """Whether any rank says so."""
+        return flag if self.is_solo else bool(self.sum_(torch.tensor([int(flag)])))
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.any_(flag=False)
+
+    def abort(self) -> None:
+        """Leave the gang at once, so that ranks which wait for this one fail now and not at their timeout."""
+        if not self.is_solo and dist.is_initialized():
+            _LOG.info("rank %d of %d leaves its gang", self.rank, self.world_size)
+            # Destroying the group, the public way, waits on NCCL for collectives that will never end.
+            dist.distributed_c10d._abort_process_group()  # noqa: SLF001
+
+    @contextmanager
+    def aborted_on_error(self) -> Iterator[None]:
+        """Leave the gang when the body fails, whatever the reason; but all ranks stop together when asked to."""
+        try:
+            yield
+        except PreemptedError:
+            raise
+        except BaseException:
+            self.abort()
+            raise
+
+    def _together(self, what: str, collective: Callable[[], Result]) -> Result:
+        try:
+            return collective()
+        except RuntimeError as error:
+            message = (
+                f"rank {self.rank} of {self.world_size} lost another rank during a {what}: {error}; "
+                "the attempt cannot go on without it, its checkpoints are safe: see the log of the other ranks"
+            )
+            raise PeerLostError(message) from error
+
+
+def _done() -> None:
+    """Nothing to wait for."""

@@ -1,0 +1,138 @@
+"""What one attempt leaves in the store while it trains: checkpoints and metrics, written by rank 0 alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from hashlib import sha256
+
+from orchestrator.contract import ExecutionContext, JobRequest
+from orchestrator.errors import StorageError
+from workloads.checkpoint.interval import AutoInterval
+from workloads.checkpoint.store import Checkpoint, CheckpointFolder
+from workloads.checkpoint.writer import CheckpointWriter, WhenBusy
+from workloads.train.metrics import MetricsLog
+from workloads.train.ranks import Ranks
+
+
+class Saver:
+    """The checkpoints and metrics of one attempt. Close it: a checkpoint that is being written is let through."""
+
+    def __init__(self, request: JobRequest, context: ExecutionContext, ranks: Ranks) -> None:
+        execution = request.execution
+        self.folder = CheckpointFolder(
+            context.store,
+            request.key,
+            keep_last=execution.checkpoint_keep_last,
+            attempt_number=request.attempt_number,
+        )
+        self._request, self._store, self._ranks = request, context.store, ranks
+        self._writer = CheckpointWriter(self.folder)
+        self._interval = AutoInterval(execution.checkpoint_mtbf_s)
+        self._is_timed = execution.checkpoint_mtbf_s > 0 and not execution.checkpoint_every_steps
+        self._saved_step = 0
+        self._log = MetricsLog(context.store, request, 0)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether a clock, not the step, says when checkpoints are due."""
+        return self._is_timed
+
+    def load(self) -> Checkpoint | None:
+        """The checkpoint to resume from, the same on all ranks; the attempt's metrics begin there.
+
+        Raises:
+            StorageError: the ranks do not see the same checkpoint.
+        """
+        checkpoint = self.folder.load_newest() if self._ranks.is_first else None
+        # The first rank chooses: what others see of the store may be older.
+        name = self._ranks.broadcast_text(self.folder.newest_name() or "" if checkpoint else "")
+        if name and not self._ranks.is_first:
+            checkpoint = self.folder.load_named(name)
+        checkpoint = self._agreed(checkpoint)
+        self._saved_step = checkpoint.step if checkpoint else 0
+        self._log = MetricsLog(self._store, self._request, self._saved_step)
+        return checkpoint
+
+    def load_at_most(self, step: int) -> Checkpoint | None:
+        """The newest checkpoint of this step or an earlier one, the same on all ranks. Raises as ``load``."""
+        self.drain()
+        self._ranks.barrier()
+        if not self._ranks.is_first:
+            self.folder.load_newest()  # learns what the first rank has written since
+        return self._agreed(self.folder.load_at_most(step))
+
+    def add_line(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
+        """Add a line of metrics."""
+        self._log.add(step, epoch, metrics)
+
+    def wants_save(self) -> bool:
+        """Whether the clock says that it is time for a checkpoint; decided by rank 0."""
+        if not (self._is_timed and self._ranks.is_first):
+            return False
+        return self._interval.is_due(cost_s=self._writer.cost_s, now_s=time.perf_counter())
+
+    def has_room(self, step: int, when_busy: WhenBusy) -> bool:
+        """Whether ``save`` at this step would write anything now; waits with ``WAIT``. Raises ``StorageError``."""
+        return self._ranks.is_first and step != self._saved_step and self._writer.has_room(when_busy)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Copy a checkpoint; it is written in the background. Raises ``StorageError`` for an earlier one."""
+        # The metrics up to this step are durable before the checkpoint is: a run that resumes from it never writes
+        # them again.
+        self._writer.save(checkpoint, before=self._log.seal(checkpoint.step))
+        self._saved_step = checkpoint.step
+        self._interval.saved(time.perf_counter())
+
+    def check(self) -> None:
+        """Raise the error of the writing, if there is one; costs nothing."""
+        self._writer.check()
+
+    def drain(self) -> None:
+        """Wait until everything is written. Raises ``StorageError``."""
+        self._writer.drain()
+
+    def go_back(self, step: int) -> None:
+        """Drop what was written about later steps: the run goes on from this one in another way.
+
+        Raises:
+            StorageError: checkpoints of later steps cannot be deleted.
+        """
+        self.drain()
+        if self._ranks.is_first:
+            # An attempt that resumed from one of them would not know of the rewind.
+            self.folder.delete_after(step)
+        self._log.forget_after(step)
+        self._saved_step = min(self._saved_step, step)
+
+    def finish(self, step: int) -> None:
+        """Write what is left, at the end of training."""
+        self.drain()
+        if self._ranks.is_first:
+            self._log.close_segment(step)
+
+    def close(self) -> None:
+        """Let the write in flight end. Raises nothing."""
+        self._writer.close()
+
+    def _agreed(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
+        mine = _name(checkpoint)
+        firsts = self._ranks.broadcast_text(mine)
+        # Nobody goes on alone: a rank with another checkpoint would train another model.
+        if self._ranks.any_(mine != firsts):
+            message = (
+                f"rank {self._ranks.rank} reads checkpoint {mine}, rank 0 reads {firsts}: something else writes or "
+            )
+            raise StorageError(
+                message + f"damages the checkpoints of {self._request.key}; the next attempt reads again"
+            )
+        return checkpoint
+
+
+def _name(checkpoint: Checkpoint | None) -> str:
+    """Tells checkpoints apart by their state, which holds what was measured up to their step."""
+    if checkpoint is None:
+        return "none"
+    digest = sha256(json.dumps(checkpoint.state, sort_keys=True).encode()).hexdigest()
+    return f"{checkpoint.step}-{digest[:16]}"
