@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.contract import Execution, JobKind
+from orchestrator.plan.clusters import SPLITS, Draft, cluster_job, embed_job
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.identity import key_of, make_identity
 from orchestrator.plan.readable import readable_rule
-from orchestrator.spec.model import Checkpoints, LabelSpace, Sweep, Transfer
+from orchestrator.spec.model import Checkpoints, Clustering, LabelSpace, Sweep, Transfer
 
 
 def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
@@ -81,6 +82,8 @@ class _Builder:
         num_workers = self._sweep.num_workers[kind]
         num_threads = max(1, int(self._sweep.resources[kind].share(num_workers).cpus))
         compute = self._sweep.compute if kind in {JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE} else {}
+        if kind is JobKind.EMBED:
+            compute = {"deterministic": self._sweep.compute["deterministic"]}
         return Execution(num_threads=num_threads, num_workers=num_workers, **compute)
 
     def _location(self, job: str) -> Mapping[str, Any]:
@@ -116,23 +119,49 @@ class _Builder:
         self._add(JobKind.INDEX, index, dataset.readable, parameters={}, inputs=inputs, facets=facets)
 
     def _label_space(self, space: LabelSpace) -> None:
+        if f"labels/{space.name}" in self._jobs:  # a backbone that an embedding needs came first
+            return
+        clusters = self._clusters(space, space.clustering) if space.clustering is not None else {}
         self._add(
             JobKind.LABELS,
             f"labels/{space.name}",
             readable_rule(space.space),
             parameters={"space": space.space},
-            inputs={"index": f"index/{space.dataset}"},
-            facets={
-                "dataset": space.dataset,
-                "label_space": space.name,
-                "level": space.level,
-                "granularity": space.num_classes,
-            },
+            inputs={"index": f"index/{space.dataset}", **clusters},
+            facets=_space_facets(space),
         )
         if space.files:
             job = self._jobs[f"labels/{space.name}"]
             execution = replace(job.execution, label_files=space.files)
             self._jobs[job.name] = replace(job, execution=execution)
+
+    def _clusters(self, space: LabelSpace, clustering: Clustering) -> dict[str, str]:
+        """The jobs that make clusters, after the one whose backbone they use; the input of the label space."""
+        sweep, embedding = self._sweep, clustering.embedding
+        if embedding.backbone is not None:
+            self._label_space(sweep.labels[embedding.backbone])
+            self._pretrain(sweep.labels[embedding.backbone], embedding.seed)
+        features = {split: self._draft(space, embed_job(space, embedding, split, sweep)) for split in SPLITS}
+        return {"clusters": self._draft(space, cluster_job(space, clustering, features))}
+
+    def _draft(self, space: LabelSpace, draft: Draft) -> str:
+        """Add a job, unless another entry has the same one; its name."""
+        inputs = {role: self._jobs[job].key for role, job in draft.inputs.items()}
+        key = key_of(make_identity(draft.kind, draft.parameters, inputs), draft.readable)
+        if same := next((job.name for job in self._jobs.values() if job.key == key), None):
+            return same
+        self._add(
+            draft.kind,
+            draft.name,
+            draft.readable,
+            parameters=draft.parameters,
+            inputs=draft.inputs,
+            facets=draft.facets,
+        )
+        job = self._jobs[draft.name]
+        execution = replace(job.execution, label_files=space.files, initial_uri=draft.initial_uri)
+        self._jobs[draft.name] = replace(job, execution=execution)
+        return draft.name
 
     def _pretrain(self, space: LabelSpace, seed: int) -> None:
         pretrain = self._sweep.pretrain
@@ -201,11 +230,11 @@ def _saved_as_asked(job: Job, asked: Checkpoints) -> Job:
     return replace(job, execution=execution)
 
 
+def _space_facets(space: LabelSpace) -> dict[str, str | int]:
+    """Without ``granularity`` where only the record will know it."""
+    counted = {"granularity": space.num_classes} if space.num_classes else {}
+    return {"dataset": space.dataset, "label_space": space.name, "level": space.level, **counted}
+
+
 def _pretrain_facets(space: LabelSpace, seed: int) -> dict[str, str | int]:
-    return {
-        "dataset": space.dataset,
-        "label_space": space.name,
-        "level": space.level,
-        "granularity": space.num_classes,
-        "pretrain_seed": seed,
-    }
+    return {**_space_facets(space), "pretrain_seed": seed}

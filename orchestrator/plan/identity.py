@@ -11,6 +11,8 @@ from orchestrator.ids import make_key
 CODE_VERSIONS: Mapping[JobKind, int] = {
     JobKind.DATASET: 1,
     JobKind.INDEX: 2,
+    JobKind.EMBED: 1,
+    JobKind.CLUSTER: 1,
     JobKind.LABELS: 1,
     JobKind.PRETRAIN: 1,
     JobKind.FINETUNE: 1,

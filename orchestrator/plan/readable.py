@@ -14,6 +14,10 @@ _SHORT: Mapping[str, Callable[[Any], str]] = {
     "binary": lambda _: "binary",
     "wordnet": lambda rule: f"wordnet{rule.get('level', '')}{rule.get('contains', '')}",
     "taxonomy": lambda rule: str(rule["level"]),
+    "clusters": lambda rule: (
+        (f"clusters{rule['k']}" if "k" in rule else f"rebalanced{rule['rebalanced']['min_samples']}")
+        + ("within" if rule["within"] else "")
+    ),
     "plugin": lambda rule: str(rule["name"]).rpartition(":")[2],
 }
 

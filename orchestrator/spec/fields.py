@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -60,3 +60,17 @@ def canonical(value: object) -> object:
         message = "{part} is refused: it has no stable encoding; use text, finite numbers and integers up to {limit}"
         raise PydanticCustomError("refused", message, context)
     return value
+
+
+class OneRule(Strict):
+    """Exactly one of the fields in ``RULES`` is given."""
+
+    RULES: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _exactly_one_rule(self) -> Self:
+        given = [rule for rule in self.RULES if getattr(self, rule) is not None]
+        if len(given) != 1:
+            context = {"given": ", ".join(given) or "none", "rules": ", ".join(self.RULES)}
+            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {given}", context)
+        return self

@@ -38,7 +38,9 @@ def load_sweep(reference: str) -> tuple[Sweep, str]:
     tree = parse_tree(text, _shown_path(path))
     spec = validate(SweepSpec, tree.value, tree)
     surveys, objectives = survey_datasets(spec, tree), InstalledPlugins(OBJECTIVES)
-    labels = LabelSources(count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES))
+    labels = LabelSources(
+        count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES), kmeans=_kmeans()
+    )
     return resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels), text
 
 
@@ -70,6 +72,11 @@ def shipped_recipes() -> RecipeBook:
     for file in sorted((_shipped_folder() / "recipes").glob("*.yaml")):
         book[file.stem] = parse_tree(file.read_text(encoding="utf-8"), str(file)).value
     return book
+
+
+def _kmeans() -> str:
+    """The library of k-means where nothing is said; found without importing it."""
+    return "faiss" if importlib.util.find_spec("faiss") else "scikit-learn"
 
 
 def _shipped_folder() -> Path:

@@ -29,6 +29,36 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A timm architecture; ``kwargs`` go to ``timm.create_model`` as they are."""
+
+    name: str
+    image_size: int
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """Whose features are clustered: the pretrained ``backbone`` (a label space) of ``seed``, or ``model``."""
+
+    backbone: str | None
+    seed: int
+    model: Model | None
+    initial: Mapping[str, str]
+    """Weights of ``model``: one of ``artifact``, ``uri`` with ``sha256``, ``timm``."""
+    look: Mapping[str, Any]
+    """How images are seen; None = as the weights were trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clustering:
+    """Clusters of features; ``parameters`` are the identity of the job that makes them, apart from the features."""
+
+    embedding: Embedding
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LabelSpace:
     """A label space, by its path ``<entry>/<level>``, ``<entry>/<num_classes>`` or ``<entry>``."""
 
@@ -38,19 +68,13 @@ class LabelSpace:
     dataset: str
     space: Mapping[str, Any]
     num_classes: int
+    """0 = not known before it is made."""
     multi_label: bool = False
     """A leaf class has several targets."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Where the files lie that ``space`` names by their digest; never identity."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A timm architecture; ``kwargs`` go to ``timm.create_model`` as they are."""
-
-    name: str
-    image_size: int
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    clustering: Clustering | None = None
+    """How it is made, if it is made of clusters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

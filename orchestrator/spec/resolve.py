@@ -10,6 +10,7 @@ from orchestrator.errors import StorageError
 from orchestrator.spec.complaints import Complaints
 from orchestrator.spec.model import Dataset, LabelSpace, Model, Pretrain, Sweep, Transfer
 from orchestrator.spec.resolve_checkpoints import resolve_checkpoints, resolve_keep
+from orchestrator.spec.resolve_clusters import check_embeddings
 from orchestrator.spec.resolve_datasets import resolve_dataset
 from orchestrator.spec.resolve_labels import LabelSources, resolve_label_spaces, thinned
 from orchestrator.spec.resolve_mixture import resolve_mixture
@@ -26,6 +27,8 @@ from orchestrator.storage.open import check_store_uri
 _GROUPS = {
     JobKind.DATASET: "data",
     JobKind.INDEX: "data",
+    JobKind.EMBED: "embed",
+    JobKind.CLUSTER: "cluster",
     JobKind.LABELS: "data",
     JobKind.PRETRAIN: "pretrain",
     JobKind.FINETUNE: "transfer",
@@ -88,6 +91,7 @@ class _Resolver:
         pretrain = self._pretrain(labels)
         transfer = tuple(self._transfer(position, entry, labels) for position, entry in enumerate(spec.transfer))
         self._check_models(pretrain, transfer)
+        check_embeddings(labels, pretrain, self._complaints)
         self._check_batches(pretrain, transfer, labels, datasets)
         self._check_targets(transfer, labels)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")

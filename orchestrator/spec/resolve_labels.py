@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from orchestrator.spec.complaints import Complaints
 from orchestrator.spec.model import Dataset, LabelSpace
+from orchestrator.spec.resolve_clusters import WHOLE_SET, resolve_clusters
 from orchestrator.spec.resolve_mixture import ReadClassTable
+from orchestrator.spec.schema_clusters import ClustersSpec
 from orchestrator.spec.schema_labels import ClassChoice, LabelEntry, Merge, RandomSplit, WordNetLevels
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.tree import Path
@@ -52,6 +54,8 @@ class LabelSources:
     """How to learn the class table of a built-in data set; None: it cannot be mixed with others."""
     plugins: Mapping[str, str] = field(default_factory=dict)
     """Installed label spaces of other packages: name -> what identities hold."""
+    kmeans: str = "scikit-learn"
+    """What ``library: auto`` of clusters means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,7 @@ class _LabelResolver:
     ) -> None:
         self._entries, self._datasets, self._complaints = entries, datasets, complaints
         self._count, self._plugins = sources.count, sources.plugins
+        self._kmeans = sources.kmeans
         self._resolved: dict[str, list[LabelSpace]] = {}
         self._bases: dict[str, LabelSpace | None] = {}
         self._open: list[str] = []
@@ -128,6 +133,8 @@ class _LabelResolver:
             message = f"'{entry.dataset}' is not a data set of this sweep: {hint}"
             self._complaints.add(("labels", name, "dataset"), message)
             return []
+        if entry.clusters is not None:
+            return self._clusters(name, entry, entry.clusters, dataset)
         drafts = list(_RULES[_rule_of(entry)](self, name, entry, dataset))
         modifiers: dict[str, Any] = {} if entry.classes is None else {"classes": _choice(entry.classes)}
         return self._counted(name, entry, dataset, drafts, modifiers)
@@ -179,7 +186,24 @@ class _LabelResolver:
             message = f"'{reference}' is a label space of data set '{known[reference].dataset}', not '{dataset.name}'"
             self._complaints.add(path, f"{message}; start from one of the same data set")
             return None
+        if known[reference].clustering is not None:
+            message = f"'{reference}' are clusters of samples, not of classes: no other space can start from them"
+            self._complaints.add(path, message)
+            return None
         return known[reference]
+
+    def _clusters(self, name: str, entry: LabelEntry, spec: ClustersSpec, dataset: Dataset) -> list[LabelSpace]:
+        if entry.classes is not None:
+            self._complaints.add(("labels", name, "classes"), "clusters take their classes from within; remove this")
+        within = None
+        if spec.within != WHOLE_SET:
+            within = self._other(spec.within, ("labels", name, "clusters", "within"), dataset)
+            if within is None:
+                return []
+            if within.multi_label or "random" in within.space or "split" in within.space:
+                message = f"'{spec.within}' gives a class no single target; use a level, modulo, merge or binary"
+                self._complaints.add(("labels", name, "clusters", "within"), message)
+        return resolve_clusters(name, spec, dataset, within, self._complaints, auto_library=self._kmeans)
 
     def _on_base(self, entry: LabelEntry, dataset: Dataset, draft: _Draft) -> Iterator[_Draft]:
         """The draft started from the entry's base; nothing if the space it names is wrong."""
@@ -315,7 +339,7 @@ class _LabelResolver:
 
 
 _RULES: Mapping[str, Callable[[_LabelResolver, str, LabelEntry, Dataset], Iterator[_Draft]]] = {
-    rule: getattr(_LabelResolver, rule) for rule in LabelEntry.RULES
+    rule: getattr(_LabelResolver, rule) for rule in LabelEntry.RULES if rule != "clusters"
 }
 
 

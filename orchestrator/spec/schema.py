@@ -9,34 +9,14 @@ import math
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.spec.fields import Count, Name, Seed, Strict, canonical
+from orchestrator.spec.fields import Count, Name, Seed, Strict
 from orchestrator.spec.schema_checkpoints import CheckpointsSpec
 from orchestrator.spec.schema_datasets import DatasetSpec
 from orchestrator.spec.schema_labels import LabelEntry, SubsetSpec
-from orchestrator.spec.schema_model import ComputeSpec, InitialSpec
-
-# What the data plane passes to timm itself; a test keeps this equal to its list.
-RESERVED_KWARGS = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
-
-
-def _not_reserved(name: str) -> str:
-    """The name of an argument that a sweep may set."""
-    if name in RESERVED_KWARGS:
-        raise PydanticCustomError("reserved", "the product sets this argument itself; remove it")
-    return name
-
-
-class ModelSpec(Strict):
-    """A network by its timm name."""
-
-    name: Annotated[str, Field(min_length=1)] = Field(description="Any timm model name.")
-    image_size: Count = Field(description="Side of the square input, pixels.")
-    kwargs: dict[Annotated[str, AfterValidator(_not_reserved)], Annotated[Any, AfterValidator(canonical)]] = Field(
-        default_factory=dict, description="Arguments for timm.create_model: plain JSON, none that the product sets."
-    )
+from orchestrator.spec.schema_model import ComputeSpec, InitialSpec, ModelSpec
 
 
 class PretrainSpec(Strict):
@@ -106,14 +86,16 @@ class ResourceGroups(Strict):
     """Resources by group of kinds: data = dataset, index, labels; transfer = finetune, probe."""
 
     data: ResourcesSpec = ResourcesSpec()
+    embed: ResourcesSpec = ResourcesSpec()
+    cluster: ResourcesSpec = ResourcesSpec()
     pretrain: ResourcesSpec = ResourcesSpec()
     transfer: ResourcesSpec = ResourcesSpec()
 
-    @field_validator("data")
+    @field_validator("data", "cluster")
     @classmethod
     def _runs_alone(cls, data: ResourcesSpec) -> ResourcesSpec:
         if data.num_workers > 1:
-            message = "jobs that prepare data run as one process; set workers to 1 and gpus to at most 1"
+            message = "these jobs run as one process; set workers to 1 and gpus to at most 1"
             raise PydanticCustomError("no_gang", message)
         return data
 

@@ -7,25 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.spec.fields import Count, Seed, Strict, canonical
+from orchestrator.spec.fields import Count, OneRule, Seed, Strict, canonical
+from orchestrator.spec.schema_clusters import ClustersSpec
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
 ClassName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
 Synset = Annotated[str, Field(pattern=r"^n\d{8}$")]
-
-
-class OneRule(Strict):
-    """Exactly one of the fields in ``RULES`` is given."""
-
-    RULES: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="after")
-    def _exactly_one_rule(self) -> Self:
-        given = [rule for rule in self.RULES if getattr(self, rule) is not None]
-        if len(given) != 1:
-            context = {"given": ", ".join(given) or "none", "rules": ", ".join(self.RULES)}
-            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {given}", context)
-        return self
 
 
 class RandomIds(Strict):
@@ -132,6 +119,7 @@ class LabelEntry(OneRule):
         "wordnet",
         "taxonomy",
         "plugin",
+        "clusters",
     )
     BASED: ClassVar[tuple[str, ...]] = ("modulo", "split", "merge", "binary")
 
@@ -147,6 +135,7 @@ class LabelEntry(OneRule):
     wordnet: WordNetLevels | None = Field(None, description="WordNet's hierarchy.")
     taxonomy: Taxonomy | None = Field(None, description="Another taxonomy.")
     plugin: Plugin | None = Field(None, description="A label space of another package.")
+    clusters: ClustersSpec | None = Field(None, description="Clusters of embeddings.")
     base: str | None = Field(
         None, description="Label space that modulo, split, merge and binary start from; default: the leaf classes."
     )

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import StorageError
-from orchestrator.spec.fields import Strict
+from orchestrator.spec.fields import Count, Strict, canonical
 from orchestrator.storage.open import check_store_uri
+
+# What the data plane passes to timm itself; a test keeps this equal to its list.
+RESERVED_KWARGS = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
+
+
+def _not_reserved(name: str) -> str:
+    """The name of an argument that a sweep may set."""
+    if name in RESERVED_KWARGS:
+        raise PydanticCustomError("reserved", "the product sets this argument itself; remove it")
+    return name
+
+
+class ModelSpec(Strict):
+    """A network by its timm name."""
+
+    name: Annotated[str, Field(min_length=1)] = Field(description="Any timm model name.")
+    image_size: Count = Field(description="Side of the square input, pixels.")
+    kwargs: dict[Annotated[str, AfterValidator(_not_reserved)], Annotated[Any, AfterValidator(canonical)]] = Field(
+        default_factory=dict, description="Arguments for timm.create_model: plain JSON, none that the product sets."
+    )
 
 
 def _readable_uri(uri: str) -> str:

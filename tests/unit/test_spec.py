@@ -9,7 +9,7 @@ import pytest
 from orchestrator.errors import SpecError
 from orchestrator.spec import Sweep, load_sweep, parse_sweep
 from orchestrator.spec.load import shipped_recipes
-from orchestrator.spec.schema import RESERVED_KWARGS
+from orchestrator.spec.schema_model import RESERVED_KWARGS
 from orchestrator.spec.tree import parse_tree
 from workloads.models.spec import _RESERVED
 
