@@ -97,19 +97,39 @@ def _of_sweep(reference: str, dataset: str, targets: Sequence[str] | None, tree:
     if dataset and dataset not in used:
         raise typer.BadParameter(f"no label space is of a data set {dataset!r}; there are {', '.join(used)}")
     requests: dict[str, dict[str, Any]] = {}
+    made = _made_of_clusters(sweep)
     for name in [dataset] if dataset else used:
         spaces = [space for space in sweep.labels.values() if space.dataset == name]
         levels = sorted((space for space in spaces if space.entry == tree), key=lambda space: space.num_classes)
         requests[name] = {
             "dataset": table_of(sweep.datasets[name]),
             "num_train": sweep.datasets[name].num_train,
-            "spaces": [{"name": space.name, "space": space.space} for space in spaces],
+            "spaces": [
+                {"name": space.name, "space": space.space, "made": made.get(f"labels/{space.name}", "")}
+                for space in spaces
+                if space.clustering is None or f"labels/{space.name}" in made
+            ],
             "files": {role: uri for space in spaces for role, uri in space.files.items()},
             "targets": list(dict.fromkeys(targets or [item.target for item in sweep.transfer])),
             "tree": [space.name for space in levels],
             "index": _index(sweep, name),
         }
     return requests
+
+
+def _made_of_clusters(sweep: Sweep) -> dict[str, str]:
+    """Keys of the label maps that are made of clusters, if a run has made them; nothing is known of the others."""
+    from orchestrator.cli.settings import Settings
+    from orchestrator.plan.build import build_plan
+    from orchestrator.storage.artifacts import is_committed
+    from orchestrator.storage.open import is_initialised, open_store
+
+    wanted = {f"labels/{space.name}" for space in sweep.labels.values() if space.clustering is not None}
+    store_uri = Settings().store_uri(sweep)
+    if not wanted or not is_initialised(store_uri):
+        return {}
+    jobs, store = build_plan(sweep, store_uri=store_uri).jobs, open_store(store_uri)
+    return {job.name: job.key for job in jobs if job.name in wanted and is_committed(store, job.key)}
 
 
 def _index(sweep: Sweep, dataset: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from orchestrator.cli.console import stdout_console
 from orchestrator.cli.settings import Settings
 from orchestrator.errors import StorageError
 from orchestrator.plan.build import build_plan
+from orchestrator.plan.clusters import long_clusterings
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.reuse import Disposition, count_by_kind, dispositions
 from orchestrator.spec import load_sweep
@@ -31,6 +32,8 @@ def show_plan(reference: str, *, as_json: bool) -> None:
     console = stdout_console()
     console.print(plan_table(plan, found))
     console.print(summary_line(plan, found))
+    for line in long_clusterings(sweep):
+        console.print(line)
 
 
 def look_up(plan: Plan) -> dict[str, Disposition]:

@@ -9,8 +9,13 @@ from typing import Any
 from orchestrator.contract import JobKind
 from orchestrator.plan.readable import readable_rule
 from orchestrator.spec.model import Clustering, Embedding, LabelSpace, Sweep
+from orchestrator.spec.timm_table import shipped_models
 
 SPLITS = ("train", "val")
+_LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.labels.cluster_space, which a test compares
+_WORTH_SAYING = 1e13
+"""Operations: minutes on a core or two."""
+_TERA = 1e12
 # Of the pretraining's recipe, with the recipe language's defaults: features are those of images as it saw them.
 _RECIPE_LOOK: Mapping[str, Any] = {
     "resize": None,
@@ -66,6 +71,31 @@ def cluster_job(space: LabelSpace, clustering: Clustering, features: Mapping[str
         inputs={"index": f"index/{space.dataset}", **features},
         facets={"dataset": space.dataset},
     )
+
+
+def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Sweep) -> float:
+    """Floating-point operations of a k-means at most; 0 if the number of features is not known.
+
+    Per iteration, and once more at the end, 2 N k D, whether the N samples are clustered together or class by class.
+    """
+    model = clustering.embedding.model or sweep.pretrain.model
+    known, rule = shipped_models().find(model.name), clustering.parameters
+    dim = 0 if known is None or model.kwargs else known.num_features or 0
+    num_clusters = rule["k"] if "k" in rule else sum(_LADDER)
+    passes = (rule["iterations"] + 1) * rule["num_init"]
+    return 2.0 * sweep.datasets[space.dataset].num_train * num_clusters * dim * passes
+
+
+def long_clusterings(sweep: Sweep) -> list[str]:
+    """One line for each k-means that takes more than minutes on a few cores."""
+    lines = []
+    for space in sweep.labels.values():
+        found = kmeans_operations(space, space.clustering, sweep) if space.clustering is not None else 0.0
+        if found >= _WORTH_SAYING:
+            num_train, hours = sweep.datasets[space.dataset].num_train, found / _TERA / 3600
+            line = f"cluster/{space.name}: k-means of {num_train:,} samples takes at most {found:.1e} operations, "
+            lines.append(f"{line}{hours:.2g} h at 1 TFLOP/s (resources.cluster: some 30 cores, or less than one GPU)")
+    return lines
 
 
 def _look(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:

@@ -27,19 +27,16 @@ def describe_spaces(request: Mapping[str, Any], setting: Setting) -> dict[str, A
     """All spaces of a request.
 
     Args:
-        request: ``spaces`` (``{"name", "space"}``), ``targets`` (names of spaces to compare with), ``index`` (empty, or
-            ``{"store", "key", "cache", "location"}``), ``tree`` (names of spaces from coarse to fine), ``plot`` (a file
-            for class sizes, or empty).
+        request: ``spaces`` (``{"name", "space"}``; with ``made``, the key of the label map, if only a job can make
+            it), ``targets`` (names of spaces to compare with), ``index`` (empty, or ``{"store", "key", "cache",
+            "location"}``), ``tree`` (names of spaces from coarse to fine), ``plot`` (a file for class sizes, or empty).
         setting: the data set.
 
     Raises:
         UserError: a space does not fit the data set.
     """
     split = _train_split(request["index"], setting)
-    maps = {
-        item["name"]: make_label_map(item["space"], setting.classes, num_train=setting.num_train, files=setting.files)
-        for item in request["spaces"]
-    }
+    maps = {item["name"]: _label_map(item, request["index"], setting) for item in request["spaces"]}
     is_counted = bool(request["index"])
     bound = {
         name: label_map.bind(split)
@@ -54,6 +51,12 @@ def describe_spaces(request: Mapping[str, Any], setting: Setting) -> dict[str, A
         "spaces": [_described(name, label_map, bound.get(name), targets) for name, label_map in maps.items()],
         "tree": _tree([(maps[name], bound[name]) for name in request["tree"] if name in bound]),
     }
+
+
+def _label_map(item: Mapping[str, Any], index: Mapping[str, Any], setting: Setting) -> LabelMap:
+    if item.get("made"):
+        return LabelMap.open(open_store(index["store"]), item["made"])
+    return make_label_map(item["space"], setting.classes, num_train=setting.num_train, files=setting.files)
 
 
 def _train_split(index: Mapping[str, Any], setting: Setting) -> SplitIndex:

@@ -118,22 +118,27 @@ class Ahead:
                 self._hold(shard_id, pin)
 
     def wait(self, shard_id: int) -> Pin | None:
-        """Wait for a shard that is not here, or say at once by None that its samples are to be read by ranges.
+        """Wait for a shard that is not here, or say by None that its samples are to be read by ranges.
 
         Raises:
-            OrchestratorError: why the shard could not be fetched; the next call tries again.
+            OrchestratorError: why the shard could not be fetched while we waited; a later call tries again.
         """
         self._after_fork()
         with self._changed:
-            if not self._ask(shard_id):
-                return None
-            self._changed.wait_for(lambda: self._is_closed or self._is_settled(shard_id))
-            slot = self._slots.get(shard_id)
-            if slot is None or slot.place is not _Place.FAILED:
-                return slot.pin if slot is not None else None
-            del self._slots[shard_id]
-            error = slot.error or RuntimeError("a shard was not fetched")
-        raise error
+            started_s = time.monotonic()
+            # Asked anew after every change: before this thread has its turn, another declaration may have dropped the
+            # shard, moved it to the former ones, or forgotten how its fetch ended.
+            while not self._is_closed:
+                slot = self._slots.get(shard_id)
+                if slot is not None and slot.error is not None:
+                    if slot.at_s >= started_s:
+                        raise slot.error
+                    del self._slots[shard_id]
+                pin = self.held(shard_id)
+                if pin is not None or not self._ask(shard_id):
+                    return pin
+                self._changed.wait()
+            return None
 
     def ask(self, shard_id: int) -> None:
         """Have a shard fetched, without waiting for it."""
@@ -186,10 +191,6 @@ class Ahead:
         self._start()
         self._changed.notify_all()
 
-    def _is_settled(self, shard_id: int) -> bool:
-        slot = self._slots.get(shard_id)
-        return slot is not None and slot.place is not _Place.FETCHING
-
     def _hold(self, shard_id: int, pin: Pin) -> None:
         if self._is_closed:
             return
@@ -240,9 +241,9 @@ class Ahead:
             return _Slot(place=_Place.NO_ROOM)
         except OrchestratorError as error:
             _LOG.warning("a shard could not be fetched ahead of its use: %s", error)
-            return _Slot(place=_Place.FAILED, error=error)
+            return _Slot(place=_Place.FAILED, error=error, at_s=time.monotonic())
         except Exception as error:  # noqa: BLE001 - the reader raises it, whatever it is
-            return _Slot(place=_Place.FAILED, error=error)
+            return _Slot(place=_Place.FAILED, error=error, at_s=time.monotonic())
         if pin is None:
             return _Slot(place=_Place.NO_ROOM, at_s=time.monotonic())
         return _Slot(place=_Place.HELD, pin=pin)

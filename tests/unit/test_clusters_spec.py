@@ -1,0 +1,214 @@
+"""Label spaces of clusters in a sweep.yaml: jobs, keys, and what is refused with its place."""
+
+from collections import Counter
+
+import pytest
+
+from orchestrator.contract import JobKind
+from orchestrator.errors import SpecError
+from orchestrator.plan import clusters
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.clusters import kmeans_operations, long_clusterings
+from orchestrator.plan.graph import Plan
+from orchestrator.spec import load_sweep, parse_sweep
+from workloads.labels.cluster_space import LADDER
+from workloads.labels.kmeans import Settings, operations
+
+TEXT = """\
+version: 1
+name: small
+datasets:
+  tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}
+  other: {builtin: digits}
+labels:
+  levels: {dataset: tree, hierarchy: [depth1, depth2]}
+  within:
+    dataset: tree
+    clusters: {k: [2, 8], within: levels/depth1, embed: {backbone: {labels: levels/depth2, seed: 1}}}
+  whole: {dataset: tree, clusters: {k: [4], embed: {backbone: {labels: levels/depth2, seed: 1}}}}
+  rebalanced:
+    dataset: tree
+    clusters: {rebalanced: {min_samples: 9}, within: levels/depth1, embed: {backbone: {labels: levels/depth2, seed: 1}}}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: ["within/*", "whole/*", rebalanced, levels/depth2]
+  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}
+  seeds: [0, 1]
+transfer:
+  - {name: top, target: levels/depth1, protocol: probe, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}}
+"""
+CLIP = "embed: {model: {name: vit_base_patch16_clip_224, image_size: 224}, init: {timm: openai}}"
+SWEPT = "embed: {backbone: {labels: levels/depth2, seed: 1}}"
+
+
+def plan_of(text: str = TEXT) -> Plan:
+    return build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri="file:///store")
+
+
+def problems_of(old: str, new: str) -> str:
+    assert old in TEXT
+    with pytest.raises(SpecError) as caught:
+        plan_of(TEXT.replace(old, new))
+    return "\n".join(caught.value.problems)
+
+
+def keys_changed_by(old: str, new: str) -> set[str]:
+    assert old in TEXT
+    before = {job.name: job.key for job in plan_of().jobs}
+    after = {job.name: job.key for job in plan_of(TEXT.replace(old, new)).jobs}
+    return {name for name in before if before[name] != after.get(name)}
+
+
+def test_plan_of_clusters_has_every_job_once_in_order() -> None:
+    plan = plan_of()
+    kinds = Counter(job.kind.value for job in plan.jobs)
+    wanted = {"dataset": 1, "index": 1, "labels": 6, "embed": 2, "cluster": 4, "pretrain": 10, "probe": 10}
+    assert kinds == wanted  # three entries share one embedding
+    seen: set[str] = set()
+    for job in plan.jobs:
+        assert seen.issuperset(job.needs)
+        seen.add(job.name)
+    assert len({job.key for job in plan.jobs}) == len(plan.jobs)
+
+
+def test_plan_of_clusters_ties_each_job_to_what_it_reads() -> None:
+    jobs = plan_of().by_name()
+    assert jobs["embed/within/train"].needs == ("index/tree", "pretrain/levels/depth2/seed1")
+    assert jobs["cluster/within/8"].needs == ("index/tree", "embed/within/train", "embed/within/val")
+    assert jobs["labels/within/8"].needs == ("index/tree", "cluster/within/8")
+    assert jobs["cluster/rebalanced"].needs == jobs["cluster/within/8"].needs
+    assert "random" not in str(jobs["labels/within/8"].identity)
+
+
+def test_plan_granularity_is_known_but_for_rebalanced_clusters() -> None:
+    jobs = plan_of().by_name()
+    assert jobs["labels/within/8"].facets["granularity"] == 16
+    assert jobs["labels/whole/4"].facets["granularity"] == 4
+    assert "granularity" not in jobs["labels/rebalanced"].facets
+    assert "granularity" not in jobs["pretrain/rebalanced/seed0"].facets
+
+
+def test_plan_k_is_readable_in_keys() -> None:
+    jobs = plan_of().by_name()
+    assert jobs["labels/within/8"].key.startswith("labels-clusters8within-")
+    assert jobs["pretrain/rebalanced/seed0"].key.startswith("pretrain-test-vit-rebalanced9within-seed0-")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("k: [4], embed", "k: [4], seed: 1, embed"),
+        ("k: [4], embed", "k: [4], iterations: 9, embed"),
+        ("k: [4], embed", "k: [4], num_init: 2, embed"),
+        ("k: [4], embed", "k: [4], library: faiss, embed"),
+    ],
+)
+def test_keys_of_clusters_follow_what_changes_them(old: str, new: str) -> None:
+    changed = keys_changed_by(old, new)
+    assert {"cluster/whole/4", "labels/whole/4", "pretrain/whole/4/seed0"} <= changed
+    assert all("whole/4" in name for name in changed)
+
+
+@pytest.mark.parametrize("field", ["view: mirrored", "resize: 40", "precision: bf16", "mean: [0.4, 0.4, 0.4]"])
+def test_keys_of_features_follow_how_images_are_seen(field: str) -> None:
+    jobs = {name: job.key for name, job in plan_of(TEXT.replace(SWEPT, f"{SWEPT[:-1]}, {field}}}")).by_name().items()}
+    assert jobs["embed/within/train"] != plan_of().by_name()["embed/within/train"].key
+
+
+def test_embedding_sees_images_as_the_pretraining_did() -> None:
+    plan = plan_of(TEXT.replace("lr: 1e-3}\n  seeds", "lr: 1e-3, resize: 36, interpolation: bicubic}\n  seeds"))
+    parameters = plan.by_name()["embed/within/train"].identity["parameters"]
+    assert (parameters["resize"], parameters["interpolation"], parameters["decoder"]) == (36, "bicubic", "pillow")
+
+
+def test_embedding_of_another_network_needs_no_backbone() -> None:
+    job = plan_of(TEXT.replace(SWEPT, CLIP)).by_name()["embed/within/val"]
+    assert job.needs == ("index/tree",)
+    assert job.identity["parameters"]["initial"] == {"timm": "openai"}
+    assert job.identity["parameters"]["mean"] is None  # that of the weights
+
+
+def test_embedding_of_a_file_keeps_its_place_out_of_the_key() -> None:
+    file = "init: {uri: file:///a/w.safetensors, sha256: " + "0" * 64 + "}"
+    texts = [
+        TEXT.replace(SWEPT, CLIP.replace("init: {timm: openai}", uri)) for uri in (file, file.replace("/a/", "/b/"))
+    ]
+    first, other = (plan_of(text).by_name()["embed/within/train"] for text in texts)
+    assert first.key == other.key
+    assert (first.execution.initial_uri, other.execution.initial_uri) == (
+        "file:///a/w.safetensors",
+        "file:///b/w.safetensors",
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "said"),
+    [
+        ("k: [4], embed", "k: [600], embed", "whole.clusters.k[0]", "600 clusters for 512 training samples"),
+        ("k: [2, 8], within", "k: [2, 300], within", "within.clusters.k[1]", "600 clusters for 512"),
+        ("k: [4], embed", "k: [4, 4], embed", "whole.clusters.k[1]", "second time"),
+        ("k: [4], embed", "k: [1], embed", "whole.clusters.k[0]", "1"),
+        ("within: levels/depth1, embed", "within: whole/4, embed", "within.clusters.within", "clusters of samples"),
+        ("within: levels/depth1, embed", "within: levels/nix, embed", "within.clusters.within", "'levels/nix'"),
+        (
+            "labels: levels/depth2, seed: 1}",
+            "labels: levels/depth1, seed: 1}",
+            "embed.backbone.labels",
+            "not pretrained",
+        ),
+        ("labels: levels/depth2, seed: 1}", "labels: levels/depth2, seed: 7}", "embed.backbone.seed", "[0, 1]"),
+        (SWEPT, "embed: {}", "clusters.embed", "exactly one of backbone, model"),
+        (SWEPT, "embed: {model: {name: test_vit, image_size: 32}}", "clusters.embed.model", "give both"),
+        (SWEPT, CLIP.replace("openai", "nobody"), "clusters.embed.init.timm", "nobody"),
+        (SWEPT, CLIP.replace("patch16", "patch15"), "clusters.embed.model.name", "patch15"),
+        (
+            "k: [4], embed",
+            "k: [4], rebalanced: {min_samples: 2}, embed",
+            "whole.clusters",
+            "exactly one of k, rebalanced",
+        ),
+        ("  whole: {dataset: tree,", "  whole: {dataset: tree, classes: {num: 2},", "whole.classes", "remove this"),
+    ],
+)
+def test_wrong_clusters_are_refused_at_their_place(old: str, new: str, place: str, said: str) -> None:
+    problems = problems_of(old, new)
+    assert place in problems
+    assert said in problems
+
+
+@pytest.mark.parametrize("swapped", [("whole/4", "whole/4"), ("within/2", "whole/4")], ids=["itself", "two"])
+def test_clusters_that_wait_for_themselves_are_refused_with_the_circle(swapped: tuple[str, str]) -> None:
+    whole = f"k: [4], {SWEPT}"
+    text = TEXT.replace(whole, whole.replace("levels/depth2", swapped[0]))
+    if swapped[0] != swapped[1]:
+        within = f"within: levels/depth1, {SWEPT}"
+        text = text.replace(within, within.replace("levels/depth2", swapped[1]), 1)
+    with pytest.raises(SpecError, match="pretrain/whole/4 -> pretrain/") as caught:
+        plan_of(text)
+    assert "labels.whole.clusters.embed.backbone.labels" in str(caught.value)
+
+
+def test_plan_says_how_long_large_clusterings_take() -> None:
+    big = (
+        TEXT.replace("num_train: 512", "num_train: 12700000")
+        .replace("k: [4], embed", "k: [21841], library: faiss, embed")
+        .replace(SWEPT, CLIP)
+    )
+    sweep = parse_sweep(big, "sweep.yaml", {})
+    space = sweep.labels["whole/21841"]
+    assert space.clustering is not None
+    expected = operations(12_700_000, 768, 21_841, Settings(seed=0))
+    assert kmeans_operations(space, space.clustering, sweep) == expected
+    assert any(line.startswith("cluster/whole/21841: ") and "1.1e+16" in line for line in long_clusterings(sweep))
+    assert long_clusterings(parse_sweep(TEXT, "sweep.yaml", {})) == []
+
+
+def test_ladder_of_both_planes_is_the_same() -> None:
+    assert clusters._LADDER == LADDER
+
+
+def test_shipped_clusters_sweep_has_eight_kinds() -> None:
+    sweep, _ = load_sweep("clusters")
+    kinds = {job.kind for job in build_plan(sweep, store_uri="file:///store").jobs}
+    early = {JobKind.DATASET, JobKind.INDEX, JobKind.LABELS, JobKind.PRETRAIN}
+    assert kinds == early | {JobKind.EMBED, JobKind.CLUSTER, JobKind.FINETUNE, JobKind.PROBE}

@@ -1,0 +1,137 @@
+"""k-means: the same bits on any number of threads, never worse than it should be, and clear about what cannot be."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+
+from orchestrator.errors import UserError
+from workloads.labels.kmeans import Settings, assign, kmeans, operations
+from workloads.labels.kmeans_search import Library, Search, one_thread_per_call, open_search
+
+CPU = torch.device("cpu")
+
+
+def _installed(library: Library) -> bool:
+    try:
+        return bool(library.version)
+    except UserError:
+        return False
+
+
+LIBRARIES = [pytest.param(library, marks=pytest.mark.skipif(not _installed(library), reason=f"needs {library}"))
+             for library in Library]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Held:
+    """Points in memory."""
+
+    points_ND: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.points_ND)
+
+    def take(self, rows_B: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.points_ND[rows_B]
+
+
+def blobs(num_points: int, num_blobs: int, *, dim: int = 16, spread: float = 0.1, seed: int = 0) -> Held:
+    random = np.random.default_rng(seed)
+    centers = random.normal(size=(num_blobs, dim))
+    points = centers[random.integers(0, num_blobs, num_points)] + spread * random.normal(size=(num_points, dim))
+    return Held(points.astype(np.float32))
+
+
+def search(num_clusters: int, library: Library = Library.SCIKIT_LEARN) -> Search:
+    return open_search(library, num_clusters, CPU)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_kmeans_on_any_number_of_threads_gives_the_same_bits(library: Library) -> None:
+    points = blobs(20_000, 50, spread=1.0)
+    with one_thread_per_call():
+        found = [kmeans(points, 40, search(40, library), Settings(seed=3), num_threads=n) for n in (1, 4)]
+    assert len(points) > 2 * search(40, library).block_rows
+    assert found[0].ids_N.tobytes() == found[1].ids_N.tobytes()
+    assert found[0].centroids_KD.tobytes() == found[1].centroids_KD.tobytes()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_kmeans_of_separated_blobs_finds_them(library: Library) -> None:
+    points = blobs(600, 6, spread=0.01)
+    found = kmeans(points, 6, search(6, library), Settings(seed=0, num_init=3))
+    assert found.inertia < 600 * 16 * 0.01**2 * 1.2
+    assert found.sizes.min() > 0
+
+
+def test_kmeans_is_as_good_as_scikit_learns() -> None:
+    points = blobs(4_000, 60, spread=1.0)
+    theirs = min(KMeans(40, n_init=1, random_state=seed).fit(points.points_ND).inertia_ for seed in range(3))
+    ours = min(kmeans(points, 40, search(40), Settings(seed=seed)).inertia for seed in range(3))
+    assert ours <= 1.005 * theirs
+
+
+def test_kmeans_other_seed_gives_other_clusters_and_same_seed_the_same() -> None:
+    points = blobs(2_000, 30, spread=1.0)
+    first, again, other = (kmeans(points, 20, search(20), Settings(seed=seed)) for seed in (0, 0, 1))
+    assert np.array_equal(first.ids_N, again.ids_N)
+    assert not np.array_equal(first.ids_N, other.ids_N)
+
+
+def test_kmeans_more_starts_are_never_worse() -> None:
+    points = blobs(1_000, 30, spread=1.0)
+    inertias = [kmeans(points, 20, search(20), Settings(seed=0, num_init=n)).inertia for n in (1, 4)]
+    assert inertias[1] <= inertias[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 5))
+def test_kmeans_of_different_points_leaves_no_cluster_empty(num_points: int, num_clusters: int, seed: int) -> None:
+    points = blobs(num_points, 3, seed=seed)
+    if num_clusters > num_points:
+        with pytest.raises(UserError, match="fewer clusters"):
+            kmeans(points, num_clusters, search(num_clusters), Settings(seed=seed))
+        return
+    found = kmeans(points, num_clusters, search(num_clusters), Settings(seed=seed))
+    assert found.sizes.min() >= 1
+    assert found.sizes.sum() == num_points
+    distances = ((points.points_ND[:, None] - found.centroids_KD[None]) ** 2).sum(axis=2)
+    chosen = distances[np.arange(num_points), found.ids_N]
+    assert chosen == pytest.approx(distances.min(axis=1), abs=1e-4)
+    assert found.inertia == pytest.approx(float(distances.min(axis=1).sum()), abs=1e-3)
+
+
+def test_kmeans_with_fewer_different_points_than_clusters_says_so() -> None:
+    points = Held(np.repeat(np.eye(3, 8, dtype=np.float32), 10, axis=0))
+    with pytest.raises(UserError, match="different features"):
+        kmeans(points, 5, search(5), Settings(seed=0))
+
+
+def test_assign_other_points_gives_the_nearest_centroid() -> None:
+    search_of_two = search(2)
+    search_of_two.load(np.array([[0, 0], [10, 0]], dtype=np.float32))
+    points = Held(np.array([[1, 0], [6, 1], [4, 0]], dtype=np.float32))
+    assert assign(points, search_of_two).tolist() == [0, 1, 0]
+
+
+def test_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata
+    import importlib.util
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"no faiss.*library: scikit-learn"):
+        _ = Library.FAISS.version
+
+
+def test_operations_of_the_largest_published_case() -> None:
+    assert operations(12_700_000, 768, 21_841, Settings(seed=0)) == pytest.approx(1.1e16, rel=0.02)
