@@ -20,7 +20,10 @@ Fingerprint = Mapping[str, str | int]
 def pick_device() -> torch.device:
     """The GPU that the backend gave to this attempt, else the CPU."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in {"", "-1"}
-    return torch.device("cuda" if given and torch.cuda.is_available() else "cpu")
+    if not given or not torch.cuda.is_available():
+        return torch.device("cpu")
+    # With its number: a gang's workers may see all GPUs of their node, and the current one is a thread's own.
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 @contextmanager
