@@ -81,8 +81,8 @@ def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Sweep) -
     model = clustering.embedding.model or sweep.pretrain.model
     known, rule = shipped_models().find(model.name), clustering.parameters
     dim = 0 if known is None or model.kwargs else known.num_features or 0
-    num_clusters = rule["k"] if "k" in rule else sum(_LADDER)
-    passes = (rule["iterations"] + 1) * rule["num_init"]
+    num_clusters: int = rule["k"] if "k" in rule else sum(_LADDER)
+    passes: int = (rule["iterations"] + 1) * rule["num_init"]
     return 2.0 * sweep.datasets[space.dataset].num_train * num_clusters * dim * passes
 
 

@@ -24,6 +24,8 @@ class Dataset:
     class_table: tuple[Mapping[str, Any], ...] = ()
     """Rows of an external data set's class table."""
     multi_label: bool = False
+    has_val: bool = True
+    """Whether a validation split is known to be there, or may be."""
     components: tuple[str, ...] = ()
     """Data sets that this one mixes; empty otherwise."""
 

@@ -93,6 +93,7 @@ class _Resolver:
         self._check_models(pretrain, transfer)
         check_embeddings(labels, pretrain, self._complaints)
         self._check_batches(pretrain, transfer, labels, datasets)
+        self._check_splits([*pretrain.labels, *(item.target for item in transfer)], labels, datasets)
         self._check_targets(transfer, labels)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         baseline = self._baseline(pretrain)
@@ -151,11 +152,13 @@ class _Resolver:
     def _check_models(self, pretrain: Pretrain, transfer: Sequence[Transfer]) -> None:
         table, model = shipped_models(), pretrain.model
         check_model(("pretrain", "model"), model, table, self._complaints)
-        check_recipe_of_model(("pretrain", "recipe"), pretrain.recipe, model, table, self._complaints)
+        where, workers = ("pretrain", "recipe"), self._spec.resources.pretrain.num_workers
+        check_recipe_of_model(where, pretrain.recipe, model, table, self._complaints, num_workers=workers)
+        workers = self._spec.resources.transfer.num_workers
         for position, item in enumerate(transfer):
             if item.protocol is JobKind.FINETUNE:  # a probe trains no backbone
                 path = ("transfer", position, "recipe")
-                check_recipe_of_model(path, item.recipe, model, table, self._complaints)
+                check_recipe_of_model(path, item.recipe, model, table, self._complaints, num_workers=workers)
 
     def _globs(self, globs: Sequence[str], labels: Mapping[str, LabelSpace]) -> tuple[str, ...]:
         chosen: dict[str, None] = {}
@@ -199,6 +202,14 @@ class _Resolver:
                 check_recipe_on(where, use.recipe, dataset, self._complaints)
             for space in (labels[name] for name in names if name in labels):
                 check_labels_of(where, use.recipe, space, datasets[space.dataset], self._complaints)
+
+    def _check_splits(
+        self, used: Sequence[str], labels: Mapping[str, LabelSpace], datasets: Mapping[str, Dataset]
+    ) -> None:
+        for name in dict.fromkeys(labels[name].dataset for name in used if name in labels):
+            if not datasets[name].has_val:
+                message = "it has no validation samples, on which every training is evaluated; give it a split 'val'"
+                self._complaints.add(("datasets", name), message)
 
     def _check_targets(self, transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace]) -> None:
         for position, item in enumerate(transfer):

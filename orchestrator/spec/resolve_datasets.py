@@ -77,6 +77,7 @@ def _resolve_external(name: str, entry: ExternalShards, survey: Survey, complain
         location=location,
         class_table=tuple(survey.class_table),
         multi_label=multi_label,
+        has_val=bool(described.num_samples("val")) if described else "val" in survey.splits,
     )
 
 

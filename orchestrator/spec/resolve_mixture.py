@@ -48,6 +48,7 @@ def resolve_mixture(
         num_train=sum(part.num_train for part in parts),
         class_table=tuple(rows),
         multi_label=any(part.multi_label for part in parts),
+        has_val=any(part.has_val for part in parts),
         components=tuple(entry.mixture),
     )
 

@@ -44,18 +44,38 @@ def check_model(path: Path, model: Model, table: ModelTable, complaints: Complai
 
 
 def check_recipe_of_model(
-    path: Path, recipe: Mapping[str, Any], model: Model, table: ModelTable, complaints: Complaints
+    path: Path,
+    recipe: Mapping[str, Any],
+    model: Model,
+    table: ModelTable,
+    complaints: Complaints,
+    *,
+    num_workers: int = 1,
 ) -> None:
-    """Complain about a resolved recipe that the network at hand cannot be trained with."""
+    """Complain about a resolved recipe that the network at hand cannot be trained with by so many workers."""
     known = table.find(model.name)
     if known is None or not recipe:
         return
     if known.has_batchnorm and not any("norm" in name for name in model.kwargs):
         _check_groups(path, recipe, known, complaints)
+        _check_shares(path, recipe, num_workers, complaints)
     missing = {"dropout": known.has_dropout, "drop_path": known.has_drop_path}
     for field, has_it in missing.items():
         if recipe.get(field) and not has_it:
             complaints.add((*path, field), f"timm model {known.name} has no {field}; remove it or choose another model")
+
+
+def _check_shares(path: Path, recipe: Mapping[str, Any], num_workers: int, complaints: Complaints) -> None:
+    """Every worker takes whole norm groups of a batch, at least one."""
+    batch_size = recipe["batch_size"]
+    group = recipe.get("norm_group") or min(batch_size, DEFAULT_NORM_GROUP)
+    if num_workers > max(1, batch_size // group):
+        message = f"batch_size {batch_size} has {batch_size // group} norm groups of {group} samples, fewer than the"
+        complaints.add(
+            (*path, "batch_size"),
+            f"{message} {num_workers} workers that share it, and BatchNorm cuts none; use fewer workers, or set a "
+            "smaller norm_group, which is part of the result",
+        )
 
 
 def _check_groups(path: Path, recipe: Mapping[str, Any], model: TimmModel, complaints: Complaints) -> None:

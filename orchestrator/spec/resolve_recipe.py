@@ -94,11 +94,16 @@ def check_labels_of(
     if space.num_classes == 1:
         message = f"the recipe trains on '{space.name}', which has a single class: there is nothing to tell apart"
         complaints.add(path, f"{message}; use a label space of 2 classes or more")
-    # Only levels are known to keep several classes per sample; of other rules the data plane sees it in the labels.
-    several = space.multi_label or (dataset.multi_label and "hierarchy" in space.space)
+    several = space.multi_label or (dataset.multi_label and not _has_one_target(space))
     if several and recipe.get("loss", "softmax") == "softmax":
         message = f"samples of '{space.name}' have several classes each, and a softmax can give only one of them"
         complaints.add((*path, "loss"), f"{message} probability 1; use loss: sigmoid")
+
+
+def _has_one_target(space: LabelSpace) -> bool:
+    """Whether a rule gives one target to a sample of several leaf classes: of classes it has all their targets."""
+    by_sample = {"random", "split", "clusters", "binary"}
+    return bool(by_sample & space.space.keys()) or "contains" in space.space.get("wordnet", {})
 
 
 def num_steps(epochs: float, num_samples: int, batch_size: int) -> int:

@@ -83,7 +83,7 @@ class ResourcesSpec(Strict):
 
 
 class ResourceGroups(Strict):
-    """Resources by group of kinds: data = dataset, index, labels; transfer = finetune, probe."""
+    """Resources by group of kinds: data = dataset, index, labels; transfer = finetune, probe; others are kinds."""
 
     data: ResourcesSpec = ResourcesSpec()
     embed: ResourcesSpec = ResourcesSpec()

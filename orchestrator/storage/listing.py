@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from orchestrator.errors import NotFoundError
+from orchestrator.errors import NotFoundError, StorageError
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.storage.uris import find_objects
@@ -41,19 +41,23 @@ def list_shards(patterns: Sequence[str]) -> list[ListedShard]:
 
     Raises:
         NotFoundError: shards of a pattern are missing, or a folder has none.
-        StorageError: a URI is refused, or a store does not answer.
+        StorageError: a URI is refused, two shards have one name, or a store does not answer.
     """
     found: dict[str, ListedShard] = {}
-    folders = [pattern for pattern in patterns if pattern.endswith("/")]
-    for folder in folders:
-        found |= _list_folder(folder.rstrip("/"))
+    for folder in dict.fromkeys(pattern.rstrip("/") for pattern in patterns if pattern.endswith("/")):
+        _add(found, _list_folder(folder))
     wanted = find_objects(pattern for pattern in patterns if not pattern.endswith("/"))
     by_store: dict[str, list[str]] = {}
     for store_uri, name in wanted.values():
         by_store.setdefault(store_uri, []).append(name)
     for store_uri, names in by_store.items():
-        found |= _find_named(store_uri, names)
+        _add(found, _find_named(store_uri, names))
     return [found[name] for name in sorted(found)]
+
+
+def folder_shards(store_uri: str) -> list[str]:
+    """Names of the shards directly in a folder."""
+    return [stat.name for stat in _in_folder(open_store(store_uri))]
 
 
 def listing_digest(splits: Mapping[str, Iterable[ListedShard]]) -> str:
@@ -68,10 +72,22 @@ def listing_digest(splits: Mapping[str, Iterable[ListedShard]]) -> str:
 
 def _list_folder(store_uri: str) -> dict[str, ListedShard]:
     store = open_store(store_uri)
-    stats = [stat for stat in store.list_objects("") if "/" not in stat.name and stat.name.endswith(_SHARD_SUFFIX)]
+    stats = _in_folder(store)
     if not stats:
         raise NotFoundError(f"{store_uri} has no shards: no object directly in it ends in {_SHARD_SUFFIX}")
     return _versions(store, store_uri, stats)
+
+
+def _in_folder(store: ObjectStore) -> list[ObjectStat]:
+    return [stat for stat in store.list_objects("") if "/" not in stat.name and stat.name.endswith(_SHARD_SUFFIX)]
+
+
+def _add(found: dict[str, ListedShard], more: Mapping[str, ListedShard]) -> None:
+    """A shard of a name that is there already would push the other out of the data set."""
+    for name, shard in more.items():
+        if found.setdefault(name, shard).store_uri != shard.store_uri:
+            places = f"{found[name].store_uri} and {shard.store_uri}"
+            raise StorageError(f"{places} both have a shard {name}; names must be unique within a split: rename one")
 
 
 def _find_named(store_uri: str, names: Sequence[str]) -> dict[str, ListedShard]:

@@ -27,6 +27,7 @@ from workloads.data.pixels import PixelSpec, Place
 from workloads.data.reasons import BadSampleError, Reason
 from workloads.data.source import SampleSource
 from workloads.embed.features import FeatureTable
+from workloads.labels.cluster_space import Group
 from workloads.labels.label_map import NO_LABEL, LabelMap, SampleLabels
 from workloads.models.build import build_backbone
 from workloads.models.spec import ModelSpec
@@ -110,7 +111,7 @@ def attempt_in_process(folder: Path, request: JobRequest, die_at_row: int) -> No
 
 def embed_in_gang(rank: int, world_size: int, folder: Path, request: JobRequest) -> str:
     """One rank of a gang; which run of rows it was asked to embed first."""
-    tiny, seen = TinyTraining(LocalStore(folder / "store"), folder), []
+    tiny, seen = TinyTraining(LocalStore(folder / "store"), folder), list[Progress]()
     scratch = folder / f"scratch{rank}"
     scratch.mkdir()
     context = ExecutionContext(
@@ -161,7 +162,8 @@ def test_embed_record_lets_numpy_alone_read_everything(embedded: Plane, tmp_path
     assert document["dataset_digest"] == read_record(embedded.store, embedded.index).summary["dataset_digest"]
     paths = [embedded.tiny.folder / "store" / part_object(record, part["features"]) for part in document["parts"]]
     rows = np.concatenate([np.load(path, mmap_mode="r") for path in paths])
-    assert (rows.shape, rows.dtype) == ((NUM_TRAIN, embedded.dim), np.float16)
+    assert rows.shape == (NUM_TRAIN, embedded.dim)
+    assert rows.dtype == np.dtype(np.float16)
     assert np.array_equal(rows, embedded.features(request).take(np.arange(NUM_TRAIN)))
 
 
@@ -370,3 +372,11 @@ def test_features_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BadDataError, match="not finite at ordinal 1"):
         table.take(np.arange(3))
+
+
+def test_clusters_of_features_that_do_not_fit_into_memory_are_the_same(embedded: Plane) -> None:
+    table, ordinals = embedded.features(embedded.embed()), np.arange(3, NUM_TRAIN, 2)
+    rows = np.array([0, 5, 400])
+    held, mapped = (Group(table, ordinals, limit).take(rows) for limit in (1 << 30, 0))
+    assert held.tobytes() == mapped.tobytes()
+    assert np.array_equal(held, table.take(ordinals[rows]))

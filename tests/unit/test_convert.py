@@ -252,6 +252,15 @@ def test_key_of_name_has_no_dots_and_stays_relative() -> None:
     assert [key_of(name) for name in ("a/b.c.JPEG", "/x.jpg", "ä b/c.png")] == ["a/b_c", "x", "_ b/c"]
 
 
+def test_table_images_outside_its_folder_are_samples_too(tmp_path: Path) -> None:
+    """Names that begin with two underscores are webdataset's own, and would be skipped by all readers."""
+    fill(tmp_path, {"images/0.jpg": PHOTO, "images/1.jpg": PHOTO})
+    rows = "path,label\n../images/0.jpg,a\n../images/1.jpg,b\n"
+    source = fill(tmp_path / "lists", {"train.csv": rows.encode()})
+    _, found = convert("csv", source, tmp_path / "out")
+    assert found["train"] == {"_/images/0": ((0,), PHOTO), "_/images/1": ((1,), PHOTO)}
+
+
 def test_hold_out_leaves_a_sample_of_every_class_in_train() -> None:
     table = ItemTable()
     container = table.container(Path("/x"))

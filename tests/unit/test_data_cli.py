@@ -79,6 +79,29 @@ def test_data_index_prints_what_a_sweep_needs(shards: Path, in_process: None) ->
     }
 
 
+def test_data_index_of_a_folder_with_splits_prints_what_names_each_of_them(shards: Path, in_process: None) -> None:
+    found = as_json("index", str(shards), "--classes", str(shards / "classes.json"), "-j", "1")
+    entry = found["entry"]
+    assert entry["shards"] == {
+        "train": f"{shards.as_uri()}/train-{{000000..000002}}.tar",
+        "val": [f"{shards.as_uri()}/val-000000.tar"],
+    }
+    assert (entry["num_train"], entry["num_val"]) == (18, 6)
+    splits = [
+        f"--split={split}={place if isinstance(place, str) else place[0]}" for split, place in entry["shards"].items()
+    ]
+    again = as_json("index", str(shards), *splits, "--classes", str(shards / "classes.json"), "-j", "1")
+    assert again["digest"] == entry["digest"]
+
+
+def test_data_index_of_shards_whose_names_tell_no_split_are_for_training(shards: Path, in_process: None) -> None:
+    for path in shards.glob("*.tar"):
+        path.rename(path.with_name(f"x{path.name}"))
+    found = as_json("index", str(shards), "--num-classes", "3", "-j", "1")
+    assert found["entry"]["shards"] == {"train": f"{shards.as_uri()}/"}
+    assert found["entry"]["num_train"] == 24
+
+
 def test_data_index_write_describes_the_folder_for_stats_verify_and_sample(
     shards: Path, in_process: None, tmp_path: Path
 ) -> None:

@@ -189,6 +189,15 @@ def test_decode_failure_leaves_the_square_alone(decoder: DecoderName) -> None:
     assert (square == 7).all()
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_decode_long_thin_image_is_refused_before_it_is_made_huge(decoder: DecoderName) -> None:
+    """1 x 40,000 pixels at a shorter side of 224 would be 2 billion."""
+    spec = PixelSpec(image_size=224, decoder=decoder)
+    with pytest.raises(BadSampleError, match="40000 x 1 pixels would become 8960000 x 224") as caught:
+        centre_square(encode(Image.new("RGB", (40_000, 1)), "JPEG"), spec)
+    assert caught.value.reason is Reason.TOO_MANY_PIXELS
+
+
 def test_decode_small_image_after_a_large_one_has_its_own_pixels() -> None:
     """The fast decoder reuses its buffer."""
     decoder = decoder_of(DecoderName.TURBO)

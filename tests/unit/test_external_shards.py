@@ -152,10 +152,10 @@ def test_external_key_is_that_of_the_content_wherever_it_lies(outside: Outside, 
 
 def test_external_key_follows_class_table_splits_and_policy(outside: Outside) -> None:
     entry = outside.entry
-    only_train = {**entry, "shards": {"train": entry["shards"]["train"]}}
+    one_more = {**entry, "shards": {**entry["shards"], "test": entry["shards"]["val"]}}
     swapped = {**entry, "shards": {"train": entry["shards"]["val"], "val": entry["shards"]["train"]}}
     lenient = {**entry, "bad_samples": {"policy": "replace"}}
-    keys = [outside.key(changed) for changed in (entry, only_train, swapped, lenient)]
+    keys = [outside.key(changed) for changed in (entry, one_more, swapped, lenient)]
     (outside.shards / "classes.json").write_text(
         json.dumps([{**row, "group": "g"} for row in CLASSES[:2]] + CLASSES[2:])
     )
@@ -294,6 +294,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_classes": 7}, "7 is declared, but the data set has 4"),
     ({"from": "file:///x"}, "either 'from' or 'shards'"),
     ({"shards": {"val": "file:///x/y.tar"}}, "no 'train'"),
+    ({"shards": {"train": ["SHARD"]}, "num_val": None}, "datasets.photos: it has no validation samples"),
     ({"shards": {"train": "pipe:cat /etc/passwd"}}, "datasets.photos.shards.train: store 'pipe:cat"),
     ({"shards": {"train": "s3://user:secret@bucket/a.tar"}}, "user or password"),
     ({"shards": {"train": "file:///x/train-{000..001.tar"}}, "braces that do not match"),
@@ -308,7 +309,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_external_wrong_entry_is_refused_with_its_place(
     outside: Outside, change: Mapping[str, Any], message: str
 ) -> None:
-    entry = {key: value for key, value in {**outside.entry, **change}.items() if value is not None}
+    text = json.dumps({**outside.entry, **change}).replace("SHARD", f"{outside.shards.as_uri()}/train-000.tar")
+    entry = {key: value for key, value in json.loads(text).items() if value is not None}
     with pytest.raises(SpecError) as caught:
         outside.plan(entry)
     assert message in str(caught.value)
@@ -329,10 +331,36 @@ def test_external_missing_object_is_refused_at_load(outside: Outside, missing: s
 
 
 def test_external_folder_of_shards_is_listed(outside: Outside) -> None:
-    (outside.shards / "val-000.tar").rename(outside.folder / "val-000.tar")
-    entry = {**outside.entry, "shards": {"train": f"{outside.shards.as_uri()}/"}}
+    val = (outside.shards / "val-000.tar").rename(outside.folder / "val-000.tar").as_uri()
+    entry = {**outside.entry, "shards": {"train": f"{outside.shards.as_uri()}/", "val": val}}
     job = outside.job(entry)
     outside.run(job)
     assert outside.open(job).split("train").num_samples == 12
-    with pytest.raises(UserError, match="no samples in split 'val'"):
-        outside.open(job).split("val")
+    with pytest.raises(UserError, match="no samples in split 'test'"):
+        outside.open(job).split("test")
+
+
+def test_external_shards_of_two_folders_are_read_where_they_lie(outside: Outside) -> None:
+    elsewhere = outside.folder / "elsewhere"
+    elsewhere.mkdir()
+    (outside.shards / "train-001.tar").rename(elsewhere / "train-001.tar")
+    val = (outside.shards / "val-000.tar").rename(outside.folder / "val-000.tar").as_uri()
+    train_folders = [f"{folder.as_uri()}/" for folder in (outside.shards, elsewhere)]
+    entry = {**outside.entry, "shards": {"train": train_folders, "val": val}}
+    job = outside.job(entry)
+    outside.run(job)
+    train = outside.open(job).split("train")
+    assert [shard.store_uri for shard in train.shards] == [
+        folder.as_uri() for folder in (outside.shards, elsewhere, outside.shards)
+    ]
+    for shard in train.shards:
+        assert store_of(shard, outside.store).stat(shard.object_name).size_bytes == shard.size_bytes
+
+
+def test_external_shards_of_one_name_in_two_folders_are_refused(outside: Outside) -> None:
+    elsewhere = outside.folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "train-001.tar").write_bytes((outside.shards / "train-001.tar").read_bytes())
+    folders = [f"{folder.as_uri()}/" for folder in (outside.shards, elsewhere)]
+    with pytest.raises(SpecError, match=r"shards\.train: .*both have a shard train-001\.tar"):
+        outside.plan({**outside.entry, "shards": {"train": folders}})

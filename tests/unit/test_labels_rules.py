@@ -1,13 +1,17 @@
 """Label spaces made of other classes, parts of data sets, and label spaces of other packages."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from orchestrator.contract import JobKind
 from orchestrator.errors import UserError
-from workloads.data.index import SplitIndex
+from orchestrator.storage.artifacts import ArtifactWriter
+from tests.data_jobs import DataPlane
+from workloads.data.index import NO_LEAF, LeafSets, SplitIndex
 from workloads.labels import plugins
 from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.random_ids import RandomLabels
@@ -61,6 +65,32 @@ def test_labels_random_merges_are_balanced_and_seeded() -> None:
 def test_labels_binary_is_one_for_the_listed_classes() -> None:
     assert targets({"binary": ["cat", 5]}) == [0, 0, 1, 0, 0, 1]
     assert targets({"binary": ["animal"], "base": GROUP}) == [0, 0, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        # Classes of the four samples: cat and oak; fir and oak; dog; none.
+        ({"binary": ["cat", "dog"]}, [1, 0, 1, -1]),
+        ({"binary": ["animal"], "base": GROUP}, [1, 0, 1, -1]),
+        ({"binary": ["cat", "dog"], "classes": {"names": ["cat", "oak"]}}, [1, 0, -1, -1]),
+        (GROUP, [[0, 1], [0, -1], [1, -1], [-1, -1]]),
+    ],
+)
+def test_labels_of_samples_with_several_classes_are_their_union_or_a_yes_or_no(
+    space: dict[str, Any], expected: list[Any], tmp_path: Path
+) -> None:
+    sets = LeafSets(offsets=np.array([0, 2, 4, 5, 5]), values=np.array([2, 0, 1, 0, 3]))
+    split = SplitIndex.in_memory(leaves=np.array([2, 1, 3, NO_LEAF]), leaf_sets=sets)
+    plane = DataPlane(folder=tmp_path)
+    request = plane.request(JobKind.LABELS, {}, {})
+    writer = ArtifactWriter(plane.store, request)
+    made(space).write(writer)
+    writer.commit(now=0.0)
+    for label_map in (made(space), LabelMap.open(plane.store, request.key)):
+        bound = label_map.bind(split)
+        assert bound.take(np.arange(4)).tolist() == expected
+        assert bound.is_multi_label == isinstance(expected[0], list)
 
 
 def test_labels_split_makes_random_parts_of_each_class() -> None:

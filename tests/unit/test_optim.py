@@ -142,6 +142,17 @@ def test_optimizer_restored_in_the_middle_goes_on_with_the_same_bits(formula: Fo
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(("formula", "fields"), CASES, ids=IDS)
+def test_optimizer_restored_from_a_state_leaves_it_as_it_is(formula: Formula, fields: dict[str, Any]) -> None:
+    """A run may go back to the same state more than once."""
+    recipe, model = recipe_of(**fields), tiny_model()
+    saved = {name: tensor.clone() for name, tensor in train(recipe, model, 0, 3).items()}
+    before = deepcopy(saved)
+    train(recipe, model, 3, STEPS, saved)
+    assert saved.keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in saved.items())
+
+
 def test_optimizer_state_of_another_model_is_refused() -> None:
     recipe, model = recipe_of(optimizer="lamb"), tiny_model()
     state = train(recipe, model, 0, 1)

@@ -1,8 +1,10 @@
 """From Ray's list of nodes to what the scheduler is told."""
 
 import pytest
+from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from orchestrator.backends.ray import capacity
+from orchestrator.backends.ray.gang import collectives
 from orchestrator.contract import Resources
 
 
@@ -16,3 +18,9 @@ def test_capacity_of_mixed_nodes_keeps_every_shape(monkeypatch: pytest.MonkeyPat
         Resources(cpus=64.0, memory_gib=0.0),
         Resources(cpus=8.0, gpus=1.0, memory_gib=0.0),
     }
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [(1.0, {"cpu": "gloo", "cuda": "nccl"}), (0.0, {"cpu": "gloo"})])
+def test_gang_ranks_can_agree_on_numbers_of_the_host(gpus: float, devices: dict[str, str]) -> None:
+    backends = BackendConfig(Backend(collectives(Resources(cpus=4.0, gpus=gpus)))).get_device_backend_map()
+    assert devices.items() <= backends.items()

@@ -222,6 +222,38 @@ def test_class_names_texts_of_two_classes_name_none() -> None:
     assert class_names(rows) == {"n01": 0, "n02": 1, "thing": 1, "owl": 2, "n03": 2}
 
 
+def test_class_names_number_of_a_class_is_never_a_name() -> None:
+    """Groups that a column numbers are no classes: member ``0`` is class 0, not the only class of group 0."""
+    rows = [{"class": 0, "name": "cat", "group": "1"}, {"class": 1, "name": "dog", "group": "0", "taxon": 4711}]
+    names = class_names(rows)
+    assert names == {"cat": 0, "dog": 1, "4711": 1}
+    table = scan(tar_of([("a.cls", b"0"), ("a.jpg", PHOTO)]), rule=ClassRule(num_classes=2, names=names))
+    assert table.leaves.tolist() == [0]
+
+
+def test_scan_cut_image_of_a_sample_that_began_earlier_is_left_out() -> None:
+    members = [("a.cls", b"0"), ("b.cls", b"1"), ("b.jpg", PHOTO), ("a.jpg", PHOTO)]
+    shard = tar_of(members)
+    table = scan(shard[: shard.index(b"a.jpg") + 512 + 100])
+    assert table.num_samples == 0
+    assert {bad.place for bad in table.bad} == {"s.tar:a", "s.tar:b"}
+
+
+def test_scan_name_of_any_bytes_is_told_as_text() -> None:
+    (bad,) = scan(tar_of([("k\udce9.jpg", PHOTO), ("a.jpg", PHOTO), ("a.cls", b"0")])).bad
+    assert str(bad).encode().startswith(rb"s.tar:k\udce9 has no class")
+    damaged = scan(tar_of([("k\udce9.jpg", PHOTO)])[:600]).bad
+    assert all(str(bad).encode() for bad in damaged)
+
+
+def test_scan_endless_long_names_are_damage() -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 5
+    names = (header.tobuf() + b"abcd\0".ljust(512, b"\0")) * 3000
+    (bad,) = scan(names + tar_of([("a.jpg", PHOTO)])).bad
+    assert bad.reason is Reason.DAMAGED_ARCHIVE
+
+
 def test_scan_cmyk_and_16_bit_images_are_whole() -> None:
     cmyk, deep = BytesIO(), BytesIO()
     Image.new("CMYK", (20, 10)).save(cmyk, "JPEG")

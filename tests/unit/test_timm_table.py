@@ -159,6 +159,18 @@ def test_plan_batch_not_of_whole_norm_groups_is_refused_where_a_backbone_is_trai
     assert _sweep("{name: test_resnet, image_size: 32, kwargs: {norm_layer: layernorm2d}}", recipe=uneven).name
 
 
+@pytest.mark.parametrize("group", ["pretrain", "transfer"])
+def test_plan_more_workers_than_norm_groups_are_refused(group: str) -> None:
+    gang = f"resources: {{{group}: {{cpus: 4, workers: 4}}}}\n"
+    fits, grouped = "{epochs: 2, batch_size: 256, lr: 1e-3}", "{epochs: 2, batch_size: 64, lr: 1e-3, norm_group: 16}"
+    problem = _problems(extra=gang)
+    assert "batch_size 64 has 1 norm groups of 64 samples, fewer than the 4 workers" in problem
+    assert f"{group}" in problem
+    for recipe in (fits, grouped):
+        assert _sweep(recipe=recipe, transfer=recipe, extra=gang).name
+    assert _sweep("{name: test_vit, image_size: 32}", extra=gang).name
+
+
 def test_plan_dropout_of_a_model_without_is_refused() -> None:
     convnext = next(name for name in shipped_models().rows if not _model(name).has_drop_path)
     size = _model(convnext).image_size

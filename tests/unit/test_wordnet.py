@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import BadDataError, UserError
+from workloads.data.index import LeafSets, SplitIndex
 from workloads.labels import wordnet as module
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.spaces import make_label_map
@@ -182,6 +183,10 @@ def test_wordnet_space_gives_classes_all_their_labels(place: dict[str, str]) -> 
     contains = make_label_map(definition(contains=PLANT), CLASSES, num_train=0, files=place)
     assert isinstance(contains, ClassLabels)
     assert contains.targets.tolist() == [1, 1, 0]
+    # A sample of a class below it and of one that is not: it is on a path of the sample.
+    sets = LeafSets(offsets=np.array([0, 2, 3]), values=np.array([0, 2, 2]))
+    split = SplitIndex.in_memory(leaves=np.array([0, 2]), leaf_sets=sets)
+    assert contains.bind(split).take(np.arange(2)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from orchestrator.errors import BadDataError
 from workloads.data.index import NO_LEAF, BadSamplePolicy, BadSamples, Column
 from workloads.data.labels_in_shards import ClassRule
-from workloads.data.reasons import BadCount, BadSample, Reason
+from workloads.data.reasons import BadCount, BadSample, Reason, printable
 from workloads.data.scan import ShardTable
 
 _MAX_UINT32 = 2**32 - 1
@@ -264,5 +264,5 @@ def _refusal(bad: Sequence[BadSample], split: str) -> str:
     message = str(bad[0])
     if len(bad) > 1:
         message += f"; {len(bad) - 1} more in the same scan of split {split!r}: "
-        message += ", ".join(sample.place for sample in bad[1:6]) + (", ..." if len(bad) > 6 else "")
+        message += ", ".join(printable(sample.place) for sample in bad[1:6]) + (", ..." if len(bad) > 6 else "")
     return message

@@ -29,7 +29,7 @@ from workloads.data.jobs import plan_external
 from workloads.data.progress_bar import ShardBar
 from workloads.data.scan_splits import ScannedSplits, scan_splits
 from workloads.data.show_samples import show_samples
-from workloads.data.targets import Target, TargetRequest, open_target, to_pattern, to_uri
+from workloads.data.targets import Target, TargetRequest, open_target, pattern_of, to_pattern, to_uri
 
 Arguments = Mapping[str, Any]
 
@@ -152,10 +152,16 @@ def _entry(arguments: Arguments, target: Target, dataset: DatasetFile) -> dict[s
     """What to write into a sweep.yaml, under ``datasets``."""
     if target.described or arguments["write"]:
         return {"from": next(iter(target.splits.values()))[0].store_uri}
-    places = arguments["target"]["splits"] or {"train": arguments["target"]["place"]}
+    places = arguments["target"]["splits"]
+    if places or list(target.splits) == ["train"]:
+        found = {
+            split: to_pattern(place) for split, place in (places or {"train": arguments["target"]["place"]}).items()
+        }
+    else:
+        found = {split: pattern_of(shards) for split, shards in target.splits.items()}
     classes = {"classes": target.classes_uri} if target.classes_uri else {"num_classes": dataset.num_classes}
     return {
-        "shards": {split: to_pattern(place) for split, place in places.items()},
+        "shards": found,
         **classes,
         **{f"num_{split}": dataset.num_samples(split) for split in ("train", "val") if split in dataset.splits},
         "digest": dataset.digest,

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from orchestrator.errors import BadDataError, UserError
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.artifacts import Record, part_object, read_part, read_record
+from orchestrator.storage.listing import folder_shards
 from orchestrator.storage.uris import find_objects
 from workloads.data.cache import ObjectCache
+from workloads.data.reasons import printable
 
 INDEX_PART: Final = "index.json"
 CLASSES_PART: Final = "classes.json"
@@ -224,7 +226,7 @@ class SplitIndex:
     def place(self, ordinal: int) -> str:
         """``shard:key``, as errors name a sample."""
         shard = int(np.searchsorted(self.first_ordinals, ordinal, side="right")) - 1
-        return f"{self.shards[shard].name}:{self.key(ordinal)}"
+        return printable(f"{self.shards[shard].name}:{self.key(ordinal)}")
 
     @cached_property
     def key_bytes(self) -> NDArray[np.uint8]:
@@ -338,7 +340,10 @@ def _moved(shards: Sequence[Shard], patterns: Sequence[str]) -> list[Shard]:
         return list(shards)
     folders = [pattern for pattern in patterns if pattern.endswith("/")]
     places = find_objects(pattern for pattern in patterns if not pattern.endswith("/"))
-    places |= {shard.name: (folder, shard.name) for folder in folders for shard in shards}
+    for folder in folders:
+        # A listing only where there is a choice: one folder has them all, or reading says what it lacks.
+        there = folder_shards(folder.rstrip("/")) if len(patterns) > 1 else [shard.name for shard in shards]
+        places |= {name: (folder, name) for name in there}
     if missing := [shard.name for shard in shards if shard.name not in places]:
         raise BadDataError(f"{missing[:3]} of the indexed shards are not among {list(patterns)[:3]}; index them again")
     return [

@@ -15,6 +15,7 @@ TEXT_EXTENSION: Final = "txt"
 LABEL_EXTENSIONS: Final = frozenset({CLASS_EXTENSION, METADATA_EXTENSION, TEXT_EXTENSION})
 _FIELDS: Final = ("labels", "class", "cls", "label")
 """Fields of a sample's JSON that may name its classes; the first one that is there counts."""
+_MAX_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +38,16 @@ class Labels:
 
 
 def class_names(classes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Classes by every text in their rows that names one class only: ``name``, ``synset``, leaf levels."""
+    """Classes by every text in their rows that names one class only: ``name``, ``synset``, leaf levels.
+
+    What reads as the number of a class is never a name: members hold numbers, and a column may number its groups.
+    """
     names: dict[str, int | None] = {}
     for row in classes:
-        for text in {str(value) for column, value in row.items() if column != "class" and value is not None}:
+        texts = {str(value) for column, value in row.items() if column != "class" and value is not None}
+        for text in texts:
+            if _is_number_of_a_class(text, len(classes)):
+                continue
             names[text] = None if text in names else int(row["class"])
     return {name: leaf for name, leaf in names.items() if leaf is not None}
 
@@ -104,13 +111,17 @@ def _is_integer(token: str) -> bool:
     return token.removeprefix("-").isascii() and token.removeprefix("-").isdigit()
 
 
+def _is_number_of_a_class(text: str, num_classes: int) -> bool:
+    return len(text) <= _MAX_DIGITS and _is_integer(text) and 0 <= int(text) < num_classes
+
+
 def _leaf(token: Any, rule: ClassRule) -> int:  # noqa: ANN401 - whatever a JSON holds
     if isinstance(token, str):
         named = (rule.names or {}).get(token)
         if named is not None:
             return named
     is_number = isinstance(token, int) and not isinstance(token, bool)
-    if not is_number and not (isinstance(token, str) and len(token) <= 18 and _is_integer(token)):
+    if not is_number and not (isinstance(token, str) and len(token) <= _MAX_DIGITS and _is_integer(token)):
         shown = repr(token)[:48]
         raise BadSampleError(
             Reason.BAD_CLASS, f"has the class {shown}, neither an integer nor a name of the class table"

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from orchestrator.errors import UserError
 from workloads.data.decode import DecoderName, Interpolation, decoder_of
 from workloads.data.geometry import Placement, center_view
+from workloads.data.images import MAX_PIXELS
+from workloads.data.reasons import BadSampleError, Reason
 
 Place = Callable[[int, int], Placement]
 """From height and width of an image to the part of it that is wanted."""
@@ -48,6 +50,11 @@ class PixelSpec:
         image_HWC = decoder.decode(encoded)
         at = place(*image_HWC.shape[:2])
         box_HWC = image_HWC[at.top : at.top + at.height, at.left : at.left + at.width]
+        if at.resized_height * at.resized_width > MAX_PIXELS:
+            # One pixel by 60,000 is small until its shorter side is made 224.
+            message = f"cannot be decoded: {image_HWC.shape[1]} x {image_HWC.shape[0]} pixels would become "
+            message += f"{at.resized_width} x {at.resized_height}; at most {MAX_PIXELS} are made of an image"
+            raise BadSampleError(Reason.TOO_MANY_PIXELS, message)
         size = (at.resized_height, at.resized_width, 3)
         if size == square_HWC.shape:
             decoder.resize(box_HWC, square_HWC, self.interpolation)

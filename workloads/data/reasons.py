@@ -41,6 +41,11 @@ class BadSampleError(Exception):
         self.reason, self.message = reason, message
 
 
+def printable(text: str) -> str:
+    """Text that can be encoded: names in tars may be any bytes, and records, logs and terminals take UTF-8 alone."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSample:
     """A sample that was left out."""
@@ -52,7 +57,7 @@ class BadSample:
     """What follows the place in a sentence."""
 
     def __str__(self) -> str:
-        return f"{self.place} {self.message}"
+        return printable(f"{self.place} {self.message}")
 
 
 @dataclass(slots=True, kw_only=True)

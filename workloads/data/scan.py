@@ -107,8 +107,9 @@ def _take(samples: dict[str, _Sample], stream: ShardStream, member: tarfile.TarI
     try:
         _check_member(sample, member, extension)
         if extension in IMAGE_EXTENSIONS:
+            encoded = content_of(stream, member)  # first: of a damaged archive, what is cut off is no image
             sample.images.append((member.offset_data, member.size))
-            check_image(content_of(stream, member), check)
+            check_image(encoded, check)
         elif extension in LABEL_EXTENSIONS:
             sample.labels[extension] = content_of(stream, member)
     except BadSampleError as error:

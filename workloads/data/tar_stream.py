@@ -99,7 +99,8 @@ def walk(stream: ShardStream) -> Iterator[tarfile.TarInfo]:
         _check_end(stream, tar.offset)
     except tarfile.TarError as error:
         raise DamagedArchiveError(f"it is not a whole, uncompressed tar ({error})") from error
-    except (ValueError, OverflowError, UnicodeError) as error:  # numbers and encodings in pax headers
+    # Numbers and encodings in pax headers; tarfile calls itself for each long name that follows another.
+    except (ValueError, OverflowError, UnicodeError, RecursionError) as error:
         raise DamagedArchiveError(f"a header of it cannot be read ({error})") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ from orchestrator.storage.dataset_files import (
     read_dataset_file,
 )
 from orchestrator.storage.listing import list_shards
+from orchestrator.storage.uris import expand_braces
 from workloads.data.index import Shard
 from workloads.data.jobs import described_shards, unread_shard
 
 _SHARD_SUFFIX = ".tar"
+_NUMBERED = re.compile(r"([^{},]*?)([0-9]+)\.tar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,8 @@ def _listed(uri: str, request: TargetRequest) -> dict[str, list[Shard]]:
     for shard in list_shards([to_pattern(uri)]):
         split = shard.name.removesuffix(_SHARD_SUFFIX).rpartition("-")[0] or "train"
         splits.setdefault(split, []).append(unread_shard(shard))
+    if "train" not in splits:  # names that tell no splits, such as photos-000000.tar
+        return {"train": [shard for shards in splits.values() for shard in shards]}
     return splits
 
 
@@ -104,3 +109,14 @@ def to_pattern(place: str) -> str:
     """A URI that names shards: a tar or brace pattern as it is, anything else as a folder, with a slash at its end."""
     uri = to_uri(place)
     return uri if uri.endswith(_SHARD_SUFFIX) else f"{uri.rstrip('/')}/"
+
+
+def pattern_of(shards: Sequence[Shard]) -> str | list[str]:
+    """What names these shards of one folder and no others: a brace pattern if they are numbered, else their URIs."""
+    folder, names = shards[0].store_uri.rstrip("/"), [shard.object_name for shard in shards]
+    first, last = _NUMBERED.fullmatch(names[0]), _NUMBERED.fullmatch(names[-1])
+    if len(names) > 1 and first and last:
+        pattern = f"{first[1]}{{{first[2]}..{last[2]}}}{_SHARD_SUFFIX}"
+        if list(expand_braces(pattern)) == names:
+            return f"{folder}/{pattern}"
+    return [f"{folder}/{name}" for name in names]

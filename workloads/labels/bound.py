@@ -141,6 +141,21 @@ class LeafSetLabels(BoundLabels):
         return targets_BM
 
 
+class LargestLabels(BoundLabels):
+    """One target for each multi-label sample: the largest of its classes' targets.
+
+    Of targets 0 = no, 1 = yes that is whether any class of the sample says yes.
+    """
+
+    def __init__(self, sets: LeafSetLabels) -> None:
+        super().__init__(num_classes=sets.num_classes, num_samples=sets.num_samples, is_multi_label=False)
+        self._sets = sets
+
+    def take(self, ordinals_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        targets: NDArray[np.int64] = self._sets.take(ordinals_B).max(axis=1)  # NO_LABEL is smaller than any
+        return targets
+
+
 def _with_empty_row(table_CM: NDArray[np.int32]) -> NDArray[np.int32]:
     """A last row without targets, which the class -1 finds."""
     return np.vstack([table_CM, np.full((1, table_CM.shape[1]), NO_LABEL, dtype=np.int32)])

@@ -23,6 +23,7 @@ from workloads.labels.kmeans_search import Search
 LADDER: Final = (2, 8, 32, 64, 128, 256, 512, 1024)
 """Numbers of clusters per superclass that the rebalanced variant chooses from."""
 _IN_MEMORY_BYTES: Final = 2 * GIB
+"""Of all groups that are clustered at the same time; larger ones are read from the disk's cache block by block."""
 
 OpenSearch = Callable[[int], Search]
 
@@ -56,12 +57,12 @@ class Rule:
 
 
 class Group:
-    """The samples ``ordinals`` (ascending) of a table, as points. Small groups are held in memory."""
+    """The samples ``ordinals`` (ascending) of a table, as points; held in memory if they fit into ``limit_bytes``."""
 
-    def __init__(self, table: FeatureTable, ordinals: NDArray[np.int64]) -> None:
+    def __init__(self, table: FeatureTable, ordinals: NDArray[np.int64], limit_bytes: int = _IN_MEMORY_BYTES) -> None:
         self._table, self._ordinals = table, ordinals
         size_bytes = len(ordinals) * table.dim * 2
-        self._held = table.take(ordinals) if size_bytes <= _IN_MEMORY_BYTES else None
+        self._held = table.take(ordinals) if size_bytes <= limit_bytes else None
 
     def __len__(self) -> int:
         return len(self._ordinals)
@@ -152,7 +153,8 @@ class Clustering:
     def _group(
         self, table: FeatureTable, ordinals: NDArray[np.int64], number: int, names: Sequence[str], num_threads: int
     ) -> Clusters:
-        points, name = Group(table, ordinals), names[number] or "the data set"
+        limit_bytes = _IN_MEMORY_BYTES * num_threads // self.num_threads
+        points, name = Group(table, ordinals, limit_bytes), names[number] or "the data set"
         for k in self.rule.candidates(len(points)):
             if len(points) < k:
                 message = f"{name!r} has {len(points)} training samples and should have {k} clusters; "

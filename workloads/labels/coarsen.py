@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from orchestrator.errors import UserError
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
 from workloads.labels.bound import NO_LABEL
-from workloads.labels.label_map import ClassLabels, LabelMap
+from workloads.labels.label_map import ClassLabels, LabelMap, Several
 from workloads.labels.random_ids import RandomLabels
 from workloads.labels.setting import ClassTable, Setting, class_numbers
 
@@ -80,11 +80,12 @@ def merge(
 
 
 def binary(members: Sequence[object], base: ClassLabels, classes: ClassTable | None) -> ClassLabels:
-    """1 for the listed classes, 0 for all others. Raises ``UserError``: unknown classes, or no others."""
+    """1 for samples of a listed class, 0 for all others. Raises ``UserError``: unknown classes, or no others."""
     chosen = class_numbers(members, base.names, classes)
     if not 0 < len(set(chosen)) < base.num_classes:
         raise UserError(f"binary: {len(set(chosen))} of {base.num_classes} classes are listed; list some, not all")
-    return _mapped(base, np.isin(np.arange(base.num_classes), chosen).astype(np.int64), ("others", "listed"))
+    listed = _mapped(base, np.isin(np.arange(base.num_classes), chosen).astype(np.int64), ("others", "listed"))
+    return replace(listed, several=Several.LARGEST)
 
 
 def one_target_each(base: LabelMap, rule: str) -> ClassLabels:
@@ -140,7 +141,8 @@ def restrict(label_map: LabelMap, is_kept: NDArray[np.bool_]) -> LabelMap:
     renumbered = np.full(label_map.num_classes + 1, NO_LABEL)  # the last one is NO_LABEL's
     renumbered[left] = np.arange(len(left))
     sets = [[target for target in row if target != NO_LABEL] for row in renumbered[table].tolist()]
-    return ClassLabels.of_sets(sets, [label_map.names[target] for target in left.tolist()])
+    restricted = ClassLabels.of_sets(sets, [label_map.names[target] for target in left.tolist()])
+    return replace(restricted, several=label_map.several)
 
 
 def _restrict_random(label_map: RandomLabels, is_kept: NDArray[np.bool_]) -> RandomLabels:

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, Self
 
 import numpy as np
@@ -20,9 +21,9 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part, read_record
 from workloads.data.arrays import from_npy_bytes, npy_bytes
 from workloads.data.index import SplitIndex
-from workloads.labels.bound import NO_LABEL, BoundLabels, LeafLabels, LeafSetLabels, TableLabels
+from workloads.labels.bound import NO_LABEL, BoundLabels, LargestLabels, LeafLabels, LeafSetLabels, TableLabels
 
-__all__ = ["NO_LABEL", "BoundLabels", "ClassLabels", "LabelMap", "SampleLabels"]
+__all__ = ["NO_LABEL", "BoundLabels", "ClassLabels", "LabelMap", "SampleLabels", "Several"]
 
 LABEL_MAP_PART: Final = "label_map.json"
 _BY_CLASS_PART: Final = "targets.npy"
@@ -73,6 +74,15 @@ class LabelMap(ABC):
         """Inverse of `write`; ``document`` is the content of ``label_map.json``."""
 
 
+class Several(StrEnum):
+    """What a sample of several leaf classes has."""
+
+    UNION = "union"
+    """All targets of its classes."""
+    LARGEST = "largest"
+    """The largest of them: for questions that any class answers with yes (1) or no (0)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLabels(LabelMap):
     """By class: ``targets`` [C] holds the target of each leaf class, or [C, M] all of them, padded with ``NO_LABEL``.
@@ -82,6 +92,7 @@ class ClassLabels(LabelMap):
 
     targets: NDArray[np.int64]
     names: tuple[str, ...]
+    several: Several = Several.UNION
 
     @classmethod
     def of_sets(cls, sets: Sequence[Sequence[int]], names: Sequence[str]) -> Self:
@@ -110,16 +121,23 @@ class ClassLabels(LabelMap):
             raise BadDataError(message)
         if sets is None:
             return LeafLabels(split.leaves, self.table_CM, num_classes=self.num_classes)
-        return LeafSetLabels(sets, self.table_CM, num_classes=self.num_classes)
+        bound = LeafSetLabels(sets, self.table_CM, num_classes=self.num_classes)
+        return LargestLabels(bound) if self.several is Several.LARGEST else bound
 
     def write(self, writer: ArtifactWriter) -> None:
-        write_document(writer, "by_class", num_classes=self.num_classes, class_names=self.names)
+        several = {} if self.several is Several.UNION else {"several": self.several.value}
+        write_document(writer, "by_class", num_classes=self.num_classes, class_names=self.names, **several)
         writer.add(_BY_CLASS_PART, npy_bytes(self.targets))
 
     @classmethod
     def read(cls, store: ObjectStore, record: Record, document: Mapping[str, Any]) -> ClassLabels:
         targets = from_npy_bytes(read_part(store, record, _BY_CLASS_PART))
-        return cls(num_classes=document["num_classes"], names=tuple(document["class_names"]), targets=targets)
+        return cls(
+            num_classes=document["num_classes"],
+            names=tuple(document["class_names"]),
+            targets=targets,
+            several=Several(document.get("several", Several.UNION)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

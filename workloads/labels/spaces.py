@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.errors import UserError
@@ -16,7 +17,7 @@ from workloads.labels.coarsen import (
     one_target_each,
     restrict,
 )
-from workloads.labels.label_map import ClassLabels, LabelMap
+from workloads.labels.label_map import ClassLabels, LabelMap, Several
 from workloads.labels.plugins import named_labels, plugin_labels
 from workloads.labels.random_ids import Draw, RandomLabels
 from workloads.labels.setting import ClassTable, Setting
@@ -126,9 +127,10 @@ def _wordnet(definition: Definition, _: Definition, setting: Setting) -> LabelMa
             raise UserError(
                 f"{every} class has {definition['contains']} above it; choose a synset that tells them apart"
             )
-        return ClassLabels.of_sets(
+        labels = ClassLabels.of_sets(
             [[int(found)] for found in is_below], [f"not {definition['contains']}", definition["contains"]]
         )
+        return replace(labels, several=Several.LARGEST)  # on any path of any of a sample's classes
     paths, seed = Paths(definition.get("paths", Paths.ALL)), definition.get("seed", 0)
     return named_labels(level_of(synsets, definition["level"], wordnet, paths=paths, seed=seed))
 

@@ -126,7 +126,8 @@ def _parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """State of a parameter on its device and in its memory layout, in which fused kernels walk through both at once."""
+    """A copy on the parameter's device and in its memory layout, in which fused kernels walk through both at once."""
     if tensor.shape != parameter.shape:
-        return tensor.to(parameter.device)
+        # Also on the same device: step counters grow in place, and a run may go back to where they came from again.
+        return tensor.to(parameter.device, copy=True)
     return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

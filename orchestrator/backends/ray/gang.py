@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress
+from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.errors import FailureKind
 from orchestrator.units import GIB
 
@@ -86,6 +86,14 @@ class GangHome:
     scratch: Path
 
 
+def collectives(worker: Resources) -> str:
+    """What joins the ranks: tensors on GPUs through NCCL, and numbers that the hosts agree on through gloo.
+
+    Ray Train's own choice with GPUs is NCCL alone, which refuses every tensor that is not on one.
+    """
+    return "cpu:gloo,cuda:nccl" if worker.gpus else "gloo"
+
+
 def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, home: GangHome) -> Any:  # noqa: ANN401
     from ray.train.torch import TorchConfig
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # ray.train's own, with types
@@ -103,7 +111,7 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
             "runner": home.runner,
             "namespace": home.namespace,
         },
-        torch_config=TorchConfig(timeout_s=_COLLECTIVE_TIMEOUT_S),
+        torch_config=TorchConfig(backend=collectives(worker), timeout_s=_COLLECTIVE_TIMEOUT_S),
         scaling_config=ScalingConfig(
             num_workers=shape.num_workers,
             use_gpu=worker.gpus > 0,

@@ -164,9 +164,13 @@ def _hash(key: str) -> int:
 
 
 def key_of(name: str) -> str:
-    """Key of a file: its path without the extension. A key ends at the first dot, so other dots become underscores."""
+    """Key of a file: its path without the extension. A key ends at the first dot, so other dots become underscores.
+
+    It begins with one underscore at most: names with two are webdataset's own, and no reader takes them for samples.
+    """
     stem = str(PurePosixPath(name).with_suffix(""))
-    return _UNSAFE_IN_KEY.sub("_", stem).lstrip("/")
+    key = _UNSAFE_IN_KEY.sub("_", stem).lstrip("/")
+    return f"_{key.lstrip('_')}" if key.startswith("__") else key
 
 
 def extension_of(name: str) -> str:
