@@ -1,5 +1,6 @@
 """Label spaces made of other classes, parts of data sets, and label spaces of other packages."""
 
+from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def missing(name: str) -> Package:
-    raise plugins.PackageNotFoundError(name)
+    raise PackageNotFoundError(name)
 
 
 def test_labels_plugin_names_the_targets(installed: None) -> None:

@@ -17,11 +17,12 @@ from orchestrator.contract import JobKind
 from orchestrator.errors import SpecError
 from orchestrator.plan.build import build_plan
 from orchestrator.spec import Sweep
-from orchestrator.spec.load import parse_tree, shipped_recipes
+from orchestrator.spec.load import shipped_recipes
 from orchestrator.spec.problems import validate
 from orchestrator.spec.resolve import resolve_sweep
 from orchestrator.spec.resolve_labels import Counted, LabelSources
 from orchestrator.spec.schema import SweepSpec
+from orchestrator.spec.tree import parse_tree
 from workloads.labels.commands import count
 
 HEAD = """\

@@ -9,11 +9,11 @@ import pytest
 from orchestrator.contract import JobKind
 from orchestrator.errors import BadDataError, SpecError, UserError
 from orchestrator.plan.build import build_plan
-from orchestrator.spec.load import parse_tree
 from orchestrator.spec.problems import validate
 from orchestrator.spec.resolve import resolve_sweep
 from orchestrator.spec.resolve_labels import LabelSources
 from orchestrator.spec.schema import SweepSpec
+from orchestrator.spec.tree import parse_tree
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.joined_classes import join_class_tables
 from tests.data_jobs import DataPlane, encoded, tar_of

@@ -1,5 +1,7 @@
 """Parts of a split: stratified, seeded, nested; and samples without a label."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +23,7 @@ def chosen(subset: Subset | None, split: SplitIndex = SPLIT) -> NDArray[np.int64
 
 
 def counts(ordinals: NDArray[np.int64]) -> list[int]:
-    return np.bincount(LEAVES[ordinals], minlength=3).tolist()
+    return [int(count) for count in np.bincount(LEAVES[ordinals], minlength=3)]
 
 
 def test_subset_fraction_is_taken_of_every_class() -> None:
@@ -46,7 +48,9 @@ LIMITS = st.one_of(
 
 
 @given(LIMITS, LIMITS, st.integers(0, 2**40))
-def test_subset_smaller_limits_are_contained_in_larger_ones(one: dict, other: dict, seed: int) -> None:
+def test_subset_smaller_limits_are_contained_in_larger_ones(
+    one: dict[str, Any], other: dict[str, Any], seed: int
+) -> None:
     if one.keys() != other.keys():
         one = other
     smaller, larger = sorted((one, other), key=lambda limits: next(iter(limits.values())))
@@ -104,7 +108,7 @@ def test_order_over_a_view_visits_its_samples_once_per_epoch() -> None:
         ({"num_samples": 308}, "there are 307"),
     ],
 )
-def test_subset_impossible_limits_are_user_errors(limits: dict, message: str) -> None:
+def test_subset_impossible_limits_are_user_errors(limits: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         chosen(Subset(**limits))
 

@@ -44,7 +44,7 @@ def table(tmp_path: Path) -> Path:
 CLASSES = [{"class": number, "name": row["name"]} for number, row in enumerate(inaturalist()["categories"])]
 
 
-def level(table: Path, name: str, classes: list[dict[str, Any]] = CLASSES, **rule: object) -> ClassLabels:
+def level(table: Path, name: str, classes: list[dict[str, Any]] = CLASSES, **rule: Any) -> ClassLabels:
     definition = {"level": name, "digest": "", "key": "name", "class_key": "name", **rule}
     found = make_label_map({"taxonomy": definition}, classes, num_train=0, files={"table": str(table)})
     assert isinstance(found, ClassLabels)
@@ -140,7 +140,7 @@ def test_taxonomy_class_that_the_table_lacks_is_listed(table: Path) -> None:
         ({"digest": "0" * 64}, "has changed since the sweep was planned"),
     ],
 )
-def test_taxonomy_table_that_does_not_fit_is_a_user_error(table: Path, rule: dict[str, str], message: str) -> None:
+def test_taxonomy_table_that_does_not_fit_is_a_user_error(table: Path, rule: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         level(table, "order", **rule)
 

@@ -154,7 +154,7 @@ def _entry(arguments: Arguments, target: Target, dataset: DatasetFile) -> dict[s
         return {"from": next(iter(target.splits.values()))[0].store_uri}
     places = arguments["target"]["splits"]
     if places or list(target.splits) == ["train"]:
-        found = {
+        found: dict[str, str | list[str]] = {
             split: to_pattern(place) for split, place in (places or {"train": arguments["target"]["place"]}).items()
         }
     else:

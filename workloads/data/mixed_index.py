@@ -145,4 +145,3 @@ def _leaf_sets(split: SplitIndex, numbers: NDArray[Any]) -> tuple[NDArray[Any], 
     if split.leaf_sets is not None:
         return split.leaf_sets.offsets, numbers[split.leaf_sets.values]
     return np.arange(split.num_samples + 1), numbers[split.leaves]
-
