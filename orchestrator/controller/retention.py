@@ -178,8 +178,12 @@ def check_reference(store: ObjectStore, reference: str) -> None:
 
 
 def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
-    """The keys (or checkpoints of keys) that an identity names as inputs."""
+    """The keys (or checkpoints of keys) that an identity names: as inputs, and as the source of initial weights."""
     yield from (value for value in identity.get("inputs", {}).values() if isinstance(value, str))
+    # No input of the job, since no job of the sweep makes it: it was there before.
+    initial = identity.get("parameters", {}).get("initial") or {}
+    if isinstance(source := initial.get("artifact"), str):
+        yield source
 
 
 def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:

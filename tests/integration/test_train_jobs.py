@@ -19,6 +19,9 @@ from tests.tiny_training import BATCHNORM, NO_BATCHNORM, RECIPE, TinyTraining
 from workloads.data.index import SampleIndex
 from workloads.data.source import SampleSource
 from workloads.labels.label_map import LabelMap
+from workloads.train.job import Setting
+from workloads.transfer import probe
+from workloads.transfer.backbone import pretrained_backbone
 
 DEPTH1 = {"hierarchy": "depth1"}
 RANDOM = {"random": {"num_classes": 8, "seed": 0}}
@@ -158,6 +161,26 @@ def test_probe_trains_the_head_only(tiny: TinyTraining, pretrained: JobResult, t
     logits, targets = _logits_on_val(tiny, record, backbone_record, tmp_path), _val_targets(tiny, record)
     assert record.metrics["val_error"] == pytest.approx(float((logits.argmax(1) != targets).double().mean()))
     assert record.metrics["train_loss"] < math.log(2)
+
+
+@pytest.mark.parametrize("augment", ["none", "flip"])
+def test_probe_in_bf16_computes_all_features_in_it(
+    tiny: TinyTraining, pretrained: JobResult, monkeypatch: pytest.MonkeyPatch, augment: str
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def backbone_of(setting: Setting) -> tuple[torch.nn.Module, int]:
+        backbone, num_features = pretrained_backbone(setting)
+        backbone.register_forward_pre_hook(
+            lambda *_: seen.append((torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
+        )
+        return backbone, num_features
+
+    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+    recipe = {"precision": "bf16", "augment": augment, "epochs": 0.5}
+    tiny.run(tiny.training(JobKind.PROBE, model=BATCHNORM, recipe=recipe, backbone=pretrained.key, space=DEPTH1))
+    assert {is_validation for _, is_validation in seen} == {True, False}
+    assert all(is_bf16 for is_bf16, _ in seen)
 
 
 def test_transfer_head_follows_the_transfer_seed_alone(tiny: TinyTraining, pretrained: JobResult) -> None:

@@ -136,6 +136,21 @@ def test_collect_checkpoint_named_by_an_identity_or_a_pin_stays(lab) -> None:
     assert plain.rpartition("/")[2] not in left
 
 
+@pytest.mark.parametrize("is_committed_too", [False, True])
+def test_collect_artifact_that_gives_initial_weights_stays_with_its_inputs(lab, is_committed_too: bool) -> None:
+    lab.run_sweep("kept", JOBS)
+    child = make_job(13)
+    child.identity["parameters"]["initial"] = {"artifact": PRETRAIN.key}
+    if is_committed_too:
+        lab.commit(child)
+        lab.pin("result", child.key)
+    else:
+        lab.accept("child", [child])
+    forget(lab.store, "kept", now=lab.clock())
+    lab.collect_until_freed()
+    assert all(is_committed(lab.store, job.key) for job in JOBS)
+
+
 def test_collect_running_attempt_protects_all_of_its_key(lab) -> None:
     lab.run_sweep("kept", JOBS)
     lab.accept("kept", [DATASET])

@@ -300,6 +300,20 @@ def test_shard_cache_closed_while_it_fetches_leaves_nothing_half_done(
     assert read(caches(1), 0, 0) == sample(0, 0)
 
 
+def test_shard_cache_closed_under_its_readers_leaves_none_waiting(caches, store: CountingStore) -> None:
+    cache, gate = caches(1, room=0), Gate()
+    store.before = lambda _name: gate.pass_through()
+    offsets = [row * SAMPLE_BYTES for row in range(NUM_SAMPLES)]
+    readers = ThreadPoolExecutor(NUM_SAMPLES)  # more than there are requests at once
+    waiting = [readers.submit(cache.read_sample, 0, offset, SAMPLE_BYTES) for offset in offsets]
+    readers.shutdown(wait=False)
+    eventually(lambda: cache.stats.snapshot()["ranged_reads"] >= 1 and gate.reached.is_set())
+    cache.close()
+    gate.opened.set()
+    for found in waiting:
+        found.exception(timeout=DEADLINE_S)
+
+
 def test_shard_cache_damaged_local_copy_is_found_by_a_recheck_and_replaced(caches, tmp_path: Path) -> None:
     cache = caches(1)
     assert read(cache, 0, 0) == sample(0, 0)

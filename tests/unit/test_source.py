@@ -180,3 +180,24 @@ def test_source_that_is_forgotten_lets_go_of_its_shards(
     shards = source.shards
     del source
     assert closed == [shards]
+
+
+def test_loader_batch_over_many_small_blocks_reads_no_shard_by_ranges_for_good(
+    plane: DataPlane, tmp_path: Path
+) -> None:
+    shards = {}
+    for number in range(12):
+        keys = [f"{number:02d}{row}" for row in range(4)]
+        members = [(f"{key}.png", encoded(size=(16, 16), seed=int(key))) for key in keys]
+        shards[f"train-{number:02d}.tar"] = tar_of([*members, *((f"{key}.cls", b"0") for key in keys)])
+    small = plane.index(plane.foreign(shards))
+    source = SampleSource(plane.store, small, "train", cache_dir=tmp_path, image_size=16, cache_bytes=0)
+    order = SampleOrder(source.split.shard_sizes, 0, 1)
+    labels = BoundLabels.of(np.zeros(48, dtype=np.int64), 2)
+    loader = TrainLoader(
+        source, order, labels, batch_size=32, start_step=0, total_steps=6, seed=0, stage=Stage.PRETRAIN, num_workers=0
+    )
+    assert len(list(loader)) == 6
+    found = source.shards.stats.snapshot()
+    assert found["downloads"] == 12
+    assert found["ranged_reads"] <= 8, "those of the beginning, which wait for no shard"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.contract import Execution
-from orchestrator.errors import NumericsError
+from orchestrator.errors import NumericsError, PreemptedError
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import KEY, MemoryImages, memory_loop
@@ -78,16 +78,17 @@ def test_rewinds_leave_out_exactly_the_batches_behind_them(failures: list[tuple[
 
 
 def _train(folder: Path, *, poisoned: tuple[int, ...], attempt: int = 1, **changes: Any) -> Any:
-    crash_at = changes.pop("crash_at", None)
+    crash_at, stop_at = changes.pop("crash_at", None), changes.pop("stop_at", None)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
     task = MemoryImages(model, batch_size=8, num_samples=NUM_SAMPLES, image_size=4, poisoned=poisoned)
     asked = iter(range(10**6))
 
     def should_stop() -> bool:
-        if next(asked) == crash_at:
+        question = next(asked)
+        if question == crash_at:
             raise CrashError
-        return False
+        return bool(question == stop_at)
 
     loop = memory_loop(
         task,
@@ -146,6 +147,15 @@ def test_loop_killed_around_a_rewind_ends_with_the_weights_of_an_undisturbed_one
     assert state.rewinds == undisturbed.state.rewinds
     for name, tensor in task.model.state_dict().items():
         assert torch.equal(tensor, expected.model.state_dict()[name])
+
+
+def test_loop_stopped_right_after_a_rewind_leaves_a_checkpoint_that_knows_of_it(tmp_path: Path) -> None:
+    stopped, _ = _train(tmp_path, poisoned=(7,), stop_at=8)
+    with pytest.raises(PreemptedError, match="stopped at step 3"):
+        stopped.run()
+    resumed, _ = _train(tmp_path, poisoned=(7,), attempt=2)
+    assert resumed.resumed_from_step == 3
+    assert resumed.state.rewinds == stopped.state.rewinds
 
 
 def test_loop_that_fails_without_end_gives_up(tmp_path: Path) -> None:

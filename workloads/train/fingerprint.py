@@ -7,9 +7,11 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import PIL
 import timm
 import torch
 import torch.utils.deterministic
@@ -54,6 +56,8 @@ def numerics_fingerprint(
         "torch": torch.__version__,
         "timm": timm.__version__,
         "numpy": np.__version__,
+        "pillow": PIL.__version__,  # decoders make the pixels
+        "simplejpeg": version("simplejpeg"),
         "device": _cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": num_threads,

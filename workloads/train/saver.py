@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from hashlib import sha256
+from typing import Final
 
 from orchestrator.contract import ExecutionContext, JobRequest
 from orchestrator.errors import StorageError
@@ -14,6 +15,8 @@ from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter, WhenBusy
 from workloads.train.metrics import MetricsLog
 from workloads.train.ranks import Ranks
+
+_NONE: Final = -1
 
 
 class Saver:
@@ -104,7 +107,9 @@ class Saver:
             # An attempt that resumed from one of them would not know of the rewind.
             self.folder.delete_after(step)
         self._log.forget_after(step)
-        self._saved_step = min(self._saved_step, step)
+        if self._saved_step > step:
+            # What was written of it is deleted, and whether there is one of this step is not known.
+            self._saved_step = _NONE
 
     def finish(self, step: int) -> None:
         """Write what is left, at the end of training."""

@@ -16,6 +16,7 @@ from workloads.data.augment import Augment
 from workloads.data.loader import Batch
 from workloads.data.order import rank_slice
 from workloads.data.streams import Stage
+from workloads.train.arithmetic import Arithmetic
 from workloads.train.evaluate import EvalInputs
 from workloads.train.images import ImageTask, new_head
 from workloads.train.job import Setting, run_training
@@ -57,6 +58,7 @@ class ProbeTask:
         self.origin = self._images.origin
         self.levels = self._images.levels
         self._setting = setting
+        self._arithmetic = Arithmetic.of(setting.parameters.recipe, setting.request.execution, setting.device)
 
     def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
         """See ``Task``; ``inputs`` are features (B, num_features)."""
@@ -119,7 +121,8 @@ class ProbeTask:
         return self._features(self._images.normalize(batch.images_BCHW))
 
     def _features(self, images_BCHW: Tensor) -> Tensor:
+        """Features (B, num_features), float32; in the recipe's arithmetic wherever it is called from."""
         # no_grad, not inference_mode: the head's backward pass saves the features, which inference tensors forbid.
-        with torch.no_grad():
+        with torch.no_grad(), self._arithmetic.autocast():
             features_BF: Tensor = self.backbone(images_BCHW)
-        return features_BF
+        return features_BF.float()

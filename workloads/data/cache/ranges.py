@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.errors import CorruptObjectError, StorageError
 from orchestrator.storage import ObjectStore
 from workloads.data.cache.stats import CacheStats
 
@@ -62,6 +62,7 @@ class RangedReader:
     def __init__(self, store_of: Callable[[Shard], ObjectStore], stats: CacheStats) -> None:
         self._store_of, self._stats = store_of, stats
         self._checked: set[str] = set()
+        self._is_closed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -89,8 +90,9 @@ class RangedReader:
         return found
 
     def close(self) -> None:
-        """Let requests under way end by themselves, and begin no others."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Let requests under way end by themselves, and begin no others: their readers are told."""
+        self._is_closed = True
+        self._pool.shutdown(wait=False)  # cancelled, they would never answer
 
     def _read(self, shard: Shard, offset: int, length: int) -> bytes:
         self._stats.add("ranged_reads")
@@ -104,6 +106,8 @@ class RangedReader:
         self, shard: Shard, span: Span, samples: Sequence[tuple[int, int, Future[bytes]]], *, asks_size: bool
     ) -> None:
         try:
+            if self._is_closed:
+                raise StorageError(f"shard {shard.object_name} is not read: its reader was closed")
             if asks_size:
                 self._check_size(shard)
             content = self._read(shard, span.start, span.stop - span.start)
