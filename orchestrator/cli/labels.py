@@ -47,10 +47,11 @@ def show(
 
     folder = _folder_uri(reference)
     requests = _of_folder(folder) if folder else _of_sweep(reference, dataset, target, tree)
-    plots = {"plot": str(plot.resolve()) if plot else ""}
-    found = [{"dataset": name, **ask_labels("show", request | plots)} for name, request in requests.items()]
+    asked = {"plot": str(plot.resolve()) if plot else "", "parents": output is Output.JSON}
+    found = [{"dataset": name, **ask_labels("show", request | asked)} for name, request in requests.items()]
     if output is Output.JSON:
-        stdout_console().print_json(json.dumps(found))
+        # Neither coloured nor indented: parents of 20,000 classes at 20 levels are a line for each otherwise.
+        stdout_console().print_json(json.dumps(found), indent=None, highlight=False)
         return
     for looked in found:
         stdout_console().print(_table(looked))

@@ -162,16 +162,20 @@ class LocalStore:
         """See ``gc_rules.HasLeftovers``."""
         (self._staging / check_name(name)).unlink(missing_ok=True)
 
+    def remove_empty_staging(self) -> None:
+        """Remove ``.tmp/`` unless a write is in it; the next write makes it again."""
+        with suppress(OSError):  # not there, not empty, or not ours to remove
+            self._staging.rmdir()
+
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)
 
     @contextmanager
     def _staged(self, fill: Callable[[BinaryIO], None]) -> Iterator[Path]:
         """Write a temporary file, flush it to disk, and delete it afterwards if it was not moved away."""
-        self._staging.mkdir(parents=True, exist_ok=True)
         staged = self._staging / secrets.token_hex(12)
         try:
-            with staged.open("xb") as file:
+            with self._new_file(staged) as file:
                 fill(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -180,6 +184,13 @@ class LocalStore:
             raise _translated(error, f"writing under {self.uri}") from error
         finally:
             staged.unlink(missing_ok=True)
+
+    def _new_file(self, staged: Path) -> BinaryIO:
+        for _ in range(_PUBLISH_TRIES):
+            self._staging.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # somebody removed the empty folder in between
+                return staged.open("xb")
+        return staged.open("xb")
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[BinaryIO]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -31,6 +32,7 @@ ENTRY_POINT = "tests.integration.ray_jobs:execute"
 def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     """Report where it runs, wait for its gate if it has one, then end as told."""
     sys.stdout.write(f"hello from {request.job}\n")
+    logging.getLogger("workloads").info("a word to the log")
     place = {"pid": os.getpid(), "rank_sum": rank_sum(context)}
     context.report(Progress(phase="train", step=1, total_steps=2, metrics=place))
     gate = request.parameters.get("gate")
@@ -40,7 +42,9 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
         time.sleep(0.01)
     match request.parameters.get("end"):
         case "rank1_user_error":
-            end_on_rank1(context)
+            end_on_rank1(context, UserError("no such model on rank 1"))
+        case "rank1_bug":
+            end_on_rank1(context, KeyError("a bug"))
         case "user_error":
             raise UserError("no such model")
         case "memory_error":
@@ -53,10 +57,10 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=outcome, metrics=place)
 
 
-def end_on_rank1(context: ExecutionContext) -> None:
+def end_on_rank1(context: ExecutionContext, error: Exception) -> None:
     """Fail on rank 1; the others notice at their next collective operation."""
     if context.rank == 1:
-        raise UserError("no such model on rank 1")
+        raise error
     rank_sum(context)
 
 

@@ -77,7 +77,9 @@ def test_gang_commits_once_and_every_rank_has_a_log(backend, store, finish):
     assert report.status is AttemptStatus.SUCCEEDED, report
     assert read_record(store, attempt.key).metrics["rank_sum"] == 3
     for rank in range(2):
-        assert b"hello from gang" in store.get(log_name("scripted", "gang", 0, rank))
+        log = store.get(log_name("scripted", "gang", 0, rank))
+        assert log.count(b"hello from gang") == 1
+        assert log.count(b"a word to the log") == 1
 
 
 @pytest.mark.slow
@@ -115,13 +117,20 @@ def test_gang_stop_reaches_every_rank(backend, store, gate, finish, running_pid)
 
 
 @pytest.mark.slow
-def test_gang_failure_of_one_rank_explains_the_end_of_all(backend, store, finish):
-    attempt = request(store, job("explained", end="rank1_user_error"), num_workers=2)
+@pytest.mark.parametrize(
+    ("end", "kind", "message"),
+    [
+        ("rank1_user_error", FailureKind.USER_ERROR, "no such model on rank 1"),
+        ("rank1_bug", FailureKind.UNKNOWN, "KeyError: 'a bug'"),
+    ],
+)
+def test_gang_failure_of_one_rank_explains_the_end_of_all(backend, store, finish, end, kind, message):
+    attempt = request(store, job("explained", end=end), num_workers=2)
     backend.launch(attempt, TWO_CPUS)
     report = finish(backend, attempt.attempt_id)
     assert report.failure is not None
-    assert report.failure.kind is FailureKind.USER_ERROR
-    assert report.failure.message == "no such model on rank 1"
+    assert report.failure.kind is kind, report.failure
+    assert report.failure.message == message
 
 
 @pytest.mark.slow

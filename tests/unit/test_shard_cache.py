@@ -245,35 +245,6 @@ def test_shard_cache_reader_waits_for_a_shard_within_its_patience_and_else_reads
     assert read(cache, 0, 0) == sample(0, 0)
 
 
-def test_shard_cache_reader_of_a_shard_that_is_declared_no_more_reads_a_range(caches, store: CountingStore) -> None:
-    """The last batch of a block waits while the first one of the next block is planned already."""
-    cache, gate = caches(6), Gate()
-    store.before = lambda _name: gate.pass_through() if threading.current_thread().name == "shard-fetch" else None
-    cache.prefetch([0, 1, 2])
-    eventually(lambda: len(store.ranges) == 2)  # the threads are busy with 0 and 1
-    reader = ThreadPoolExecutor(1)
-    waiting = reader.submit(read, cache, 2, 3)
-    reader.shutdown(wait=False)  # a reader that hangs is let go when the cache is closed
-    eventually(lambda: cache.stats.snapshot()["misses"] == 1)
-    cache.prefetch([3, 4])
-    assert waiting.result(timeout=DEADLINE_S) == sample(2, 3)
-    gate.opened.set()
-
-
-def test_shard_cache_all_readers_of_a_shard_that_cannot_be_fetched_are_told(caches, store: CountingStore) -> None:
-    cache, gate = caches(1), Gate()
-    store.put("shards/000000.tar", content(1))
-    store.before = lambda _name: gate.pass_through()
-    readers = ThreadPoolExecutor(4)
-    waiting = [readers.submit(read, cache, 0, row) for row in range(4)]
-    readers.shutdown(wait=False)
-    eventually(lambda: cache.stats.snapshot()["misses"] == 4)
-    gate.opened.set()
-    for found in waiting:
-        with pytest.raises(CorruptObjectError, match=r"000000\.tar"):
-            found.result(timeout=DEADLINE_S)
-
-
 def test_shard_cache_first_samples_cost_one_request_each(caches, store: CountingStore) -> None:
     cache = caches(3, num_eager_reads=2)
     gate = Gate()
@@ -298,20 +269,6 @@ def test_shard_cache_closed_while_it_fetches_leaves_nothing_half_done(
     cache.close()
     eventually(lambda: files(tmp_path, "partial") == 0)
     assert read(caches(1), 0, 0) == sample(0, 0)
-
-
-def test_shard_cache_closed_under_its_readers_leaves_none_waiting(caches, store: CountingStore) -> None:
-    cache, gate = caches(1, room=0), Gate()
-    store.before = lambda _name: gate.pass_through()
-    offsets = [row * SAMPLE_BYTES for row in range(NUM_SAMPLES)]
-    readers = ThreadPoolExecutor(NUM_SAMPLES)  # more than there are requests at once
-    waiting = [readers.submit(cache.read_sample, 0, offset, SAMPLE_BYTES) for offset in offsets]
-    readers.shutdown(wait=False)
-    eventually(lambda: cache.stats.snapshot()["ranged_reads"] >= 1 and gate.reached.is_set())
-    cache.close()
-    gate.opened.set()
-    for found in waiting:
-        found.exception(timeout=DEADLINE_S)
 
 
 def test_shard_cache_damaged_local_copy_is_found_by_a_recheck_and_replaced(caches, tmp_path: Path) -> None:

@@ -265,4 +265,4 @@ def _refusal(bad: Sequence[BadSample], split: str) -> str:
     if len(bad) > 1:
         message += f"; {len(bad) - 1} more in the same scan of split {split!r}: "
         message += ", ".join(printable(sample.place) for sample in bad[1:6]) + (", ..." if len(bad) > 6 else "")
-    return message
+    return f"{message}; {_REMEDY}"

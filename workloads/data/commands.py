@@ -22,7 +22,7 @@ from orchestrator.storage.dataset_files import (
 )
 from workloads.data.convert import imagefolder, imagenet, inat, tabular
 from workloads.data.convert.request import ConvertRequest, WriteRequest
-from workloads.data.convert.write import write_dataset
+from workloads.data.convert.write import tidy_folder, write_dataset
 from workloads.data.images import ImageCheck
 from workloads.data.index import BadSamplePolicy, BadSamples
 from workloads.data.jobs import plan_external
@@ -150,8 +150,10 @@ def _describe(target: Target, found: ScannedSplits) -> DatasetFile:
 
 def _entry(arguments: Arguments, target: Target, dataset: DatasetFile) -> dict[str, Any]:
     """What to write into a sweep.yaml, under ``datasets``."""
+    passed = {"policy": arguments["policy"], "budget": arguments["budget"]}
+    options = {"bad_samples": passed} if arguments["policy"] == BadSamplePolicy.REPLACE else {}
     if target.described or arguments["write"]:
-        return {"from": next(iter(target.splits.values()))[0].store_uri}
+        return {"from": next(iter(target.splits.values()))[0].store_uri, **options}
     places = arguments["target"]["splits"]
     if places or list(target.splits) == ["train"]:
         found: dict[str, str | list[str]] = {
@@ -165,6 +167,8 @@ def _entry(arguments: Arguments, target: Target, dataset: DatasetFile) -> dict[s
         **classes,
         **{f"num_{split}": dataset.num_samples(split) for split in ("train", "val") if split in dataset.splits},
         "digest": dataset.digest,
+        **({"multi_label": True} if target.multi_label else {}),
+        **options,
     }
 
 
@@ -176,7 +180,9 @@ def _write_beside(target: Target, dataset: DatasetFile) -> None:
     if target.classes_uri != f"{folder}/{CLASSES_FILE}":
         message = f"the class table must lie beside the shards, as {folder}/{CLASSES_FILE}; copy it there and name it"
         raise UserError(message + " with --classes")
-    open_store(folder).put(DATASET_FILE, dataset.to_bytes())
+    store = open_store(folder)
+    store.put(DATASET_FILE, dataset.to_bytes())
+    tidy_folder(store)
 
 
 def _summary(uri: str, dataset: DatasetFile) -> dict[str, Any]:

@@ -76,11 +76,27 @@ def run_index(request: JobRequest, context: ExecutionContext) -> JobResult:
         num_processes=request.execution.num_threads,
         tick=lambda done, total: _tick(request, context, "scan", done, total),
     )
+    _check_declared(request, found)
+    return _commit_index(request, context, planned, found)
+
+
+def _check_declared(request: JobRequest, found: ScannedSplits) -> None:
+    """Digest and numbers of samples must be those of the sweep.yaml, where it gives them.
+
+    Samples that were left out as bad may be among those that were declared, or not: whoever counts files counts them.
+    """
     expected = request.parameters.get("digest")
     if expected and found.digest != expected:
         message = f"the shards have the digest {found.digest}, the data set was declared with {expected}: other data "
-        raise BadDataError(message + "lie at its URIs; correct the digest or the URIs")
-    return _commit_index(request, context, planned, found)
+        message += "lie at its URIs; correct the digest or the URIs (a digest is of all splits together; was it "
+        raise BadDataError(message + f"computed with the same splits? here they are {', '.join(found.splits)})")
+    declared: Mapping[str, int] = request.execution.data_location.get("num_samples", {})
+    for name, split in found.splits.items():
+        number = declared.get(name, split.num_samples)
+        if not split.num_samples <= number <= split.num_samples + split.bad.total:
+            bad = f" and {split.bad.total} bad ones" if split.bad.total else ""
+            message = f"num_{name} declares {number} samples, but the shards of split {name!r} hold {split.num_samples}"
+            raise BadDataError(f"{message}{bad}; correct num_{name}, or the URIs if they name other shards than meant")
 
 
 def _commit_index(

@@ -44,9 +44,9 @@ class TargetRequest:
     """What somebody names."""
 
     place: str
-    """A folder, a tar or a brace pattern, as a path or a URI."""
+    """A folder, a tar or a brace pattern, as a path or a URI; unused where ``splits`` are given."""
     splits: Mapping[str, str]
-    """Patterns or folders by split, where ``place`` alone does not tell."""
+    """Patterns or folders by split."""
     classes: str = ""
     num_classes: int = 0
     multi_label: bool = False
@@ -59,11 +59,11 @@ def open_target(request: TargetRequest) -> Target:
         NotFoundError: there are none.
         UserError: nothing says what the classes are.
     """
-    uri = to_uri(request.place).rstrip("/")
+    uri = ", ".join(to_uri(place).rstrip("/") for place in request.splits.values() or [request.place])
     described = _described(uri) if not request.splits and not uri.endswith(_SHARD_SUFFIX) else None
     classes_uri = to_uri(request.classes) if request.classes else f"{uri}/{CLASSES_FILE}" if described else ""
     if not classes_uri and not request.num_classes:
-        message = f"{request.place} has no dataset.json, and nothing says its classes"
+        message = f"{uri} has no dataset.json, and nothing says its classes"
         raise UserError(message + ": name the class table with --classes, or count the classes with --num-classes")
     classes = read_class_table(classes_uri)[0] if classes_uri else numbered_classes(request.num_classes)
     return Target(

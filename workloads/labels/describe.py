@@ -16,6 +16,7 @@ from orchestrator.storage.open import open_store
 from workloads.data.index import SampleIndex, SplitIndex
 from workloads.labels.bound import NO_LABEL, BoundLabels
 from workloads.labels.label_map import LabelMap
+from workloads.labels.parents import find_parents
 from workloads.labels.random_ids import RandomLabels
 from workloads.labels.setting import Setting
 from workloads.labels.spaces import make_label_map
@@ -29,7 +30,8 @@ def describe_spaces(request: Mapping[str, Any], setting: Setting) -> dict[str, A
     Args:
         request: ``spaces`` (``{"name", "space"}``; with ``made``, the key of the label map, if only a job can make
             it), ``targets`` (names of spaces to compare with), ``index`` (empty, or ``{"store", "key", "cache",
-            "location"}``), ``tree`` (names of spaces from coarse to fine), ``plot`` (a file for class sizes, or empty).
+            "location"}``), ``tree`` (names of spaces from coarse to fine), ``plot`` (a file for class sizes, or empty),
+            ``parents`` (whether to list the parents of every class; default: no).
         setting: the data set.
 
     Raises:
@@ -46,9 +48,13 @@ def describe_spaces(request: Mapping[str, Any], setting: Setting) -> dict[str, A
     if request["plot"]:
         _plot(bound, Path(request["plot"]), "samples" if is_counted else "leaf classes")
     targets = {name: bound[name] for name in request["targets"] if name in bound}
+    described = [_described(name, label_map, bound.get(name), targets) for name, label_map in maps.items()]
+    if request.get("parents"):
+        spaces = [_parents(maps[item["name"]], item["space"], setting) for item in request["spaces"]]
+        described = [one | {"parents": levels} for one, levels in zip(described, spaces, strict=True)]
     return {
         "counted": "samples" if is_counted else "leaf classes",
-        "spaces": [_described(name, label_map, bound.get(name), targets) for name, label_map in maps.items()],
+        "spaces": described,
         "tree": _tree([(maps[name], bound[name]) for name in request["tree"] if name in bound]),
     }
 
@@ -83,6 +89,25 @@ def _described(
         "entropy_bits": entropy_bits(counts),
         "nesting": {target: nesting(bound, other) for target, other in targets.items() if target != name},
     }
+
+
+def _parents(label_map: LabelMap, space: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
+    """Each coarser level: its ``class_names``, and the ids of the ``parents`` of each class, a list where of several.
+
+    Raises:
+        UserError, BadDataError: see `find_parents`.
+    """
+    return [
+        {
+            "level": level.name,
+            "num_classes": len(level.class_names),
+            "class_names": list(level.class_names),
+            "parents": level.parents_KP[:, 0].tolist()
+            if level.is_tree
+            else [[node for node in row if node != NO_LABEL] for row in level.parents_KP.tolist()],
+        }
+        for level in find_parents(label_map, space, setting)
+    ]
 
 
 def _num_labelled(bound: BoundLabels) -> int:

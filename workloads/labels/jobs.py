@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.storage.artifacts import ArtifactWriter
-from workloads.data.index import SampleIndex, SplitIndex
+from workloads.data.arrays import npy_bytes
+from workloads.data.index import SampleIndex
 from workloads.data.publish import publish
 from workloads.labels.label_map import LabelMap
+from workloads.labels.parents import find_parents, write_parents
+from workloads.labels.setting import Setting
 from workloads.labels.spaces import make_label_map
 
 
 def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
-    """Commit the label map of ``parameters["space"]``.
+    """Commit the label map of ``parameters["space"]``, with what people ask of it.
 
     The record's metrics have ``num_classes``; its summary has the smallest, median and largest class of each split.
+    Besides the parts of the label map there are ``counts/<split>.npy``, the samples [num_classes] int64 of each class
+    (a sample counts in each of its classes), and the parents of the classes (see ``workloads.labels.parents``).
 
     Raises:
         UserError: the label space does not fit the data set.
@@ -35,12 +41,16 @@ def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
         label_map = make_label_map(space, index.classes, num_train=num_train, files=files)
     writer = ArtifactWriter(context.store, request)
     label_map.write(writer)
-    sizes = {name: _class_sizes(label_map, split) for name, split in index.splits.items()}
+    setting = Setting(classes=index.classes, num_train=num_train, files=files)
+    write_parents(writer, find_parents(label_map, space, setting))
+    counts = {name: label_map.bind(split).counts() for name, split in index.splits.items()}
+    for name, counts_K in counts.items():
+        writer.add(f"counts/{name}.npy", npy_bytes(counts_K))
+    sizes = {name: _class_sizes(counts_K) for name, counts_K in counts.items()}
     metrics = {"num_classes": float(label_map.num_classes)}
     return publish(writer, request, metrics=metrics, summary={"samples_per_class": sizes})
 
 
-def _class_sizes(label_map: LabelMap, split: SplitIndex) -> dict[str, Any]:
+def _class_sizes(counts_K: NDArray[np.int64]) -> dict[str, Any]:
     """Samples per class: min, median, max."""
-    counts = label_map.bind(split).counts()
-    return {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max())}
+    return {"min": int(counts_K.min()), "median": float(np.median(counts_K)), "max": int(counts_K.max())}

@@ -64,7 +64,7 @@ def taxonomy_labels(definition: Mapping[str, Any], setting: Setting) -> ClassLab
         UserError: classes are missing from the table.
         BadDataError: the file is no table.
     """
-    return level_labels(definition["level"], _rows(definition, setting))
+    return level_labels(definition["level"], taxonomy_rows(definition, setting))
 
 
 def check_chains(space: Mapping[str, Any], setting: Setting) -> None:
@@ -75,7 +75,7 @@ def check_chains(space: Mapping[str, Any], setting: Setting) -> None:
     """
     definition = space.get("taxonomy", {})
     if "chain" in definition:
-        check_nested(_rows(definition, setting), definition["chain"])
+        check_nested(taxonomy_rows(definition, setting), definition["chain"])
 
 
 def table_digest(setting: Setting) -> str:
@@ -83,7 +83,8 @@ def table_digest(setting: Setting) -> str:
     return read_table(setting.files[TABLE_FILE])[1]
 
 
-def _rows(definition: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
+def taxonomy_rows(definition: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
+    """The class table that a taxonomy brings along, row c for leaf class c; see `taxonomy_labels`."""
     if "folders" in definition:
         return folder_rows(setting.classes, definition["folders"], definition["separator"])
     return _joined(definition, setting)

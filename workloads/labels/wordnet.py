@@ -8,10 +8,11 @@ synset without hypernym stays put; so a synset may have several labels at a leve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 
@@ -146,13 +147,21 @@ def level_of(
     Raises:
         UserError: a synset is unknown.
     """
+    return next(islice(walked_levels(synsets, wordnet, paths=paths, seed=seed), level, None))
+
+
+def walked_levels(
+    synsets: Sequence[Synset], wordnet: WordNet, *, paths: Paths = Paths.ALL, seed: int = 0
+) -> Iterator[list[list[Synset]]]:
+    """`level_of` for level 0, 1, 2 and so on without end; each costs one step. Raises ``UserError`` as that does."""
     wordnet.check_known(synsets)
     parents = wordnet.parents(paths, seed)
     ends = [frozenset([synset]) for synset in synsets]
-    for _ in range(level):
-        after = {found: frozenset(parent for end in found for parent in parents(end)) for found in set(ends)}
+    while True:
+        in_order = {found: sorted(found) for found in set(ends)}
+        yield [in_order[found] for found in ends]
+        after = {found: frozenset(parent for end in found for parent in parents(end)) for found in in_order}
         ends = [after[found] for found in ends]
-    return [sorted(found) for found in ends]
 
 
 def open_wordnet(uri: str = "") -> WordNet:

@@ -100,11 +100,12 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
     started_s = time.perf_counter()
     context.report(Progress(phase="setup"))
     parameters, device, ranks = TrainingParameters.of(request), pick_device(), Ranks.of(context)
-    keep_compiled_code(context.cache / "compiled")
     arithmetic = Arithmetic.of(parameters.recipe, request.execution, device)
     with ranks.aborted_on_error(), deterministic_numerics(request.execution.num_threads), arithmetic.numerics():
         check_same_request(ranks, request)
         setting = _open(request, context, stage, parameters, device)
+        # Only now: opening the data has made sure that the node's folder is ours, and compiled code is executed.
+        keep_compiled_code(context.cache / "compiled")
         task = make_task(setting)
         initial = weights_sha256(task.backbone.state_dict())
         loop = TrainingLoop(task, _run_of(setting), arithmetic)

@@ -132,7 +132,7 @@ class Ranks:
             return collective()
         except RuntimeError as error:
             message = (
-                f"rank {self.rank} of {self.world_size} lost another rank during a {what}: {error}; "
+                f"rank {self.rank} of {self.world_size} lost another rank during a {what}; "
                 "the attempt cannot go on without it, its checkpoints are safe: see the log of the other ranks"
             )
             raise PeerLostError(message) from error

@@ -23,6 +23,7 @@ from workloads.data.pixels import PixelSpec
 from workloads.data.streams import Stage
 from workloads.data.subset import SampleView, Subset
 from workloads.labels.label_map import BoundLabels, LabelMap
+from workloads.labels.parents import read_parents
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.levels import eval_levels
 from workloads.train.ranks import Ranks
@@ -98,7 +99,7 @@ class LabelledSamples:
         return cls(
             train=split("train", Subset.of(request.parameters.get("subset"))),
             val=val,
-            levels=eval_levels(label_map, index.classes),
+            levels=eval_levels(label_map, index.classes, read_parents(store, request.inputs["labels"])),
             recipe=recipe,
             ranks=Ranks.of(context),
             num_threads=execution.num_threads,

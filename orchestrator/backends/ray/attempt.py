@@ -18,6 +18,7 @@ from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.gang import Gang, GangHome, run_gang
 from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.gauges import AttemptGauges
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
@@ -69,6 +70,7 @@ class AttemptRun:
         self.gang = Gang(shape) if shape is not None else None
         self._accepted_s = time.monotonic()
         self._progress = Progress(phase="starting")
+        self._gauges = AttemptGauges(request)
         self._outcome: JobResult | JobFailure | None = None
         self._ended = threading.Event()
         self._stop = threading.Event()
@@ -121,6 +123,7 @@ class AttemptRun:
                 self._outcome = self._run(entry_point, settings)
         except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
             self._outcome = failure_from(error, self.request)
+        self._gauges.end()
         self._ended.set()
 
     def _run_gang(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> JobResult | JobFailure:
@@ -165,3 +168,4 @@ class AttemptRun:
 
     def _show(self, progress: Progress) -> None:
         self._progress = progress
+        self._gauges.show(progress)

@@ -35,7 +35,8 @@ _ENVIRONMENT = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_TIMEOUT_S:g}",
 }
 # A worker that could name a cause explains the gang's end; one that only lost sight of the others does not.
-_SECONDARY = frozenset({FailureKind.UNKNOWN, FailureKind.NODE_LOST})
+_DISTANCE = {FailureKind.UNKNOWN: 1, FailureKind.NODE_LOST: 2}
+_SECONDARY = frozenset(_DISTANCE)
 
 
 class Gang:
@@ -59,10 +60,9 @@ class Gang:
                 self._failures.append(JobFailure.from_json(news["failure"]))
 
     def primary_failure(self) -> JobFailure | None:
-        """The first failure that names a cause of its own, else the first."""
+        """The first failure that names a cause of its own; else the first that is not about another rank."""
         with self._lock:
-            told = [failure for failure in self._failures if failure.kind not in _SECONDARY]
-            return next(iter(told or self._failures), None)
+            return min(self._failures, key=lambda failure: _DISTANCE.get(failure.kind, 0), default=None)
 
 
 def run_gang(request: JobRequest, gang: Gang, settings: RunnerSettings, home: GangHome) -> JobResult | JobFailure:
@@ -150,12 +150,14 @@ def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> Job
 
 def _lost_workers(error: TrainingFailedError) -> str:
     """Workers whose process or node went away, as text; empty if all of them ended by themselves."""
-    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+    from ray.exceptions import RayActorError
+    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
 
+    gone = (RayActorError, WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError)
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
     lost = [
         f"worker {rank} ({str(one).strip().partition(chr(10))[0]})"
         for rank, one in sorted(failures.items())
-        if not isinstance(one, UserExceptionWithTraceback)
+        if isinstance(one, gone)
     ]
     return ", ".join(lost)

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.attempt import EntryPoint
+from orchestrator.backends.ray.gauges import AttemptGauges
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
 from orchestrator.contract import ExecutionContext, JobRequest, Progress
@@ -53,11 +54,17 @@ def _execute(
     scratch = Path(tempfile.mkdtemp(prefix="attempt-"))
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
+    gauges = AttemptGauges(request)
+
+    def show(progress: Progress) -> None:
+        line.show(progress)
+        gauges.show(progress)
+
     context = ExecutionContext(
         store=store,
         scratch=scratch,
         cache=cache,
-        report=line.show,
+        report=show,
         should_stop=line.must_stop.is_set,
         rank=rank,
         world_size=world_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -15,6 +16,39 @@ from orchestrator.storage.protocol import ObjectStore
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+_in_handler = threading.local()
+
+
+class _QuietHandlers:
+    """Handlers that print log records, as in workers of Ray Train: what they print is not copied into the log again."""
+
+    def __init__(self, handlers: list[logging.Handler]) -> None:
+        self._emits = {handler: handler.emit for handler in handlers}
+        for handler, emit in self._emits.items():
+            setattr(handler, "emit", _uncopied(emit))  # noqa: B010 - a method of this one handler
+
+    def restore(self) -> None:
+        """Put the handlers back."""
+        for handler in self._emits:
+            del handler.emit
+
+
+def _uncopied(emit: Callable[[logging.LogRecord], None]) -> Callable[[logging.LogRecord], None]:
+    def quiet_emit(record: logging.LogRecord) -> None:
+        _in_handler.is_true = True
+        try:
+            emit(record)
+        finally:
+            _in_handler.is_true = False
+
+    return quiet_emit
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Ray's own words, such as a second copy of a traceback, are in the node's files."""
+    return not record.name.startswith("ray.")
+
+
 class _Tee:
     """A text stream that writes to two; everything else is the first one's."""
 
@@ -23,7 +57,8 @@ class _Tee:
         self._copy = copy
 
     def write(self, text: str) -> int:
-        self._copy.write(text)
+        if not getattr(_in_handler, "is_true", False):
+            self._copy.write(text)
         return self._original.write(text)
 
     def flush(self) -> None:
@@ -54,7 +89,9 @@ class AttemptLog:
         sys.stdout, sys.stderr = _Tee(sys.stdout, self._file), _Tee(sys.stderr, self._file)
         self._handler = logging.StreamHandler(self._file)
         self._handler.setFormatter(logging.Formatter(_FORMAT))
+        self._handler.addFilter(_is_ours)
         root = logging.getLogger()
+        self._quiet = _QuietHandlers(root.handlers)
         self._level = root.level
         root.setLevel(min(root.level or logging.INFO, logging.INFO))
         root.addHandler(self._handler)
@@ -67,6 +104,7 @@ class AttemptLog:
     ) -> None:
         root = logging.getLogger()
         root.removeHandler(self._handler)
+        self._quiet.restore()
         root.setLevel(self._level)
         sys.stdout, sys.stderr = self._streams
         self._ended.set()

@@ -231,9 +231,10 @@ class Ahead:
             del slot  # or the idle thread would keep the pin
 
     def _fetched(self, shard_id: int) -> _Slot:
+        had_former = bool(self._former)  # before: the other thread may let them go while we learn that there is no room
         try:
             pin = self._obtain(shard_id, self._check)
-            if pin is None and self._former:
+            if pin is None and had_former:
                 with self._changed:
                     self._former.clear()
                 pin = self._obtain(shard_id, self._check)

@@ -32,6 +32,7 @@ from orchestrator.storage.dataset_files import (
     level_counts,
     read_dataset_file,
 )
+from orchestrator.storage.local import LocalStore
 from workloads.data.convert.items import WHOLE_FILE, Conversion, ItemTable, SourceItem
 from workloads.data.convert.request import WriteRequest
 from workloads.data.pool import owned_pool
@@ -83,7 +84,14 @@ def write_dataset(conversion: Conversion, request: WriteRequest, on_shard: OnSha
     store.put(DATASET_FILE, dataset.to_bytes())
     for stat in list(store.list_objects(f"{_RECEIPTS}/")):
         store.delete(stat.name)
+    tidy_folder(store)
     return dataset
+
+
+def tidy_folder(store: ObjectStore) -> None:
+    """Leave nothing but objects in a folder that people look at and copy."""
+    if isinstance(store, LocalStore):
+        store.remove_empty_staging()
 
 
 def shard_rows(table: ItemTable, request: WriteRequest, split: str) -> list[list[int]]:

@@ -1,0 +1,148 @@
+"""Readers that wait for shards: whatever is declared, fails or is closed meanwhile, each of them gets an answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import StorageError
+from tests.shard_cases import NUM_SAMPLES, SHARD_BYTES, CountingStore, Gate, read, write_shards
+from workloads.data.cache import ShardCache
+from workloads.data.cache.ahead import Ahead
+from workloads.data.cache.pins import Check, Pin
+from workloads.data.cache.settings import CacheSettings
+
+DEADLINE_S = 30.0
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        os.sched_yield()
+
+
+def some_pin() -> Pin:
+    return Pin(Path(os.devnull), os.open(os.devnull, os.O_RDONLY))
+
+
+def in_threads(call: Callable[[int], object], arguments: list[int]) -> list[Future[object]]:
+    """Threads that nobody waits for here: one that hangs must fail its test, not stop the run."""
+    readers = ThreadPoolExecutor(len(arguments))
+    waiting = [readers.submit(call, argument) for argument in arguments]
+    readers.shutdown(wait=False)
+    return waiting
+
+
+class Waits(Ahead):
+    """Counts the readers that have come."""
+
+    num_readers = 0
+
+    def wait(self, shard_id: int) -> Pin | None:
+        self.num_readers += 1
+        return super().wait(shard_id)
+
+
+def test_reader_of_a_shard_that_is_declared_no_more_is_sent_to_ranges() -> None:
+    """The last batch of a block waits while the first one of the next block is planned already."""
+    gate = Gate()
+
+    def obtain(_shard_id: int, _check: Check) -> Pin | None:
+        gate.pass_through()
+        return some_pin()
+
+    ahead = Waits([1] * 6, obtain)
+    ahead.declare([0, 1, 2])
+    (waiting,) = in_threads(ahead.wait, [2])
+    eventually(lambda: ahead.num_readers == 1)
+    ahead.declare([3, 4])
+    try:
+        assert waiting.result(timeout=DEADLINE_S) is None
+    finally:
+        gate.opened.set()
+        ahead.close()
+
+
+def test_reader_of_a_shard_that_comes_after_another_declaration_gets_it() -> None:
+    gate = Gate()
+
+    def obtain(_shard_id: int, _check: Check) -> Pin | None:
+        gate.pass_through()
+        return some_pin()
+
+    ahead = Waits([1] * 6, obtain)
+    ahead.declare([0])
+    waiting = in_threads(ahead.wait, [0, 0])
+    eventually(lambda: ahead.num_readers == 2 and gate.reached.is_set())
+    ahead.declare([3])
+    gate.opened.set()
+    ahead.declare([4])
+    try:
+        for found in waiting:
+            found.result(timeout=DEADLINE_S)  # its pin, or None: to be read by ranges
+    finally:
+        ahead.close()
+
+
+def test_all_readers_of_a_shard_that_cannot_be_fetched_are_told() -> None:
+    gate = Gate()
+
+    def obtain(_shard_id: int, _check: Check) -> Pin | None:
+        gate.pass_through()
+        raise StorageError("simulated: the store is away")
+
+    ahead = Waits([1], obtain)
+    waiting = in_threads(ahead.wait, [0] * 4)
+    eventually(lambda: ahead.num_readers == 4)
+    gate.opened.set()
+    try:
+        for found in waiting:
+            with pytest.raises(StorageError, match="the store is away"):
+                found.result(timeout=DEADLINE_S)
+    finally:
+        ahead.close()
+
+
+def test_both_threads_get_the_room_of_the_former_declaration() -> None:
+    """Each learns that there is no room before either of them lets the former pins go."""
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+    first_tries = {2, 3}
+
+    def obtain(shard_id: int, _check: Check) -> Pin | None:
+        if shard_id in first_tries:
+            first_tries.discard(shard_id)
+            both.wait()
+            if shard_id == 3:
+                eventually(lambda: not ahead._former)
+            return None
+        return some_pin()
+
+    ahead = Ahead([1] * 4, obtain)
+    ahead.declare([0, 1])
+    eventually(lambda: ahead.held(0) and ahead.held(1))
+    ahead.declare([2, 3])
+    try:
+        eventually(lambda: ahead.held(2) and ahead.held(3))
+    finally:
+        ahead.close()
+
+
+def test_cache_closed_under_its_readers_leaves_none_waiting(tmp_path: Path) -> None:
+    store, gate = CountingStore(tmp_path / "store"), Gate()
+    shards, settings = write_shards(store, 1), CacheSettings(bytes=SHARD_BYTES // 2)
+    cache = ShardCache(store, tmp_path / "cache", shards, settings=settings)
+    store.before = lambda _name: gate.pass_through()
+    # More than there are requests at once.
+    waiting = in_threads(lambda row: read(cache, 0, row), list(range(NUM_SAMPLES)))
+    eventually(lambda: cache.stats.snapshot()["ranged_reads"] >= 1 and gate.reached.is_set())
+    cache.close()
+    gate.opened.set()
+    for found in waiting:
+        found.exception(timeout=DEADLINE_S)  # an answer, of whatever kind
