@@ -44,6 +44,9 @@ class Policy(StrEnum):
 Workers = Annotated[int, typer.Option("-j", "--workers", min=0, help="Processes; 0 = one per core.")]
 Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="A split by name; repeatable.")]
 Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
+PlaceOrSplits = Annotated[
+    str, typer.Argument(metavar="[PLACE]", help="Folder, tar or brace pattern of shards; or give each --split.")
+]
 Classes = Annotated[str, typer.Option(help="Class table (classes.json); default: the one beside the shards.")]
 NumClasses = Annotated[int, typer.Option(min=0, help="Number of classes, where there is no class table.")]
 MultiLabel = Annotated[bool, typer.Option("--multi-label", help="Samples have any number of classes.")]
@@ -95,7 +98,7 @@ def shard(  # noqa: PLR0913 - one argument per option
 
 @app.command()
 def index(  # noqa: PLR0913 - see shard
-    place: Place,
+    place: PlaceOrSplits = "",
     *,
     split: Splits = None,
     classes: Classes = "",
@@ -107,7 +110,7 @@ def index(  # noqa: PLR0913 - see shard
     workers: Workers = 0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Read shards once: samples, classes, bad samples, and the digest to paste into a sweep.yaml."""
+    """Read shards once: samples, classes, bad samples, and the entry to paste into a sweep.yaml."""
     arguments = {
         "target": _target(place, split, classes, num_classes, multi_label=multi_label),
         "policy": policy.value,
@@ -116,7 +119,13 @@ def index(  # noqa: PLR0913 - see shard
         "num_processes": _num_processes(workers),
     }
     found = _run("index", arguments)
-    _show(found, output, f"datasets:\n  my-data: {json.dumps(found['entry'])}")
+    _show(found, output, _yaml({"datasets": {"my-data": found["entry"]}}))
+    if output is Output.TABLE and "val" not in found["splits"]:
+        typer.echo(
+            "note: a sweep needs a split 'val', and the digest is of all splits together: index them in one command, "
+            "with --split train=... --split val=...",
+            err=True,
+        )
 
 
 @app.command()
@@ -149,7 +158,7 @@ def stats(place: Place, *, output: OutputOption = Output.TABLE) -> None:
 
 @app.command()
 def sample(  # noqa: PLR0913 - see shard
-    place: Place,
+    place: PlaceOrSplits = "",
     *,
     name: Annotated[str, typer.Option("--of", help="Split.")] = "train",
     num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 9,
@@ -207,12 +216,22 @@ def _show(found: dict[str, Any], output: Output, last_line: str) -> None:
         stdout_console().print(table)
     if found.get("bad_samples"):
         stderr_console().print(bad_table(found["bad_samples"]))
-    stdout_console().print(last_line, markup=False)
+    stdout_console().print(last_line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(document, sort_keys=False, width=10_000, allow_unicode=True).rstrip()
 
 
 def _target(
     place: str, split: Sequence[str] | None, classes: str, num_classes: int, *, multi_label: bool = False
 ) -> dict[str, Any]:
+    if bool(place) == bool(split):
+        raise typer.BadParameter(
+            "name the shards either by PLACE or by one --split NAME=PLACE for each split, not both"
+        )
     return {
         "place": place,
         "splits": _pairs(split),

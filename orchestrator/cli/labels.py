@@ -56,7 +56,7 @@ def show(
     for looked in found:
         stdout_console().print(_table(looked))
         if tree and looked["tree"]:
-            stdout_console().print(_drawn(tree, looked["tree"]))
+            stdout_console().print(_drawn(tree, looked["tree"], looked["lemmas"]))
 
 
 def _folder_uri(reference: str) -> str:
@@ -177,11 +177,13 @@ def _mixing(nesting: Mapping[str, Any]) -> str:
     return "no" if nesting["refines"] else f"{100 * nesting['mixing']:.1f} %"
 
 
-def _drawn(name: str, paths: Sequence[Mapping[str, Any]]) -> Tree:
+def _drawn(name: str, paths: Sequence[Mapping[str, Any]], lemmas: Mapping[str, str]) -> Tree:
+    """The tree; class names that mean little to people have a lemma beside them."""
     from rich.tree import Tree
 
     root = Tree(f"{name} ({sum(path['num'] for path in paths)})")
-    _grow(root, [(path["path"], path["num"]) for path in paths])
+    shown = [[f"{node} {lemmas[node]}" if node in lemmas else node for node in path["path"]] for path in paths]
+    _grow(root, list(zip(shown, [path["num"] for path in paths], strict=True)))
     return root
 
 

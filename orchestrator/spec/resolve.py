@@ -209,6 +209,8 @@ class _Resolver:
         for name in dict.fromkeys(labels[name].dataset for name in used if name in labels):
             if not datasets[name].has_val:
                 message = "it has no validation samples, on which every training is evaluated; give it a split 'val'"
+                if datasets[name].location:
+                    message += " (`orchestrator data index --split train=... --split val=...` prints the entry)"
                 self._complaints.add(("datasets", name), message)
 
     def _check_targets(self, transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace]) -> None:

@@ -67,6 +67,9 @@ def _resolve_external(name: str, entry: ExternalShards, survey: Survey, complain
         if entry.from_
         else {"splits": {split: list(patterns) for split, patterns in survey.splits.items()}}
     )
+    declared = {split: getattr(entry, f"num_{split}") for split in ("train", "val")}
+    if entry.shards:  # the index job compares: counting them takes reading them
+        location["num_samples"] = {split: number for split, number in declared.items() if number is not None}
     return Dataset(
         name=name,
         readable=f"shards-{(digest or survey.listing)[:8]}",

@@ -16,6 +16,7 @@ from orchestrator.spec.schema_labels import ClassChoice, LabelEntry, Merge, Rand
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.tree import Path
 
+_LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
 _TAXONOMIC_CLASS = "taxonomic_class"  # what the rank "class" is called where `class` numbers the leaf classes
 
 Definition = Mapping[str, Any]
@@ -220,20 +221,22 @@ class _LabelResolver:
 
     def hierarchy(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:
         levels = entry.hierarchy or []
+        known = {_LEAF_LEVEL: dataset.num_classes, **dataset.levels}
         self._complaints.refuse_repeats(("labels", name, "hierarchy"), levels)
         for position, given in enumerate(levels):
             level = _level_name(given, dataset)
             path: Path = ("labels", name, "hierarchy", position)
-            if level not in dataset.levels:
-                hint = did_you_mean(given, dataset.levels)
-                self._complaints.add(path, f"'{given}' is not a level of data set '{dataset.name}': {hint}")
+            if level not in known:
+                hint = did_you_mean(given, [*dataset.levels, _LEAF_LEVEL])
+                message = f"'{given}' is not a level of data set '{dataset.name}': {hint}"
+                self._complaints.add(path, f"{message} ('{_LEAF_LEVEL}': its classes themselves)")
                 continue
             yield _Draft(
                 name=f"{name}/{given}",
                 level=given,
                 space={"hierarchy": level},
                 path=path,
-                num_classes=dataset.levels[level],
+                num_classes=known[level],
             )
 
     def random(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:

@@ -72,10 +72,18 @@ def _check_shares(path: Path, recipe: Mapping[str, Any], num_workers: int, compl
     if num_workers > max(1, batch_size // group):
         message = f"batch_size {batch_size} has {batch_size // group} norm groups of {group} samples, fewer than the"
         complaints.add(
-            (*path, "batch_size"),
-            f"{message} {num_workers} workers that share it, and BatchNorm cuts none; use fewer workers, or set a "
-            "smaller norm_group, which is part of the result",
+            (*path, "norm_group" if recipe.get("norm_group") else "batch_size"),
+            f"{message} {num_workers} workers that share it, and BatchNorm cuts none; use fewer workers"
+            f"{_smaller_groups(recipe, num_workers)}",
         )
+
+
+def _smaller_groups(recipe: Mapping[str, Any], num_workers: int) -> str:
+    """The other remedy: the largest groups of which every worker has one; nothing where there are none."""
+    batch_size, unit = recipe["batch_size"], 2 if recipe.get("mixup") or recipe.get("cutmix") else 1
+    largest = batch_size // num_workers
+    fitting = [group for group in range(unit, largest + 1, unit) if batch_size % group == 0]
+    return f", or set norm_group to at most {fitting[-1]} (this changes the key)" if fitting else ""
 
 
 def _check_groups(path: Path, recipe: Mapping[str, Any], model: TimmModel, complaints: Complaints) -> None:

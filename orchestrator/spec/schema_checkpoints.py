@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.spec.fields import Count, Strict
@@ -47,12 +48,22 @@ class KeepSpec(Strict):
 class CheckpointsSpec(Strict):
     """Checkpoints of the backbones."""
 
-    every: Literal["auto"] | IntervalSpec = Field(
-        IntervalSpec(epochs=1), description="auto: from what a checkpoint costs and how often attempts die."
-    )
+    every: Annotated[
+        Annotated[Literal["auto"], Tag("automatic")] | Annotated[IntervalSpec, Tag("interval")],
+        Discriminator(lambda every: "automatic" if every == "auto" else "interval"),
+    ] = Field(IntervalSpec(epochs=1), description="auto: from what a checkpoint costs and how often attempts die.")
     mtbf_s: float = Field(
         21_600.0,
         gt=0,
         description="For auto: mean time between deaths of an attempt to start from, seconds; observed ones move it.",
     )
     keep: KeepSpec = KeepSpec()
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _has_a_unit(cls, every: object) -> object:
+        if every == "auto" or isinstance(every, Mapping | IntervalSpec):
+            return every
+        steps = every if isinstance(every, int) and every > 1 else 1000
+        why = f"{every!r} has no unit; write {{steps: {steps}}}, {{epochs: 1}} or auto"
+        raise PydanticCustomError("refused", "{why}", {"why": why})

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import StorageError
 from orchestrator.spec.fields import Count, Strict, canonical
 from orchestrator.storage.open import check_store_uri
+from orchestrator.storage.uris import split_object_uri
 
 # What the data plane passes to timm itself; a test keeps this equal to its list.
 RESERVED_KWARGS = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
@@ -34,13 +35,14 @@ class ModelSpec(Strict):
 
 def _readable_uri(uri: str) -> str:
     """A URI of a file in a store that can be opened."""
-    folder, _, name = uri.rpartition("/")
     try:
-        check_store_uri(folder)
+        check_store_uri(uri)  # first the whole one, so that messages name what was written
+        if uri.endswith("/"):
+            raise PydanticCustomError("refused", "this names a folder; give the URI of a weights file")
+        split_object_uri(uri)
     except StorageError as error:
-        raise PydanticCustomError("refused", "{why}", {"why": str(error).replace("store ", "URI ", 1)}) from None
-    if not name:
-        raise PydanticCustomError("refused", "this names a folder; give the URI of a weights file")
+        why = str(error).replace("store ", "URI ", 1) if str(error).startswith("store ") else str(error)
+        raise PydanticCustomError("refused", "{why}", {"why": why}) from None
     return uri
 
 

@@ -88,4 +88,8 @@ def _at(path: Path, read: Callable[[], Found]) -> Found:
     try:
         return read()
     except (StorageError, BadDataError) as error:
-        raise _SurveyError(path, str(error)) from error
+        message = str(error)
+        # The reader speaks of stores; here somebody wrote a data set.
+        if message.startswith("store "):
+            message = message.replace("store", "data set", 1)
+        raise _SurveyError(path, message) from error

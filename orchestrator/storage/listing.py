@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from orchestrator.errors import NotFoundError, StorageError
-from orchestrator.storage.open import open_store
+from orchestrator.storage.open import check_store_uri, open_store
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.storage.uris import find_objects
 
@@ -44,7 +44,10 @@ def list_shards(patterns: Sequence[str]) -> list[ListedShard]:
         StorageError: a URI is refused, two shards have one name, or a store does not answer.
     """
     found: dict[str, ListedShard] = {}
-    for folder in dict.fromkeys(pattern.rstrip("/") for pattern in patterns if pattern.endswith("/")):
+    folders = [pattern for pattern in patterns if pattern.endswith("/")]
+    for folder in folders:
+        check_store_uri(folder)  # as it was written, which messages then show
+    for folder in dict.fromkeys(folder.rstrip("/") for folder in folders):
         _add(found, _list_folder(folder))
     wanted = find_objects(pattern for pattern in patterns if not pattern.endswith("/"))
     by_store: dict[str, list[str]] = {}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.storage.s3 import S3Store
     from orchestrator.storage.settings import S3Settings
 
+_SUPPORTED = "file:///absolute/path, s3://bucket/prefix"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -74,9 +75,11 @@ def _split(uri: str) -> SplitResult:
         raise StorageError(message) from None
     if "@" in parts.netloc:
         raise StorageError("a store URI with a user or password is refused; credentials belong into the environment")
+    if not parts.scheme:
+        hint = f"write file://{uri}; " if uri.startswith("/") else ""
+        raise StorageError(f"store {uri!r} has no scheme; {hint}supported: {_SUPPORTED}")
     if parts.scheme not in {"file", "s3"}:
-        message = f"store {uri!r} has the scheme {parts.scheme!r}; supported: file:///absolute/path, s3://bucket/prefix"
-        raise StorageError(message)
+        raise StorageError(f"store {uri!r} has the scheme {parts.scheme!r}; supported: {_SUPPORTED}")
     path = unquote(parts.path)
     if parts.query or parts.fragment or ".." in path.split("/") or "\0" in path:
         message = f"store {uri!r} is refused: '..', '?', '#' and NUL could mean another place than it seems"

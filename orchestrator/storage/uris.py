@@ -46,8 +46,8 @@ def split_object_uri(uri: str) -> tuple[str, str]:
             ``..``, or no name at its end.
     """
     folder, _, name = uri.rpartition("/")
-    check_store_uri(uri if "://" in uri else f"{uri}://")  # the whole URI: messages then name what was written
-    if not name or folder.endswith(":/"):
+    check_store_uri(uri)  # the whole URI: messages then name what was written
+    if not name or folder.endswith((":/", "://")):
         raise StorageError(f"{uri!r} names no object; write s3://bucket/folder/name or file:///folder/name")
     return folder, check_name(name)
 

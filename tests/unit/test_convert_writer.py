@@ -46,6 +46,7 @@ def test_writer_number_of_processes_changes_no_byte(tmp_path: Path) -> None:
     for name, number in (("a", 1), ("b", 2)):
         write_dataset(conversion, request_for(tmp_path / name, num_processes=number), lambda _: None)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert not [path for path in (tmp_path / "a").iterdir() if path.name.startswith(".")]
 
 
 def test_writer_shards_stay_below_their_size_and_hold_every_image_once(tmp_path: Path) -> None:

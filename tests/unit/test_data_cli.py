@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -90,8 +91,8 @@ def test_data_index_of_a_folder_with_splits_prints_what_names_each_of_them(shard
     splits = [
         f"--split={split}={place if isinstance(place, str) else place[0]}" for split, place in entry["shards"].items()
     ]
-    again = as_json("index", str(shards), *splits, "--classes", str(shards / "classes.json"), "-j", "1")
-    assert again["digest"] == entry["digest"]
+    again = as_json("index", *splits, "--classes", str(shards / "classes.json"), "-j", "1")
+    assert {**again["entry"], "shards": entry["shards"]} == entry
 
 
 def test_data_index_of_shards_whose_names_tell_no_split_are_for_training(shards: Path, in_process: None) -> None:
@@ -148,6 +149,28 @@ def test_data_index_bad_samples_are_listed_and_budgeted(shards: Path, in_process
     assert invoke(*base, "--policy", "replace", "--budget", "0.05")[0] == 1
     found = as_json(*base, "--policy", "replace", "--budget", "0.1")
     assert found["bad_samples"]["train"]["empty"]["first"] == ["train-000000.tar:x its image has zero bytes"]
+    assert found["entry"]["bad_samples"] == {"policy": "replace", "budget": 0.1}
+
+
+def test_data_index_prints_yaml_to_paste_and_what_it_lacks(shards: Path, in_process: None) -> None:
+    pattern = f"{shards}/train-{{000000..000002}}.tar"
+    result = CliRunner().invoke(app, ["data", "index", pattern, "--num-classes", "3", "-j", "1"])
+    assert "--split val=..." in result.stderr
+    printed = result.stdout[result.stdout.index("datasets:") :]
+    entry = as_json("index", pattern, "--num-classes", "3", "-j", "1")["entry"]
+    assert yaml.safe_load(printed) == {"datasets": {"my-data": entry}}
+    assert len(printed.splitlines()) == 7
+
+
+def test_data_index_by_place_and_by_splits_at_once_or_by_neither_is_a_usage_error(in_process: None) -> None:
+    assert invoke("index", "x", "--split", "train=x", "--num-classes", "3")[0] == 2
+    assert invoke("index", "--num-classes", "3")[0] == 2
+
+
+def test_data_index_write_leaves_nothing_but_its_file(shards: Path, in_process: None) -> None:
+    before = {path.name for path in shards.iterdir()}
+    as_json("index", str(shards), "--classes", str(shards / "classes.json"), "--write", "-j", "1")
+    assert {path.name for path in shards.iterdir()} - before == {"dataset.json"}
 
 
 def test_data_stats_missing_description_is_not_found(tmp_path: Path, in_process: None) -> None:
@@ -169,7 +192,7 @@ def test_data_pipe_is_refused(in_process: None, tmp_path: Path) -> None:
 
 
 def test_data_split_without_a_name_is_a_usage_error(in_process: None) -> None:
-    assert invoke("index", "x", "--split", "train")[0] == 2
+    assert invoke("index", "--split", "train")[0] == 2
 
 
 def test_data_tables_show_every_number() -> None:

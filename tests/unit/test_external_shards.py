@@ -261,8 +261,42 @@ def test_external_bad_samples_over_the_budget_fail_with_their_names(outside: Out
 
 
 def test_external_bad_sample_fails_by_default(outside: Outside) -> None:
-    with pytest.raises(BadDataError, match=r"train-002\.tar:bad is not a readable image"):
+    with pytest.raises(
+        BadDataError, match=r"train-002\.tar:bad is not a readable image.*policy: replace, budget: \.\.\."
+    ):
         outside.run(outside.job(damaged(outside)))
+
+
+@pytest.mark.parametrize(("key", "number", "found"), [("num_train", 13, 12), ("num_train", 11, 12), ("num_val", 5, 4)])
+def test_external_other_numbers_than_declared_are_refused(outside: Outside, key: str, number: int, found: int) -> None:
+    job = outside.job({**outside.entry, key: number})
+    assert job.key == outside.key(outside.entry)
+    with pytest.raises(BadDataError, match=rf"{key} declares {number} samples, but .* hold {found};"):
+        outside.run(job)
+
+
+@pytest.mark.parametrize(("number", "is_accepted"), [(8, False), (9, True), (12, True), (13, False)])
+def test_external_declared_numbers_may_count_bad_samples_or_not(
+    outside: Outside, number: int, is_accepted: bool
+) -> None:
+    entry = {**damaged(outside), "num_train": number, "bad_samples": {"policy": "replace", "budget": 0.3}}
+    if is_accepted:
+        assert outside.run(outside.job(entry)).metrics["num_train"] == 9
+        return
+    with pytest.raises(BadDataError, match=f"declares {number} samples, but .* hold 9 and 3 bad ones"):
+        outside.run(outside.job(entry))
+
+
+def test_external_entry_printed_without_val_is_refused_with_its_line_and_the_remedy(outside: Outside) -> None:
+    target = {"place": f"{outside.shards}/train-{{000..002}}.tar", "splits": {}, "num_classes": 4, "classes": ""}
+    wanted = {"policy": "fail", "budget": 0.0, "write": False, "num_processes": 1}
+    entry = index_command({"target": {**target, "multi_label": False}, **wanted})["entry"]
+    entry = {**entry, "num_classes": None, "classes": outside.entry["classes"]}
+    with pytest.raises(SpecError, match=r"sweep\.yaml:4:\d+.* no validation samples.*--split train=\S+ --split val="):
+        outside.plan(entry)
+    with_val = {**entry, "shards": {**entry["shards"], "val": outside.entry["shards"]["val"]}}
+    with pytest.raises(BadDataError, match=r"of all splits together.*train, val"):
+        outside.run(outside.job(with_val))
 
 
 def test_external_multi_label_samples_keep_their_sets(outside: Outside) -> None:
@@ -273,7 +307,7 @@ def test_external_multi_label_samples_keep_their_sets(outside: Outside) -> None:
         (outside.shards / f"train-{shard:03d}.tar").write_bytes(
             tar_of([(f"{shard}{name}", content) for name, content in members])
         )
-    job = outside.job({**outside.entry, "multi_label": True})
+    job = outside.job({**outside.entry, "multi_label": True, "num_train": 9})
     outside.run(job)
     train = outside.open(job).split("train")
     assert train.leaf_sets is not None
@@ -295,7 +329,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"from": "file:///x"}, "either 'from' or 'shards'"),
     ({"shards": {"val": "file:///x/y.tar"}}, "no 'train'"),
     ({"shards": {"train": ["SHARD"]}, "num_val": None}, "datasets.photos: it has no validation samples"),
-    ({"shards": {"train": "pipe:cat /etc/passwd"}}, "datasets.photos.shards.train: store 'pipe:cat"),
+    ({"shards": {"train": "pipe:cat /etc/passwd"}}, "datasets.photos.shards.train: data set 'pipe:cat"),
     ({"shards": {"train": "s3://user:secret@bucket/a.tar"}}, "user or password"),
     ({"shards": {"train": "file:///x/train-{000..001.tar"}}, "braces that do not match"),
     ({"shards": {"train": "file:///x/train-{0..99999999}.tar"}}, "more than 1000000 names"),

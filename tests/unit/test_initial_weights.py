@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -63,6 +64,12 @@ KINDS: dict[str, Callable[[Tensors], bytes]] = {
         {"state_dict": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, "state_dict_ema": tensors}
     ),
     "open-clip": lambda tensors: _saved({**_prefixed(tensors, "visual.trunk."), "logit_scale": torch.tensor(1.0)}),
+    "timm-script": lambda tensors: _saved(
+        {"state_dict": dict(tensors), "args": argparse.Namespace(lr=0.1, model="test_resnet"), "arch": "test_resnet"}
+    ),
+    "masked-autoencoder": lambda tensors: _saved(
+        {"model": {**tensors, "decoder_blocks.0.weight": torch.zeros(1 << 20), "mask_token": torch.zeros(64)}}
+    ),
     "bare": lambda tensors: _saved(dict(tensors)),
 }
 
@@ -113,6 +120,26 @@ def test_initial_weights_of_another_network_are_refused_with_examples(tmp_path: 
         _load(tmp_path, encode_tensors(_weights(RESNET)), VIT)
 
 
+def test_initial_weights_of_a_larger_network_of_the_family_are_refused(tmp_path: Path) -> None:
+    small, large = (ModelSpec(name=name, image_size=32) for name in ("resnet18", "resnet34"))
+    message = (
+        r"timm model resnet18 has no place for 47\.\d% of the backbone in file://.*w\.bin \(at most 5% .*"
+        r"96 names are unknown, such as \['layer1\.2\.bn1"
+    )
+    with pytest.raises(UserError, match=message):
+        _load(tmp_path, encode_tensors(_weights(large)), small)
+    with pytest.raises(UserError, match=r"has no place for .* probably a larger network"):
+        _load(tmp_path, encode_tensors(_weights(VIT)), ModelSpec(name="test_vit", image_size=32, kwargs={"depth": 4}))
+
+
+def test_initial_weights_report_tells_what_part_of_the_source_has_a_place(tmp_path: Path) -> None:
+    weights = _weights()
+    extra = sum(tensor.numel() for tensor in weights.values()) // 50
+    _, report = _load(tmp_path, encode_tensors({**weights, "layer9.0.more": torch.zeros(extra)}))
+    assert report.share == 1.0
+    assert report.use == pytest.approx(50 / 51, abs=1e-3)
+
+
 class _Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("executed",))
@@ -133,6 +160,20 @@ class _Evil:
 def test_initial_weights_bad_file_is_a_user_error(tmp_path: Path, content: bytes, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         _load(tmp_path, content)
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "pickle"])
+def test_initial_weights_refusal_names_what_the_file_asks_for_in_plain_words(tmp_path: Path, *, is_zip: bool) -> None:
+    buffer = io.BytesIO()
+    torch.save({"state_dict": {"a": _Evil()}}, buffer, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(UserError) as caught:
+        _load(tmp_path, buffer.getvalue())
+    text = str(caught.value)
+    assert "it holds print, which is no plain data; store the tensors alone" in text
+    assert text.isprintable()
+    assert "weights_only" not in text
+    with pytest.raises(UserError, match="finding central directory"):
+        _load(tmp_path, _saved({"a": torch.zeros(100)})[:-200])
 
 
 def test_initial_weights_other_file_than_was_planned_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from orchestrator.contract import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from tests.data_jobs import DataPlane
 from workloads.data.index import SplitIndex
+from workloads.labels.parents import find_parents, write_parents
+from workloads.labels.setting import Setting
 from workloads.labels.spaces import make_label_map
 
 folder = Path(sys.argv[1])
@@ -41,10 +43,12 @@ spaces = [
 split = SplitIndex.in_memory(leaves=np.arange(600) % 6)
 plane = DataPlane(folder=folder / "plane")
 for number, space in enumerate(spaces):
-    label_map = make_label_map(space, classes, num_train=600, files={"wordnet": str(folder / "data.noun")})
+    setting = Setting(classes=classes, num_train=600, files={"wordnet": str(folder / "data.noun")})
+    label_map = make_label_map(space, classes, num_train=600, files=setting.files)
     request = plane.request(JobKind.LABELS, {"number": number}, {})
     writer = ArtifactWriter(plane.store, request)
     label_map.write(writer)
+    write_parents(writer, find_parents(label_map, space, setting))
     writer.commit(now=0.0)
     record = read_record(plane.store, request.key)
     parts = {name: part.sha256 for name, part in record.parts.items()}

@@ -107,6 +107,8 @@ def problems_of(entries: str, tail: str = TAIL) -> str:
             [3, 4],
         ),
         ("binary: [0, 1]", [{"binary": [0, 1]}], [2]),
+        ("hierarchy: [leaf]", [{"hierarchy": "leaf"}], [12]),
+        ("hierarchy: [leaf], classes: {num: 5}", [{"hierarchy": "leaf", "classes": {"num": 5, "seed": 0}}], [5]),
         ("hierarchy: [depth3], classes: {num: 5}", [{"hierarchy": "depth3", "classes": {"num": 5, "seed": 0}}], [5]),
     ],
 )
@@ -172,6 +174,10 @@ def test_labels_taxonomy_holds_the_digest_of_its_table_and_no_place(tmp_path: Pa
             "needs a column 'synset'",
         ),
         ("  a: {dataset: tree, classes: {num: 3}}", "needs exactly one of hierarchy, random"),
+        (
+            "  a: {dataset: tree, hierarchy: [clas]}",
+            "known: depth1, depth2, depth3, leaf ('leaf': its classes themselves)",
+        ),
     ],
 )
 def test_labels_wrong_entry_is_refused_with_its_place(entries: str, message: str) -> None:
@@ -260,6 +266,8 @@ def test_labels_show_prints_each_space_and_its_nesting(sweep_file: Path, tmp_pat
     assert (spaces["two"]["min"], spaces["two"]["max"], spaces["two"]["num_empty"]) == (2, 10, 0)
     assert spaces["levels/depth2"]["entropy_bits"] == 2.0
     assert "min" not in spaces["random/5"]
+    assert [level["level"] for level in spaces["levels/depth3"]["parents"]] == ["depth1", "depth2"]
+    assert spaces["levels/depth2"]["parents"][0]["parents"] == [0, 0, 1, 1]
     assert len(looked["tree"]) == 12
     assert plot.stat().st_size > 1000
 
@@ -271,9 +279,18 @@ def test_labels_show_draws_tables_and_trees() -> None:
     spaces = [{**space, "nesting": nesting}, {"name": "random/5", "num_classes": 5}]
     console = Console(width=120, record=True, file=StringIO())
     console.print(labels._table({"dataset": "tree", "counted": "samples", "spaces": spaces}))
-    console.print(labels._drawn("levels", paths))
+    console.print(labels._drawn("levels", paths, {"node0": "animal"}))
     text = console.export_text()
-    for shown in ("5.32", "12.5 %", "mixes coarse", "levels (80)", "node1 (40)", "leaf3 (2)", "... 8 more"):
+    for shown in (
+        "5.32",
+        "12.5 %",
+        "mixes coarse",
+        "levels (80)",
+        "node1 (40)",
+        "node0 animal (40)",
+        "leaf3 (2)",
+        "... 8 more",
+    ):
         assert shown in text
     assert "leaf15" not in text
 

@@ -128,6 +128,18 @@ WRONG = [
     (f"  recipe: {RECIPE}", "  recipe: {base: {a: b}, lr: 1}", ["sweep.yaml:13:12", "known: small"]),
     ("{cpus: 2}", "{gpus: 4, workers: 2}", ["sweep.yaml:18:33", "4 GPUs need as many workers"]),
     ("{pretrain: {cpus: 2}}", "{data: {workers: 2}}", ["sweep.yaml:18:13: resources.data", "run as one process"]),
+    *(
+        (
+            f"  recipe: {RECIPE}",
+            f"  checkpoints: {{every: {value}}}\n  recipe: {RECIPE}",
+            ["sweep.yaml:13:17", *expected],
+        )
+        for value, expected in {
+            "10": ["10 has no unit; write {steps: 10}, {epochs: 1} or auto"],
+            "daily": ["'daily' has no unit; write {steps: 1000}"],
+            "[1]": ["[1] has no unit"],
+        }.items()
+    ),
     # Places.
     ("name: small", "name: small\nstore: foo/bar", ["sweep.yaml:3:1: store: ", "supported: file:///absolute/path"]),
     ("name: small", "name: small\nstore: gs://x", ["sweep.yaml:3:1: store: ", "'gs'", "s3://bucket/prefix"]),
@@ -156,6 +168,12 @@ def test_sweep_with_one_mistake_is_refused_with_place_value_and_remedy(old: str,
     text = problems_of(GOOD.replace(old, new, 1))
     for part in expected:
         assert part in text
+
+
+def test_checkpoint_interval_with_a_mistake_is_one_problem() -> None:
+    for interval in ("{steps: 0}", "{step: 3}", "{steps: 3, epochs: 1}"):
+        text = problems_of(GOOD.replace("  recipe:", f"  checkpoints: {{every: {interval}}}\n  recipe:", 1))
+        assert len(text.splitlines()) == 1, text
 
 
 def test_sweep_with_several_mistakes_shows_all_of_them() -> None:
@@ -261,3 +279,24 @@ def test_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 def test_file_that_is_missing_is_refused_with_the_shipped_names() -> None:
     with pytest.raises(SpecError, match="did you mean 'quickstart'"):
         load_sweep("quikstart")
+
+
+@pytest.mark.parametrize(
+    ("entry", "place", "message"),
+    [
+        ("from: shards", "5:11: datasets.scans.from", "'shards' has no scheme; supported: file:///absolute/path"),
+        ("from: /a/b", "5:11: datasets.scans.from", "'/a/b' has no scheme; write file:///a/b;"),
+        (
+            "shards: {train: /a/t.tar}, num_train: 3, num_classes: 2",
+            "datasets.scans.shards.train",
+            "write file:///a/t.tar",
+        ),
+        ("shards: {train: /a/b/}, num_train: 3, num_classes: 2", "datasets.scans.shards.train", "write file:///a/b/;"),
+    ],
+)
+def test_data_set_at_a_plain_path_is_refused_with_its_uri(tmp_path: Path, entry: str, place: str, message: str) -> None:
+    (tmp_path / "sweep.yaml").write_text(GOOD.replace("{builtin: digits}", f"{{{entry}}}"))
+    with pytest.raises(SpecError) as caught:
+        load_sweep(str(tmp_path / "sweep.yaml"))
+    assert f"{place}: data set '" in str(caught.value)
+    assert message in str(caught.value)

@@ -166,9 +166,22 @@ def test_plan_more_workers_than_norm_groups_are_refused(group: str) -> None:
     problem = _problems(extra=gang)
     assert "batch_size 64 has 1 norm groups of 64 samples, fewer than the 4 workers" in problem
     assert f"{group}" in problem
+    assert "set norm_group to at most 16 (this changes the key)" in problem
     for recipe in (fits, grouped):
         assert _sweep(recipe=recipe, transfer=recipe, extra=gang).name
     assert _sweep("{name: test_vit, image_size: 32}", extra=gang).name
+
+
+def test_plan_remedies_for_too_many_workers_are_ones_that_planning_takes() -> None:
+    gang = "resources: {pretrain: {cpus: 3, workers: 3}}\n"
+    mixed = "{epochs: 2, batch_size: 64, lr: 1e-3, mixup: 0.2"
+    assert "at most 16 (" in _problems(recipe=mixed + "}", extra=gang)
+    assert _sweep(recipe=mixed + ", norm_group: 16}", extra=gang).name
+    grouped = _problems(recipe="{epochs: 2, batch_size: 64, lr: 1e-3, norm_group: 32}", extra=gang)
+    assert "recipe.norm_group: batch_size 64 has 2 norm groups of 32 samples" in grouped
+    none = _problems(recipe="{epochs: 2, batch_size: 2, lr: 1e-3}", extra=gang)
+    assert "use fewer workers" in none
+    assert "set norm_group" not in none
 
 
 def test_plan_dropout_of_a_model_without_is_refused() -> None:
@@ -209,6 +222,9 @@ def test_plan_initial_weights_are_identity_and_their_place_is_not() -> None:
         ("{timm: r160_in1k, artifact: pretrain-a-0123456789abcdef}", "here: artifact and timm"),
         ("{uri: 'file:///x/w.safetensors'}", "uri and sha256 belong together"),
         (f"{{uri: 'https://x/w.safetensors', sha256: {DIGEST}}}", "supported: file:///absolute/path, s3://bucket"),
+        (f"{{uri: r18.pth.tar, sha256: {DIGEST}}}", "URI 'r18.pth.tar' has no scheme; supported: file:///absolute"),
+        (f"{{uri: /a/w.pth, sha256: {DIGEST}}}", "URI '/a/w.pth' has no scheme; write file:///a/w.pth"),
+        (f"{{uri: 'file:///w.pth', sha256: {DIGEST}}}", "'file:///w.pth' names no object"),
         (f"{{uri: 'file:///folder/', sha256: {DIGEST}}}", "names a folder"),
         ("{timm: r161_in1k}", "did you mean 'r160_in1k'?"),
         ("{artifact: labels-x-0123456789abcdef}", "sweep.yaml:9:"),

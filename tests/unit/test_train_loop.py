@@ -185,3 +185,14 @@ def _with_other_torch(loop: TrainingLoop) -> Any:
         optimizer=checkpoint.optimizer,
         state={**checkpoint.state, "fingerprint": fingerprint},
     )
+
+
+def test_loop_first_line_tells_the_recipe_as_a_sweep_would(
+    make_loop: Callable[..., TrainingLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="workloads.train.loop"):
+        make_loop(MemoryTask()).run()
+    first = caplog.records[0].getMessage()
+    assert "optimizer=sgd" in first
+    assert "Recipe(" not in first
+    assert "<" not in first

@@ -10,7 +10,9 @@ import pytest
 from orchestrator.errors import BadDataError, UserError
 from workloads.data.index import LeafSets, SplitIndex
 from workloads.labels import wordnet as module
+from workloads.labels.describe import describe_spaces
 from workloads.labels.label_map import ClassLabels
+from workloads.labels.setting import Setting
 from workloads.labels.spaces import make_label_map
 from workloads.labels.wordnet import Paths, WordNet, level_of, open_wordnet
 
@@ -204,3 +206,13 @@ def test_wordnet_space_that_does_not_fit_is_a_user_error(
 ) -> None:
     with pytest.raises(UserError, match=message):
         make_label_map(definition(**rule), CLASSES, num_train=0, files=place)
+
+
+def test_wordnet_trees_have_the_first_lemma_of_each_synset(place: dict[str, str]) -> None:
+    classes = [{"class": leaf, "name": synset, "synset": synset} for leaf, synset in enumerate((OAK, FAMOUS, TOOL))]
+    rule = {"paths": "first", "key": "synset", "digest": ""}
+    spaces = [{"name": f"nouns/{level}", "space": {"wordnet": {"level": level, **rule}}} for level in (1, 0)]
+    request = {"spaces": spaces, "targets": [], "index": {}, "tree": ["nouns/1", "nouns/0"], "plot": ""}
+    found = describe_spaces(request, Setting(classes=classes, num_train=0, files=place))
+    assert [TREE, OAK] in [path["path"] for path in found["tree"]]
+    assert (found["lemmas"][TREE], found["lemmas"][FAMOUS]) == ("tree", "Famous Oak")

@@ -22,6 +22,7 @@ from workloads.data.scan import ShardTable
 
 _MAX_UINT32 = 2**32 - 1
 _REMAPPED_ROWS = 1 << 20
+_REMEDY = "repair or remove them, or `bad_samples: {policy: replace, budget: ...}` leaves them out"
 
 
 class ColumnFile:

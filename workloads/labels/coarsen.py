@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from workloads.labels.label_map import ClassLabels, LabelMap, Several
 from workloads.labels.random_ids import RandomLabels
 from workloads.labels.setting import ClassTable, Setting, class_numbers
 
+LEAF_LEVEL: Final = "leaf"
+"""The level that every data set has: its leaf classes. A column of this name takes precedence."""
+
 Space = TypeVar("Space", bound=LabelMap)
 
 
@@ -26,6 +29,13 @@ def leaf_labels(classes: ClassTable) -> ClassLabels:
     """Every leaf class as its own target."""
     names = tuple(str(row.get("name", row["class"])) for row in classes)
     return ClassLabels(num_classes=len(names), names=names, targets=np.arange(len(names)))
+
+
+def leaf_level(classes: ClassTable) -> ClassLabels:
+    """The level `LEAF_LEVEL` of any data set. Raises ``UserError``: there is a single class."""
+    if len(classes) < 2:
+        raise UserError(f"level {LEAF_LEVEL!r} has a single class; there is nothing to tell apart")
+    return leaf_labels(classes)
 
 
 def modulo(divisor: int, base: ClassLabels) -> ClassLabels:

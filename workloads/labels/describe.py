@@ -52,10 +52,13 @@ def describe_spaces(request: Mapping[str, Any], setting: Setting) -> dict[str, A
     if request.get("parents"):
         spaces = [_parents(maps[item["name"]], item["space"], setting) for item in request["spaces"]]
         described = [one | {"parents": levels} for one, levels in zip(described, spaces, strict=True)]
+    tree = _tree([(maps[name], bound[name]) for name in request["tree"] if name in bound])
+    is_of_synsets = any(item["name"] in request["tree"] and "wordnet" in item["space"] for item in request["spaces"])
     return {
         "counted": "samples" if is_counted else "leaf classes",
         "spaces": described,
-        "tree": _tree([(maps[name], bound[name]) for name in request["tree"] if name in bound]),
+        "tree": tree,
+        "lemmas": _lemmas(tree, setting) if is_of_synsets else {},
     }
 
 
@@ -154,6 +157,13 @@ def _tree(levels: Sequence[tuple[LabelMap, BoundLabels]]) -> list[dict[str, Any]
         for path, num in zip(paths_PL.tolist(), counts.tolist(), strict=True)
         if NO_LABEL not in path
     ]
+
+
+def _lemmas(tree: Sequence[Mapping[str, Any]], setting: Setting) -> dict[str, str]:
+    """First word of each synset of a tree."""
+    lemmas = setting.wordnet("").lemmas
+    synsets = dict.fromkeys(name for path in tree for name in path["path"] if name in lemmas)
+    return {synset: lemmas[synset].replace("_", " ") for synset in synsets}
 
 
 def _plot(bound: Mapping[str, BoundLabels], file: Path, what: str) -> None:

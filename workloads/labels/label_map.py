@@ -1,7 +1,7 @@
 """The artifact of a ``labels`` job: what turns the samples of a data set into targets, applied when batches are made.
 
 Forms: *by class* (targets of each leaf class), *by sample* (a table by ordinal for each split) and *by rule* (random
-ids). Parts: ``label_map.json`` and the arrays as ``.npy``.
+ids). Parts: ``label_map.json`` and the arrays as ``.npy``; the job adds counts (``jobs``) and parents (``parents``).
 """
 
 from __future__ import annotations

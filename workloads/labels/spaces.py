@@ -8,9 +8,11 @@ from typing import Any
 
 from orchestrator.errors import UserError
 from workloads.labels.coarsen import (
+    LEAF_LEVEL,
     binary,
     chosen_classes,
     leaf_labels,
+    leaf_level,
     merge,
     merge_randomly,
     modulo,
@@ -70,7 +72,10 @@ def _named(space: Definition, setting: Setting) -> ClassTable | None:
 
 
 def _hierarchy(level: str, _: Definition, setting: Setting) -> LabelMap:
-    return level_labels(level, setting.classes)
+    is_column = level in level_names(setting.classes)
+    return (
+        leaf_level(setting.classes) if level == LEAF_LEVEL and not is_column else level_labels(level, setting.classes)
+    )
 
 
 def _modulo(divisor: int, space: Definition, setting: Setting) -> LabelMap:

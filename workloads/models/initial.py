@@ -1,13 +1,11 @@
 """Initial weights of a backbone: from one of our artifacts, a file, or a tag of timm's; with a report of what matched.
 
-Nothing here executes what a file says. Our own weights are safetensors; of foreign ``.pth`` files torch's restricted
-reader (``weights_only``) takes tensors and plain containers, and refuses anything else.
+Weights of another network are refused, whether they leave too much of the backbone at its random values or the
+backbone has no place for too much of them: a smaller network of the same family finds all its names in a larger one.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -15,10 +13,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import timm
-import torch
 from torch import Tensor, nn
 
 from orchestrator.contract import JobRequest
@@ -30,12 +25,18 @@ from workloads.models.build import timm_kwargs
 from workloads.models.spec import ModelSpec
 from workloads.models.table import REFUSALS
 from workloads.models.weights import decode_tensors
+from workloads.models.weights_file import decode_weights
 
 SMALLEST_SHARE = 0.9
 """Of a backbone's numbers, that must come from the source: less is another network, not an initialisation of this."""
+SMALLEST_USE = 0.95
+"""Of the source's own backbone, that must find a place: more left over is a deeper or otherwise larger network.
+
+Its backbone is what lies in the modules that ours has too: the first part of a name, without its number (``layer4``
+counts as ``layer``). So heads, projectors, decoders, text towers and second copies of the network may be left over.
+What fits may still miss buffers that timm computes itself, or a position embedding of another size: a few percent.
+"""
 _LISTED = 50
-# Where training scripts keep their tensors, averaged ones first, as timm takes them.
-_CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "module")
 _WRAPPERS = ("_orig_mod.", "module.")
 _PREFIXES = ("", "backbone.", "model.", "encoder.", "trunk.", "visual.trunk.", "visual.", "image_encoder.", "student.")
 
@@ -45,11 +46,12 @@ class LoadReport:
     """What became of the names of a backbone (``missing``, ``mismatched``) and of a source (all others).
 
     Long lists are cut to their first 50 names; ``num_*`` count all. ``share`` is the matched part of the backbone's
-    numbers, in [0, 1].
+    numbers, ``use`` the matched part of those of the source's backbone (see ``SMALLEST_USE``); both in [0, 1].
     """
 
     source: str
     share: float
+    use: float
     num_matched: int
     num_missing: int
     num_unexpected: int
@@ -91,6 +93,8 @@ def load_initial(backbone: nn.Module, spec: ModelSpec, initial: Mapping[str, Any
     report = _report(source, spec, own, found, matched.keys())
     if report.share < SMALLEST_SHARE:
         raise UserError(_too_little(report, spec))
+    if report.use < SMALLEST_USE:
+        raise UserError(_too_much(report, spec))
     backbone.load_state_dict(matched, strict=False)
     return report
 
@@ -142,40 +146,6 @@ def _from_uri(uri: str, digest: str | None) -> Mapping[str, Tensor]:
     return decode_weights(content, uri)
 
 
-def decode_weights(content: bytes, name: str) -> dict[str, Tensor]:
-    """The tensors of a weights file by their names there: safetensors, or what ``torch.save`` wrote.
-
-    Raises:
-        UserError: the file is neither, is damaged, or asks to execute something.
-    """
-    if not _is_torch_file(content):
-        try:
-            return decode_tensors(content)
-        except safetensors.SafetensorError as error:
-            raise UserError(f"{name} is no weights file (safetensors or torch.save): {error}") from error
-    try:
-        document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        first = str(error).strip().partition("\n")[0]
-        message = f"{name} cannot be read without executing what it says, or is damaged ({first}); "
-        raise UserError(message + "store the tensors alone, with safetensors.torch.save_file") from error
-    return _tensors_of(document)
-
-
-def _is_torch_file(content: bytes) -> bool:
-    """A zip archive, or a bare pickle as torch wrote before version 1.6."""
-    return content[:4] == b"PK\x03\x04" or (content[:1] == b"\x80" and content[8:9] != b"{")
-
-
-def _tensors_of(document: object) -> dict[str, Tensor]:
-    if not isinstance(document, Mapping):
-        return {}
-    inner = next((document[name] for name in _CONTAINERS if isinstance(document.get(name), Mapping)), None)
-    if inner is not None:
-        return _tensors_of(inner)
-    return {str(name): tensor for name, tensor in document.items() if isinstance(tensor, Tensor)}
-
-
 def _best_names(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the names of the backbone: without the wrappers and the prefix under which most of them match.
 
@@ -225,6 +195,7 @@ def _report(
     return LoadReport(
         source=source,
         share=sum(own[name].numel() for name in matched) / max(1, total),
+        use=_use(own, {name: tensor for name, tensor in found.items() if not name.startswith(heads)}, matched),
         num_matched=len(matched),
         num_missing=len(missing),
         num_unexpected=len(unexpected),
@@ -233,6 +204,18 @@ def _report(
         mismatched=tuple(f"{name}: {theirs} -> {ours}" for name, (theirs, ours) in sorted(shapes.items())[:_LISTED]),
         head=tuple(name for name in foreign if name.startswith(heads))[:_LISTED],
     )
+
+
+def _use(own: Mapping[str, Tensor], found: Mapping[str, Tensor], matched: AbstractSet[str]) -> float:
+    """The matched part of the numbers of a source's backbone."""
+    modules = {_module(name) for name in own}
+    total = sum(tensor.numel() for name, tensor in found.items() if _module(name) in modules)
+    return sum(found[name].numel() for name in matched) / max(1, total)
+
+
+def _module(name: str) -> str:
+    """Where a tensor belongs, without the number: ``layer`` of ``layer4.1.conv1.weight``."""
+    return name.partition(".")[0].rstrip("0123456789")
 
 
 def _head_prefixes(spec: ModelSpec) -> tuple[str, ...]:
@@ -249,4 +232,13 @@ def _too_little(report: LoadReport, spec: ModelSpec) -> str:
         f"{SMALLEST_SHARE:.0%} must be): {report.num_missing} names are missing, such as {list(report.missing[:3])}; "
         f"{report.num_unexpected} are unknown, such as {list(report.unexpected[:3])}; shapes differ in "
         f"{list(report.mismatched[:3])}; give weights of the same architecture"
+    )
+
+
+def _too_much(report: LoadReport, spec: ModelSpec) -> str:
+    return (
+        f"timm model {spec.name} has no place for {1 - report.use:.1%} of the backbone in {report.source} (at most "
+        f"{1 - SMALLEST_USE:.0%} may be left over): {report.num_unexpected} names are unknown, such as "
+        f"{list(report.unexpected[:3])}; shapes differ in {list(report.mismatched[:3])}; these are weights of another, "
+        "probably a larger network; name that one in model, or give weights of this architecture"
     )

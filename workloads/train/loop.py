@@ -37,6 +37,7 @@ from workloads.train.objective import build_objective
 from workloads.train.ranks import Ranks
 from workloads.train.readings import Readings
 from workloads.train.recipe import Recipe
+from workloads.train.recipe_text import tell_recipe
 from workloads.train.rewinding import RewindPoints
 from workloads.train.safety import Reading, Rewind, batch_of, rewind_to, steps_before_gap
 from workloads.train.saver import Saver
@@ -147,7 +148,8 @@ class TrainingLoop:
             StorageError: a checkpoint could not be written, at most a step ago.
         """
         total, layout = self._run.calendar.total_steps, self._layout
-        _LOG.info("%s: step %d of %d, %s, %s", self._run.request.job, self.state.step, total, layout, self._run.recipe)
+        told = tell_recipe(self._run.recipe)
+        _LOG.info("%s: step %d of %d, %s; %s", self._run.request.job, self.state.step, total, layout, told)
         with ExitStack() as stack:
             # Whatever ends the loop, a checkpoint that is being written is let through.
             stack.enter_context(closing(self._saver))
