@@ -1,5 +1,6 @@
 """Real processes that share a node's cache: killed, stopped, too many for the room there is."""
 
+import fcntl
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -65,7 +66,10 @@ def test_killed_download_is_taken_over_at_once(fleet, tmp_path: Path) -> None:
 def test_stopped_download_is_taken_over_and_does_no_harm_when_it_goes_on(fleet, tmp_path: Path) -> None:
     first = fleet(3, stop_after=1)
     first.wait_for("in the middle")
-    first.child.send_signal(signal.SIGSTOP)
+    with (tmp_path / "cache" / "admission.lock").open() as admission:
+        # Not to be stopped in the milliseconds in which its other thread counts: others would wait a minute for it.
+        fcntl.flock(admission, fcntl.LOCK_EX)
+        first.child.send_signal(signal.SIGSTOP)
     (found,) = fleet(3, stalled_s=0.2).counters()
     assert found["downloads"] == 3
     first.child.send_signal(signal.SIGCONT)
