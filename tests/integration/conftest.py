@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
 from orchestrator.stack.attach import set_ray_environment
 from orchestrator.stack.environment import child_environment, ensure_token
 from orchestrator.storage.local import LocalStore
+from tests.integration.ray_jobs import Gate, look
 
 NUM_CPUS = 8  # invented: runners of tests mostly wait
 ROOT = Path(__file__).parents[2]
@@ -80,3 +82,37 @@ def until() -> Callable[..., None]:
             time.sleep(0.02)
 
     return wait
+
+
+@pytest.fixture
+def gate(tmp_path):
+    return Gate(path=tmp_path / "gate")
+
+
+@pytest.fixture
+def finish(until):
+    """Observe an attempt to its end."""
+
+    def finished(backend: Backend, attempt_id: str) -> AttemptReport:
+        until(lambda: look(backend, attempt_id).status is not AttemptStatus.RUNNING)
+        return look(backend, attempt_id)
+
+    return finished
+
+
+@pytest.fixture
+def running_pid(until):
+    """Process of the runner in which an attempt runs, once it does."""
+
+    def pid(backend: Backend, attempt_id: str) -> int:
+        def progress():
+            report = look(backend, attempt_id)
+            assert report.status is AttemptStatus.RUNNING, report
+            return report.progress if report.progress and "pid" in report.progress.metrics else None
+
+        until(progress)
+        found = progress()
+        assert found is not None
+        return int(found.metrics["pid"])
+
+    return pid

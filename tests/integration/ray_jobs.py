@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.backends.protocol import AttemptReport, Backend
 from orchestrator.contract import (
     Execution,
     ExecutionContext,
@@ -111,3 +112,9 @@ def request(store: ObjectStore, one: Job, number: int = 0, *, num_workers: int =
         store_uri=store.uri,
         execution=Execution(num_workers=num_workers),
     )
+
+
+def look(backend: Backend, attempt_id: str) -> AttemptReport:
+    """What a backend knows of one attempt."""
+    (report,) = backend.observe([attempt_id])
+    return report

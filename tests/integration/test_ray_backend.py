@@ -7,22 +7,17 @@ import signal
 
 import pytest
 
-from orchestrator.backends.protocol import AttemptReport, AttemptStatus
+from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.contract import Outcome, Resources
 from orchestrator.errors import FailureKind
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import log_name
-from tests.integration.ray_jobs import ENTRY_POINT, Gate, job, request
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 ONE_CPU = Resources(cpus=1.0)
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
-
-
-@pytest.fixture
-def gate(tmp_path):
-    return Gate(path=tmp_path / "gate")
 
 
 @pytest.fixture
@@ -44,40 +39,6 @@ def runners(ray_cluster, namespace):
         return [actor["name"] for actor in actors if actor["namespace"] == namespace]
 
     return names
-
-
-def look(backend: RayBackend, attempt_id: str) -> AttemptReport:
-    (report,) = backend.observe([attempt_id])
-    return report
-
-
-@pytest.fixture
-def finish(until):
-    """Observe an attempt to its end."""
-
-    def finished(backend: RayBackend, attempt_id: str) -> AttemptReport:
-        until(lambda: look(backend, attempt_id).status is not AttemptStatus.RUNNING)
-        return look(backend, attempt_id)
-
-    return finished
-
-
-@pytest.fixture
-def running_pid(until):
-    """Process of the runner in which an attempt runs, once it does."""
-
-    def pid(backend: RayBackend, attempt_id: str) -> int:
-        def progress():
-            report = look(backend, attempt_id)
-            assert report.status is AttemptStatus.RUNNING, report
-            return report.progress if report.progress and "pid" in report.progress.metrics else None
-
-        until(progress)
-        found = progress()
-        assert found is not None
-        return int(found.metrics["pid"])
-
-    return pid
 
 
 def test_backend_quick_job_is_committed_and_logged(make_backend, store, finish):

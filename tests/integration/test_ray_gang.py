@@ -7,14 +7,14 @@ import signal
 
 import pytest
 
-from orchestrator.backends.protocol import AttemptReport, AttemptStatus
+from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.contract import Resources
 from orchestrator.errors import FailureKind
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.layout import log_name
-from tests.integration.ray_jobs import ENTRY_POINT, Gate, job, request
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 TWO_CPUS = Resources(cpus=2.0)
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
@@ -25,43 +25,6 @@ def backend(namespace):
     made = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     made.announce(1)
     return made
-
-
-@pytest.fixture
-def gate(tmp_path):
-    return Gate(path=tmp_path / "gate")
-
-
-def look(backend: RayBackend, attempt_id: str) -> AttemptReport:
-    (report,) = backend.observe([attempt_id])
-    return report
-
-
-@pytest.fixture
-def finish(until):
-    def finished(backend: RayBackend, attempt_id: str) -> AttemptReport:
-        until(lambda: look(backend, attempt_id).status is not AttemptStatus.RUNNING)
-        return look(backend, attempt_id)
-
-    return finished
-
-
-@pytest.fixture
-def running_pid(until):
-    """Process of rank 0, once it trains."""
-
-    def pid(backend: RayBackend, attempt_id: str) -> int:
-        def progress():
-            report = look(backend, attempt_id)
-            assert report.status is AttemptStatus.RUNNING, report
-            return report.progress if report.progress and "pid" in report.progress.metrics else None
-
-        until(progress)
-        found = progress()
-        assert found is not None
-        return int(found.metrics["pid"])
-
-    return pid
 
 
 def reservations(ray_cluster) -> int:
