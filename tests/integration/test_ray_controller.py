@@ -17,15 +17,10 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
-from tests.integration.ray_jobs import ENTRY_POINT, Gate, job
+from tests.integration.ray_jobs import ENTRY_POINT, job
 
 CLUSTER = "test-cluster"
 SWEEP = "scripted"
-
-
-@pytest.fixture
-def gate(tmp_path):
-    return Gate(path=tmp_path / "gate")
 
 
 @pytest.fixture
