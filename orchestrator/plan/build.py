@@ -7,11 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.contract import Execution, JobKind
-from orchestrator.plan.clusters import SPLITS, Draft, cluster_job, embed_job
+from orchestrator.plan.clusters import SPLITS, cluster_job, embed_job
+from orchestrator.plan.draft import (
+    Draft,
+    model_parameters,
+    pretrain_facets,
+    pretrain_job,
+    space_facets,
+    subset_parameters,
+)
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.identity import key_of, make_identity
 from orchestrator.plan.readable import readable_rule
-from orchestrator.spec.model import Checkpoints, Clustering, LabelSpace, Sweep, Transfer
+from orchestrator.plan.transfers import transfer_jobs
+from orchestrator.spec.model import Checkpoints, Clustering, LabelSpace, Pretrain, Sweep
 
 
 def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
@@ -39,19 +48,19 @@ class _Builder:
 
     def build(self) -> Iterable[Job]:
         sweep = self._sweep
-        used = dict.fromkeys((*sweep.pretrain.labels, *(item.target for item in sweep.transfer)))
+        pretrained = [name for pretrain in sweep.pretrains for name in pretrain.labels]
+        used = dict.fromkeys((*pretrained, *(item.target for item in sweep.transfer)))
         for dataset in dict.fromkeys(sweep.labels[name].dataset for name in used):
             self._dataset(dataset)
         for name in used:
             self._label_space(sweep.labels[name])
-        for space in sweep.pretrain.labels:
-            for seed in sweep.pretrain.seeds:
-                self._pretrain(sweep.labels[space], seed)
+        for pretrain in sweep.pretrains:
+            for space in pretrain.labels:
+                for seed in pretrain.seeds:
+                    self._pretrain(pretrain, sweep.labels[space], seed)
         for transfer in sweep.transfer:
-            for space in sweep.pretrain.labels:
-                for seed in sweep.pretrain.seeds:
-                    for transfer_seed in transfer.seeds:
-                        self._transfer(transfer, sweep.labels[space], seed, transfer_seed)
+            for draft in transfer_jobs(sweep, transfer):
+                self._add_draft(draft)
         return self._jobs.values()
 
     def _add(
@@ -76,6 +85,16 @@ class _Builder:
             resources=self._sweep.resources[kind],
             execution=replace(self._execution(kind), data_location=self._location(inputs.get("index", name))),
             facets=facets,
+        )
+
+    def _add_draft(self, draft: Draft) -> None:
+        self._add(
+            draft.kind,
+            draft.name,
+            draft.readable,
+            parameters=draft.parameters,
+            inputs=draft.inputs,
+            facets=draft.facets,
         )
 
     def _execution(self, kind: JobKind) -> Execution:
@@ -128,7 +147,7 @@ class _Builder:
             readable_rule(space.space),
             parameters={"space": space.space},
             inputs={"index": f"index/{space.dataset}", **clusters},
-            facets=_space_facets(space),
+            facets=space_facets(space),
         )
         if space.files:
             job = self._jobs[f"labels/{space.name}"]
@@ -140,7 +159,7 @@ class _Builder:
         sweep, embedding = self._sweep, clustering.embedding
         if embedding.backbone is not None:
             self._label_space(sweep.labels[embedding.backbone])
-            self._pretrain(sweep.labels[embedding.backbone], embedding.seed)
+            self._pretrain(sweep.pretrain(embedding.pretrain), sweep.labels[embedding.backbone], embedding.seed)
         features = {split: self._draft(space, embed_job(space, embedding, split, sweep)) for split in SPLITS}
         return {"clusters": self._draft(space, cluster_job(space, clustering, features))}
 
@@ -150,73 +169,30 @@ class _Builder:
         key = key_of(make_identity(draft.kind, draft.parameters, inputs), draft.readable)
         if same := next((job.name for job in self._jobs.values() if job.key == key), None):
             return same
-        self._add(
-            draft.kind,
-            draft.name,
-            draft.readable,
-            parameters=draft.parameters,
-            inputs=draft.inputs,
-            facets=draft.facets,
-        )
+        self._add_draft(draft)
         job = self._jobs[draft.name]
         execution = replace(job.execution, label_files=space.files, initial_uri=draft.initial_uri)
         self._jobs[draft.name] = replace(job, execution=execution)
         return draft.name
 
-    def _pretrain(self, space: LabelSpace, seed: int) -> None:
-        pretrain = self._sweep.pretrain
-        name = f"pretrain/{space.name}/seed{seed}"
+    def _pretrain(self, pretrain: Pretrain, space: LabelSpace, seed: int) -> None:
+        name = pretrain_job(pretrain.name, space.name, seed)
         # Identity only where something is kept: backbones of which nothing is stay shared with sweeps that never asked.
         keep = {"keep": pretrain.keep} if pretrain.keep else {}
         # A file's place is execution, its sha256 identity; random initial weights follow from the seed alone.
         initial = {field: value for field, value in pretrain.initial.items() if field != "uri"}
-        chosen = keep | ({"initial": initial} if initial else {}) | _subset(pretrain.subset)
+        chosen = keep | ({"initial": initial} if initial else {}) | subset_parameters(pretrain.subset)
         self._add(
             JobKind.PRETRAIN,
             name,
             f"{pretrain.model.name}-{readable_rule(space.space)}-seed{seed}",
-            parameters={"model": self._model(), "recipe": pretrain.recipe, "seed": seed, **chosen},
+            parameters={"model": model_parameters(pretrain.model), "recipe": pretrain.recipe, "seed": seed, **chosen},
             inputs={"index": f"index/{space.dataset}", "labels": f"labels/{space.name}"},
-            facets=_pretrain_facets(space, seed),
+            facets=pretrain_facets(pretrain, space, seed),
         )
         job = _saved_as_asked(self._jobs[name], pretrain.checkpoints)
         execution = replace(job.execution, initial_uri=pretrain.initial.get("uri", ""))
         self._jobs[name] = replace(job, execution=execution)
-
-    def _transfer(self, transfer: Transfer, space: LabelSpace, seed: int, transfer_seed: int) -> None:
-        pretrain, target = self._sweep.pretrain, self._sweep.labels[transfer.target]
-        self._add(
-            transfer.protocol,
-            f"{transfer.protocol.value}/{transfer.name}/{space.name}/seed{seed}/seed{transfer_seed}",
-            f"{pretrain.model.name}-{readable_rule(target.space)}-seed{transfer_seed}",
-            parameters={
-                "model": self._model(),
-                "recipe": transfer.recipe,
-                "seed": transfer_seed,
-                **_subset(transfer.subset),
-            },
-            inputs={
-                "index": f"index/{target.dataset}",
-                "labels": f"labels/{target.name}",
-                "backbone": f"pretrain/{space.name}/seed{seed}",
-            },
-            facets={
-                **_pretrain_facets(space, seed),
-                "transfer": transfer.name,
-                "protocol": transfer.protocol.value,
-                "target": transfer.target,
-                "transfer_seed": transfer_seed,
-            },
-        )
-
-    def _model(self) -> dict[str, Any]:
-        model = self._sweep.pretrain.model
-        return {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)}
-
-
-def _subset(subset: Mapping[str, Any]) -> dict[str, Any]:
-    """Identity only where it thins something: whole data sets keep the keys that they always had."""
-    return {"subset": subset} if subset else {}
 
 
 def _saved_as_asked(job: Job, asked: Checkpoints) -> Job:
@@ -228,13 +204,3 @@ def _saved_as_asked(job: Job, asked: Checkpoints) -> Job:
         checkpoint_keep_last=asked.keep_last,
     )
     return replace(job, execution=execution)
-
-
-def _space_facets(space: LabelSpace) -> dict[str, str | int]:
-    """Without ``granularity`` where only the record will know it."""
-    counted = {"granularity": space.num_classes} if space.num_classes else {}
-    return {"dataset": space.dataset, "label_space": space.name, "level": space.level, **counted}
-
-
-def _pretrain_facets(space: LabelSpace, seed: int) -> dict[str, str | int]:
-    return {**_space_facets(space), "pretrain_seed": seed}

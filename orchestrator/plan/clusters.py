@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.contract import JobKind
+from orchestrator.plan.draft import Draft, model_parameters, pretrain_job
 from orchestrator.plan.readable import readable_rule
 from orchestrator.spec.model import Clustering, Embedding, LabelSpace, Sweep
 from orchestrator.spec.timm_table import shipped_models
@@ -26,30 +26,17 @@ _RECIPE_LOOK: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A job without its key; ``inputs`` maps roles to job names."""
-
-    kind: JobKind
-    name: str
-    readable: str
-    parameters: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    facets: Mapping[str, str | int]
-    initial_uri: str = ""
-
-
 def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: Sweep) -> Draft:
     """The features of a split; a backbone of the sweep must be planned already."""
     inputs = {"index": f"index/{space.dataset}"}
     parameters: dict[str, Any] = {"split": split, **_look(embedding, sweep)}
-    model = embedding.model or sweep.pretrain.model
-    parameters["model"] = {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)}
+    model = embedding.model or sweep.pretrain(embedding.pretrain).model
+    parameters["model"] = model_parameters(model)
     if embedding.backbone is None:
         # A file's place is execution, its sha256 identity.
         parameters["initial"] = {name: value for name, value in embedding.initial.items() if name != "uri"}
     else:
-        inputs["backbone"] = f"pretrain/{embedding.backbone}/seed{embedding.seed}"
+        inputs["backbone"] = pretrain_job(embedding.pretrain, embedding.backbone, embedding.seed)
     return Draft(
         kind=JobKind.EMBED,
         name=f"embed/{space.entry}/{split}",
@@ -78,7 +65,7 @@ def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Sweep) -
 
     Per iteration, and once more at the end, 2 N k D, whether the N samples are clustered together or class by class.
     """
-    model = clustering.embedding.model or sweep.pretrain.model
+    model = clustering.embedding.model or sweep.pretrain(clustering.embedding.pretrain).model
     known, rule = shipped_models().find(model.name), clustering.parameters
     dim = 0 if known is None or model.kwargs else known.num_features or 0
     num_clusters: int = rule["k"] if "k" in rule else sum(_LADDER)
@@ -101,6 +88,6 @@ def long_clusterings(sweep: Sweep) -> list[str]:
 def _look(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:
     if embedding.backbone is None:
         return {**embedding.look, "decoder": embedding.look["decoder"] or "pillow"}
-    recipe = sweep.pretrain.recipe
+    recipe = sweep.pretrain(embedding.pretrain).recipe
     trained = {name: recipe.get(name, default) for name, default in _RECIPE_LOOK.items()}
     return {name: trained.get(name) if value is None else value for name, value in embedding.look.items()}

@@ -43,6 +43,8 @@ class Model:
 class Embedding:
     """Whose features are clustered: the pretrained ``backbone`` (a label space) of ``seed``, or ``model``."""
 
+    pretrain: str = ""
+    """Name of the block that pretrains the backbone."""
     backbone: str | None
     seed: int
     model: Model | None
@@ -93,6 +95,8 @@ class Checkpoints:
 class Pretrain:
     """Backbones to make: ``labels`` (names of label spaces, in order) x ``seeds``."""
 
+    name: str = ""
+    """Name of the block; empty for a sweep's only, unnamed one."""
     model: Model
     labels: tuple[str, ...]
     recipe: Mapping[str, Any]
@@ -117,6 +121,8 @@ class Transfer:
     seeds: tuple[int, ...]
     subset: Mapping[str, Any] = field(default_factory=dict)
     """As in `Pretrain`."""
+    pretrains: tuple[str, ...] = ("",)
+    """Names of the blocks whose backbones are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +132,8 @@ class Sweep:
     name: str
     datasets: Mapping[str, Dataset]
     labels: Mapping[str, LabelSpace]
-    pretrain: Pretrain
+    pretrains: tuple[Pretrain, ...]
+    """With different names, or a single one without."""
     transfer: tuple[Transfer, ...]
     baseline: str
     metric: str
@@ -139,3 +146,7 @@ class Sweep:
     tracking_uri: str
     experiment: str
     max_failures: int
+
+    def pretrain(self, name: str) -> Pretrain:
+        """The block of a name. Raises ``KeyError``."""
+        return {block.name: block for block in self.pretrains}[name]

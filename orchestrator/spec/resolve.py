@@ -16,7 +16,8 @@ from orchestrator.spec.resolve_labels import LabelSources, resolve_label_spaces,
 from orchestrator.spec.resolve_mixture import resolve_mixture
 from orchestrator.spec.resolve_model import check_model, check_recipe_of_model
 from orchestrator.spec.resolve_recipe import Objectives, RecipeBook, RecipeResolver, check_labels_of, check_recipe_on
-from orchestrator.spec.schema import SweepSpec, TransferSpec
+from orchestrator.spec.resolve_transfer import check_targets, resolve_transfer
+from orchestrator.spec.schema import SweepSpec
 from orchestrator.spec.schema_datasets import MixtureSpec
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.survey import Surveys
@@ -89,12 +90,15 @@ class _Resolver:
         datasets |= self._mixtures(datasets)
         labels = resolve_label_spaces(spec.labels, datasets, self._complaints, self._labels)
         pretrain = self._pretrain(labels)
-        transfer = tuple(self._transfer(position, entry, labels) for position, entry in enumerate(spec.transfer))
+        transfer = tuple(
+            resolve_transfer(position, entry, labels, self._recipes, self._complaints)
+            for position, entry in enumerate(spec.transfer)
+        )
         self._check_models(pretrain, transfer)
         check_embeddings(labels, pretrain, self._complaints)
         self._check_batches(pretrain, transfer, labels, datasets)
         self._check_splits([*pretrain.labels, *(item.target for item in transfer)], labels, datasets)
-        self._check_targets(transfer, labels)
+        check_targets(transfer, labels, self._complaints)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         baseline = self._baseline(pretrain)
         self._check_store()
@@ -103,7 +107,7 @@ class _Resolver:
             name=spec.name,
             datasets=datasets,
             labels=labels,
-            pretrain=pretrain,
+            pretrains=(pretrain,),
             transfer=transfer,
             baseline=baseline,
             metric=spec.report.metric,
@@ -170,22 +174,6 @@ class _Resolver:
             chosen.update(dict.fromkeys(matches))
         return tuple(chosen)
 
-    def _transfer(self, position: int, entry: TransferSpec, labels: Mapping[str, LabelSpace]) -> Transfer:
-        path: Path = ("transfer", position)
-        if entry.target not in labels:
-            hint = did_you_mean(entry.target, labels)
-            self._complaints.add((*path, "target"), f"'{entry.target}' is not a label space of this sweep: {hint}")
-        self._complaints.refuse_repeats((*path, "seeds"), [str(seed) for seed in entry.seeds])
-        recipe = entry.recipe if entry.recipe is not None else f"default-{entry.protocol}"
-        return Transfer(
-            name=entry.name,
-            target=entry.target,
-            protocol=JobKind(entry.protocol),
-            recipe=self._recipes.resolve((*path, "recipe"), recipe, entry.protocol),
-            seeds=tuple(entry.seeds),
-            subset=entry.subset.resolved() if entry.subset else {},
-        )
-
     def _check_batches(
         self,
         pretrain: Pretrain,
@@ -212,13 +200,6 @@ class _Resolver:
                 if datasets[name].location:
                     message += " (`orchestrator data index --split train=... --split val=...` prints the entry)"
                 self._complaints.add(("datasets", name), message)
-
-    def _check_targets(self, transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace]) -> None:
-        for position, item in enumerate(transfer):
-            space = labels.get(item.target)
-            if space is not None and space.space.keys() & {"random", "split"}:
-                message = f"'{item.target}' are random ids: nothing can be learnt of them for validation samples"
-                self._complaints.add(("transfer", position, "target"), message + "; choose a level of a hierarchy")
 
     def _baseline(self, pretrain: Pretrain) -> str:
         baseline = self._spec.report.baseline

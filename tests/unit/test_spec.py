@@ -50,9 +50,9 @@ def test_sweep_small_example_is_resolved() -> None:
     sweep = parse(GOOD)
     assert list(sweep.labels) == ["levels/depth1", "levels/depth2", "random/16", "random/32", "parity"]
     assert [space.num_classes for space in sweep.labels.values()] == [2, 8, 16, 32, 2]
-    assert sweep.pretrain.labels == ("levels/depth1", "levels/depth2", "random/16")
-    assert sweep.pretrain.recipe["lr"] == 1e-3
-    assert sweep.pretrain.recipe["momentum"] == 0.9
+    assert sweep.pretrains[0].labels == ("levels/depth1", "levels/depth2", "random/16")
+    assert sweep.pretrains[0].recipe["lr"] == 1e-3
+    assert sweep.pretrains[0].recipe["momentum"] == 0.9
     assert sweep.transfer[0].seeds == (0, 1, 2)
     assert sweep.baseline == "levels/depth1"
 
@@ -60,8 +60,8 @@ def test_sweep_small_example_is_resolved() -> None:
 def test_recipe_name_and_base_take_the_shipped_fields() -> None:
     named = parse(GOOD.replace(f"  recipe: {RECIPE}", "  recipe: small"))
     based = parse(GOOD.replace(f"  recipe: {RECIPE}", "  recipe: {base: small, lr: 0.2}"))
-    assert (named.pretrain.recipe["batch_size"], named.pretrain.recipe["lr"]) == (32, 0.1)
-    assert (based.pretrain.recipe["batch_size"], based.pretrain.recipe["lr"]) == (32, 0.2)
+    assert (named.pretrains[0].recipe["batch_size"], named.pretrains[0].recipe["lr"]) == (32, 0.1)
+    assert (based.pretrains[0].recipe["batch_size"], based.pretrains[0].recipe["lr"]) == (32, 0.2)
 
 
 def test_shipped_files_all_load() -> None:
@@ -210,7 +210,7 @@ def test_batch_larger_than_the_second_of_two_datasets_is_refused() -> None:
 
 def test_recipe_at_the_limits_is_accepted() -> None:
     limits = "lr: 1e-3, warmup_epochs: 2, norm_group: 16, momentum: 0, mean: [0, -1, 1]"
-    assert parse(GOOD.replace("lr: 1e-3", limits)).pretrain.recipe["norm_group"] == 16
+    assert parse(GOOD.replace("lr: 1e-3", limits)).pretrains[0].recipe["norm_group"] == 16
 
 
 def test_recipe_with_several_mistakes_shows_all_of_them() -> None:

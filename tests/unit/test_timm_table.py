@@ -141,7 +141,7 @@ def test_plan_model_that_timm_refuses_is_refused_with_place_and_remedy(model: st
     ],
 )
 def test_plan_model_that_timm_takes_is_accepted(model: str) -> None:
-    assert _sweep(model).pretrain.model.image_size > 0
+    assert _sweep(model).pretrains[0].model.image_size > 0
 
 
 def test_plan_batch_not_of_whole_norm_groups_is_refused_where_a_backbone_is_trained() -> None:
