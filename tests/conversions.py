@@ -43,7 +43,7 @@ def read_back(dataset: DatasetFile, split: str, out: Path) -> dict[str, Any]:
     for entry in dataset.splits[split]:
         path = out / entry.name
         table = scan_shard(file_chunks(path), entry.name, rule)
-        assert (table.bad, table.num_samples, table.sha256) == ((), entry.num_samples, entry.sha256)
+        assert (table.bad, table.num_samples, table.digests.sha256) == ((), entry.num_samples, entry.sha256)
         content, keys = path.read_bytes(), np.split(table.keys, np.cumsum(table.key_lengths)[:-1])
         leaves = np.split(table.leaves, np.cumsum(table.num_leaves)[:-1])
         for row, key in enumerate(keys):

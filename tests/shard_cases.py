@@ -10,13 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256, shake_128
+from hashlib import shake_128
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from orchestrator.storage import ObjectStore, bulk, open_store
+from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
 from workloads.data.cache import ShardCache
@@ -42,11 +43,13 @@ def content(shard_id: int, sample_bytes: int = SAMPLE_BYTES) -> bytes:
 def shard_of(shard_id: int, sample_bytes: int = SAMPLE_BYTES) -> Shard:
     """A shard as the index names it."""
     found = content(shard_id, sample_bytes)
+    digests = digests_of(found)
     return Shard(
         name=f"{shard_id:06d}.tar",
         object_name=f"shards/{shard_id:06d}.tar",
         size_bytes=len(found),
-        sha256=sha256(found).hexdigest(),
+        sha256=digests.sha256,
+        blake3=digests.blake3,
         num_samples=NUM_SAMPLES,
     )
 

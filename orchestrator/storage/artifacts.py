@@ -11,7 +11,6 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,10 +23,11 @@ from orchestrator.errors import (
     StorageError,
 )
 from orchestrator.ids import canonical_json, sha256_hex
+from orchestrator.storage.digests import Digests, descriptor_digest, digest_of, digests_of, file_digests
 from orchestrator.storage.layout import artifact_folder, parts_folder, record_name
 from orchestrator.storage.protocol import ObjectStore
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 _FIRST_SEALED_VERSION = 2
 _SEAL = "record_sha256"
 """Sha256 of the canonical JSON (RFC 8785) of the record without this field; those of version 1 have none."""
@@ -40,6 +40,13 @@ class Part:
     path: str
     size_bytes: int
     sha256: str
+    blake3: str = ""
+    """Empty in records before version 3."""
+
+    @property
+    def digests(self) -> Digests:
+        """What its bytes must hash to."""
+        return Digests(sha256=self.sha256, blake3=self.blake3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,9 @@ class Record:
     def to_bytes(self) -> bytes:
         """JSON document, sorted and indented for people, with its own sha256."""
         document = asdict(self)
+        for part in document["parts"].values():
+            if not part["blake3"]:
+                del part["blake3"]  # as it was written
         if self.version >= _FIRST_SEALED_VERSION:
             document[_SEAL] = sha256_hex(canonical_json(document))
         return json.dumps(document, indent=1, sort_keys=True, allow_nan=False).encode()
@@ -72,6 +82,8 @@ class Record:
     def from_bytes(cls, content: bytes) -> Self:
         """Inverse of ``to_bytes``. Raises ``ValueError`` if the content says of itself that it was altered."""
         document = json.loads(content)
+        if document["version"] > RECORD_VERSION:
+            raise ValueError(f"it has version {document['version']}, this program reads {RECORD_VERSION}: update it")
         seal = document.pop(_SEAL, None)
         is_sealed = seal is not None or document["version"] >= _FIRST_SEALED_VERSION
         if is_sealed and seal != sha256_hex(canonical_json(document)):
@@ -92,26 +104,25 @@ class ArtifactWriter:
     def add(self, name: str, content: bytes) -> None:
         """Write a part from memory."""
         self._store.put(f"{self._folder}/{name}", content)
-        self._remember(name, len(content), sha256(content).hexdigest())
+        self._remember(name, len(content), digests_of(content))
 
     def add_file(self, name: str, path: Path) -> Part:
         """Write a part from a local file."""
-        with path.open("rb") as file:
-            digest = file_digest(file, "sha256").hexdigest()
+        digests = file_digests(path)
         self._store.put_file(f"{self._folder}/{name}", path)
-        return self._remember(name, path.stat().st_size, digest)
+        return self._remember(name, path.stat().st_size, digests)
 
     def alias(self, name: str, other: str) -> None:
         """Give a part that was added another name too; nothing is written. Raises ``KeyError``."""
         self._parts[name] = self._parts[other]
 
-    def adopt(self, name: str, object_name: str, *, size_bytes: int, sha256: str) -> None:
+    def adopt(self, name: str, object_name: str, *, size_bytes: int, digests: Digests) -> None:
         """Name an object of a checkpoint of the same job, by whichever attempt, as a part; nothing is written.
 
         Garbage collection keeps the folders that a record names.
         """
         relative = object_name.removeprefix(artifact_folder(self._request.key) + "/")
-        self._parts[name] = Part(path=relative, size_bytes=size_bytes, sha256=sha256)
+        self._parts[name] = _part(relative, size_bytes, digests)
 
     def commit(
         self,
@@ -170,10 +181,14 @@ class ArtifactWriter:
             )
             raise StorageError(message)
 
-    def _remember(self, name: str, size_bytes: int, digest: str) -> Part:
+    def _remember(self, name: str, size_bytes: int, digests: Digests) -> Part:
         relative = f"{self._folder}/{name}".removeprefix(artifact_folder(self._request.key) + "/")
-        self._parts[name] = Part(path=relative, size_bytes=size_bytes, sha256=digest)
+        self._parts[name] = _part(relative, size_bytes, digests)
         return self._parts[name]
+
+
+def _part(path: str, size_bytes: int, digests: Digests) -> Part:
+    return Part(path=path, size_bytes=size_bytes, sha256=digests.sha256, blake3=digests.blake3)
 
 
 def is_committed(store: ObjectStore, key: str) -> bool:
@@ -221,26 +236,26 @@ def part_object(record: Record, name: str) -> str:
 
 
 def read_part(store: ObjectStore, record: Record, name: str) -> bytes:
-    """Read a part and verify its size and sha256. Raises ``CorruptObjectError``."""
+    """Read a part and verify its size and digest. Raises ``CorruptObjectError``."""
     content = store.get(part_object(record, name))
-    _verify(record, name, len(content), sha256(content).hexdigest())
+    _verify(record, name, len(content), digest_of(content, record.parts[name].digests.algorithm))
     return content
 
 
 def download_part(store: ObjectStore, record: Record, name: str, path: Path) -> Path:
     """Download a part to a file and verify it. Raises ``CorruptObjectError``."""
     store.download(part_object(record, name), path)
-    with path.open("rb") as file:
-        digest = file_digest(file, "sha256").hexdigest()
-    _verify(record, name, path.stat().st_size, digest)
+    found = descriptor_digest(path, record.parts[name].digests.algorithm)
+    _verify(record, name, path.stat().st_size, found)
     return path
 
 
-def _verify(record: Record, name: str, size_bytes: int, digest: str) -> None:
-    part = record.parts[name]
-    if (size_bytes, digest) != (part.size_bytes, part.sha256):
+def _verify(record: Record, name: str, size_bytes: int, found: str) -> None:
+    part, digests = record.parts[name], record.parts[name].digests
+    if size_bytes != part.size_bytes or not digests.match(found):
         message = (
-            f"part {name} of {record.key} has {size_bytes} bytes and sha256 {digest[:12]}..., its record says "
-            f"{part.size_bytes} and {part.sha256[:12]}...: the store lost or changed it; delete the record to redo it"
+            f"part {name} of {record.key} has {size_bytes} bytes and {digests.algorithm} {found[:12]}..., its record "
+            f"says {part.size_bytes} and {digests.expected[:12]}...: the store lost or changed it; "
+            "delete the record to redo it"
         )
         raise CorruptObjectError(message)

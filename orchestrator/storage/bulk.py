@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from hashlib import sha256
 from typing import Protocol, runtime_checkable
 
 from orchestrator.errors import CorruptObjectError
+from orchestrator.storage.digests import Algorithm, new_hasher
 from orchestrator.storage.protocol import ObjectStore
 
 Piece = tuple[int, int]
@@ -33,9 +33,15 @@ def _ignore(_: int) -> None:
 
 
 def fetch(
-    store: ObjectStore, name: str, descriptor: int, *, size_bytes: int, arrived: Callable[[int], None] = _ignore
+    store: ObjectStore,
+    name: str,
+    descriptor: int,
+    *,
+    size_bytes: int,
+    algorithm: Algorithm = Algorithm.SHA256,
+    arrived: Callable[[int], None] = _ignore,
 ) -> str:
-    """Write an object into a file that is open for reading and writing; returns the sha256 of what is in the file now.
+    """Write an object into a file that is open for reading and writing; returns the digest of what is in the file now.
 
     The bytes are read back from the page cache and hashed while later ones arrive, so a copy that is damaged on its way
     to the file shows too. ``arrived`` is called with the size of each piece; what it raises ends the transfer.
@@ -46,7 +52,7 @@ def fetch(
         OSError: of writing the file (``ENOSPC``, ...).
     """
     pieces = store.arriving(name, descriptor, size_bytes) if isinstance(store, Streams) else None
-    digest, buffer = sha256(), memoryview(bytearray(min(_HASH_BYTES, max(size_bytes, 1))))
+    digest, buffer = new_hasher(algorithm), memoryview(bytearray(min(_HASH_BYTES, max(size_bytes, 1))))
     with closing(pieces or _by_ranges(store, name, descriptor, size_bytes)) as arriving:  # type: ignore[type-var]
         for start, end in arriving:
             arrived(end - start)
@@ -62,7 +68,7 @@ def write_at(descriptor: int, content: bytes | memoryview, position: int) -> Non
         view, position = view[count:], position + count
 
 
-def _hash(update: Callable[[memoryview], None], descriptor: int, start: int, end: int, buffer: memoryview) -> None:
+def _hash(update: Callable[[memoryview], object], descriptor: int, start: int, end: int, buffer: memoryview) -> None:
     while start < end:
         count = os.preadv(descriptor, [buffer[: end - start]], start)
         if not count:

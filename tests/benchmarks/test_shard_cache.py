@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 from orchestrator.stack.description import BUCKET
 from orchestrator.stack.s3_server import S3Server
+from orchestrator.storage.digests import digests_of
 from orchestrator.storage.s3 import S3Store
 from orchestrator.storage.settings import S3Settings
 from tests.benchmarks.s3_arms import MIB, NUM_ROUNDS, Arm, in_parallel, open_server, raw_get, run
@@ -52,8 +52,17 @@ def shards(server) -> list[Shard]:
     for shard_id in range(NUM_SHARDS):
         content, name = os.urandom(SHARD_BYTES), f"shards/{shard_id:06d}.tar"
         store.put(name, content)
-        digest = sha256(content).hexdigest()
-        found.append(Shard(name=name, object_name=name, size_bytes=SHARD_BYTES, sha256=digest, num_samples=SHARD_BYTES))
+        digests = digests_of(content)
+        found.append(
+            Shard(
+                name=name,
+                object_name=name,
+                size_bytes=SHARD_BYTES,
+                sha256=digests.sha256,
+                num_samples=SHARD_BYTES,
+                blake3=digests.blake3,
+            )
+        )
     return found
 
 

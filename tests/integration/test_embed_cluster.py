@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
 from orchestrator.errors import BadDataError, NumericsError, PreemptedError, StorageError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_part, read_record
+from orchestrator.storage.digests import Digests
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from tests.rank_processes import Rank, RankPool, raise_errors
@@ -247,7 +248,7 @@ def test_embed_asked_to_stop_keeps_what_is_done_and_passes_over_damaged_rows(tmp
 
 def test_commit_without_adopted_objects_is_refused(embedded: Plane) -> None:
     writer = ArtifactWriter(embedded.store, embedded.tiny.request(JobKind.EMBED, {"lost": 1}, {}))
-    writer.adopt("rows.npy", "artifacts/embed/x/checkpoints/1-a/rows.npy", size_bytes=3, sha256="0")
+    writer.adopt("rows.npy", "artifacts/embed/x/checkpoints/1-a/rows.npy", size_bytes=3, digests=Digests(sha256="0"))
     with pytest.raises(StorageError, match=r"rows\.npy"):
         writer.commit(now=0.0)
 

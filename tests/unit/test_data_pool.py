@@ -72,5 +72,5 @@ def test_scan_by_processes_gives_the_same_tables_in_order(tmp_path: Path) -> Non
     together = list(scan_sources(sources, rule, num_processes=2, total_bytes=1 << 40))
     assert [table.name for table in together] == [source.name for source in sources]
     for one, other in zip(alone, together, strict=True):
-        assert (one.sha256, one.num_samples) == (other.sha256, other.num_samples)
+        assert (one.digests, one.num_samples) == (other.digests, other.num_samples)
         assert np.array_equal(one.offsets, other.offsets)

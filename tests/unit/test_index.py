@@ -17,6 +17,7 @@ from PIL import Image
 from orchestrator.contract import JobKind
 from orchestrator.errors import BadDataError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_record
+from orchestrator.storage.digests import Digests
 from orchestrator.units import MIB
 from tests.data_jobs import TREE, DataPlane, Member, encoded, tar_of
 from workloads.data import synthetic
@@ -191,7 +192,7 @@ def shard_table(shard: int, num_samples: int) -> ShardTable:
     return ShardTable(
         name=f"train-{shard:06d}.tar",
         size_bytes=1,
-        sha256="",
+        digests=Digests(sha256=""),
         offsets=np.arange(num_samples, dtype=np.int64),
         lengths=np.ones(num_samples, dtype=np.int32),
         leaves=np.zeros(num_samples, dtype=np.int32),

@@ -12,12 +12,13 @@ import pytest
 
 from orchestrator.errors import CorruptObjectError, NotFoundError
 from orchestrator.storage.bulk import fetch
+from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from workloads.data.cache import ObjectCache
 from workloads.data.cache.settings import CacheSettings
 
 CONTENT = b"shard" * 1000
-DIGEST = sha256(CONTENT).hexdigest()
+DIGEST = digests_of(CONTENT)
 
 
 class CountingStore(LocalStore):
@@ -37,7 +38,7 @@ def test_index_cache_concurrent_readers_share_one_download(tmp_path: Path) -> No
     def read(_: int) -> bytes:
         cache = ObjectCache(store, tmp_path / "cache")
         readers.wait(timeout=30)
-        return cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST).read_bytes()
+        return cache.path("a.tar", size_bytes=len(CONTENT), digests=DIGEST).read_bytes()
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, range(8))) == [CONTENT] * 8
@@ -47,8 +48,8 @@ def test_index_cache_concurrent_readers_share_one_download(tmp_path: Path) -> No
 def test_index_cache_altered_object_is_refused_and_not_kept(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     store.put("a.tar", CONTENT[:-1] + b"?")
-    with pytest.raises(CorruptObjectError, match=r"a\.tar .* has sha256"):
-        ObjectCache(store, tmp_path / "cache").path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST)
+    with pytest.raises(CorruptObjectError, match=r"a\.tar .* has blake3"):
+        ObjectCache(store, tmp_path / "cache").path("a.tar", size_bytes=len(CONTENT), digests=DIGEST)
     assert not list((tmp_path / "cache" / "objects").iterdir())
 
 
@@ -56,31 +57,31 @@ def test_index_cache_torn_file_is_downloaded_again(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     store.put("a.tar", CONTENT)
     cache = ObjectCache(store, tmp_path / "cache")
-    torn = cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST)
+    torn = cache.path("a.tar", size_bytes=len(CONTENT), digests=DIGEST)
     torn.chmod(0o600)
     torn.write_bytes(b"")
-    assert cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST).read_bytes() == CONTENT
+    assert cache.path("a.tar", size_bytes=len(CONTENT), digests=DIGEST).read_bytes() == CONTENT
 
 
 def test_index_cache_hit_needs_no_store(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     store.put("a.tar", CONTENT)
     cache = ObjectCache(store, tmp_path / "cache")
-    cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST)
+    cache.path("a.tar", size_bytes=len(CONTENT), digests=DIGEST)
     store.delete("a.tar")
-    assert cache.path("renamed.tar", size_bytes=len(CONTENT), sha256=DIGEST).read_bytes() == CONTENT
+    assert cache.path("renamed.tar", size_bytes=len(CONTENT), digests=DIGEST).read_bytes() == CONTENT
 
 
 def test_index_cache_missing_object_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        ObjectCache(LocalStore(tmp_path / "store"), tmp_path / "cache").path("a.tar", size_bytes=1, sha256=DIGEST)
+        ObjectCache(LocalStore(tmp_path / "store"), tmp_path / "cache").path("a.tar", size_bytes=1, digests=DIGEST)
 
 
 def test_index_cache_mapped_column_outlives_its_eviction(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     store.put("a.tar", CONTENT)
     cache = ObjectCache(store, tmp_path / "cache")
-    path = cache.path("a.tar", size_bytes=len(CONTENT), sha256=DIGEST)
+    path = cache.path("a.tar", size_bytes=len(CONTENT), digests=DIGEST)
     column = np.memmap(path, dtype=np.uint8, mode="r")
     path.unlink()
     assert column.tobytes() == CONTENT
@@ -92,7 +93,7 @@ def test_index_cache_keeps_the_last_paths_and_no_more(tmp_path: Path) -> None:
     paths = []
     for number, content in enumerate(contents):
         store.put(f"{number}", content)
-        paths.append(cache.path(f"{number}", size_bytes=4, sha256=sha256(content).hexdigest()))
+        paths.append(cache.path(f"{number}", size_bytes=4, digests=digests_of(content)))
     assert [path.exists() for path in paths] == [False] * 7 + [True] * 33
 
 

@@ -198,7 +198,7 @@ def test_scan_header_that_claims_a_huge_size_takes_no_memory() -> None:
 def test_scan_sha256_and_size_are_of_all_bytes() -> None:
     shard = tar_of([("a.png", IMAGE), ("a.cls", b"0")])
     table = scan(shard)
-    assert (table.sha256, table.size_bytes) == (sha256(shard).hexdigest(), len(shard))
+    assert (table.digests.sha256, table.size_bytes) == (sha256(shard).hexdigest(), len(shard))
 
 
 def test_scan_members_are_never_unpickled(tmp_path: Path) -> None:

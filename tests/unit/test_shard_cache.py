@@ -130,7 +130,7 @@ def test_shard_cache_altered_shard_is_refused_by_name_and_not_kept(
     cache = caches(1)
     store.put("shards/000000.tar", content(0)[:-1] + b"?")
     for _ in range(2):
-        with pytest.raises(CorruptObjectError, match=r"shards/000000\.tar .* has sha256 .* also when read again"):
+        with pytest.raises(CorruptObjectError, match=r"shards/000000\.tar .* has blake3 .* also when read again"):
             read(cache, 0, 0)
     assert files(tmp_path) == files(tmp_path, "partial") == 0
 

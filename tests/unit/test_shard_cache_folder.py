@@ -26,7 +26,7 @@ def store(tmp_path) -> LocalStore:
 
 def path_of(cache: ObjectCache, shard_id: int) -> Path:
     shard = shard_of(shard_id)
-    return cache.path(shard.object_name, size_bytes=shard.size_bytes, sha256=shard.sha256)
+    return cache.path(shard.object_name, size_bytes=shard.size_bytes, digests=shard.digests)
 
 
 def test_cache_folder_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from hashlib import sha256
 from typing import Any
 
 from orchestrator.errors import CorruptObjectError
+from orchestrator.storage.digests import Digests, digests_of
 
-VERSION = 2
+VERSION = 3
+_READ_VERSIONS = (2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +25,28 @@ class Entry:
 
     size_bytes: int
     sha256: str
+    blake3: str = ""
+    """Empty in manifests of version 2."""
 
     @classmethod
     def of(cls, content: bytes | memoryview) -> Entry:
         """The entry of some bytes."""
-        return cls(size_bytes=len(content), sha256=sha256(content).hexdigest())
+        found = digests_of(content)
+        return cls(size_bytes=len(content), sha256=found.sha256, blake3=found.blake3)
+
+    def to_json(self) -> dict[str, Any]:
+        """Without ``blake3`` where there is none, as it was written then."""
+        return {name: value for name, value in asdict(self).items() if name != "blake3" or value}
+
+    @property
+    def digests(self) -> Digests:
+        """What the part's bytes must hash to."""
+        return Digests(sha256=self.sha256, blake3=self.blake3)
 
 
-def encode_manifest(step: int, objects: Mapping[str, Entry]) -> bytes:
+def encode_manifest(step: int, objects: Mapping[str, Entry], *, version: int = VERSION) -> bytes:
     """The manifest of a checkpoint whose parts are ``objects``."""
-    body = {"version": VERSION, "step": step, "objects": {part: asdict(entry) for part, entry in objects.items()}}
+    body = {"version": version, "step": step, "objects": {part: entry.to_json() for part, entry in objects.items()}}
     return _encode({**body, "sha256": sha256(_encode(body)).hexdigest()})
 
 
@@ -46,10 +60,10 @@ def decode_manifest(content: bytes) -> dict[str, Entry]:
         document = json.loads(content)
         version = document["version"]
         objects = {part: Entry(**entry) for part, entry in document["objects"].items()}
-        unaltered = encode_manifest(document["step"], objects)
+        unaltered = encode_manifest(document["step"], objects, version=version)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptObjectError(f"the manifest is none: {error!r}") from error
-    if version != VERSION:
+    if version not in _READ_VERSIONS:
         raise CorruptObjectError(f"the manifest has version {version!r}, this program reads {VERSION}")
     if content != unaltered:
         raise CorruptObjectError("the manifest is not as it was written: its own sha256 does not match")

@@ -193,9 +193,13 @@ class CheckpointFolder:
         """Read an object straight to where its tensors will stay."""
         file = HostFile(entry.size_bytes)
         try:
-            digest = fetch(self._store, f"{self._root}/{name}/{part}", file.descriptor, size_bytes=entry.size_bytes)
-            if digest != entry.sha256:
-                message = f"{name}/{part} has sha256 {digest[:12]}..., its manifest names {entry.sha256[:12]}..."
+            digests, place = entry.digests, f"{self._root}/{name}/{part}"
+            size_bytes, algorithm = entry.size_bytes, digests.algorithm
+            found = fetch(self._store, place, file.descriptor, size_bytes=size_bytes, algorithm=algorithm)
+            if not digests.match(found):
+                message = (
+                    f"{name}/{part} has {algorithm} {found[:12]}..., its manifest names {digests.expected[:12]}..."
+                )
                 raise CorruptObjectError(message)
         except BaseException:
             file.close()

@@ -15,6 +15,7 @@ from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
 from orchestrator.errors import BadDataError
+from orchestrator.storage.digests import Digests
 from workloads.data.index import NO_LEAF, BadSamplePolicy, BadSamples, Column
 from workloads.data.labels_in_shards import ClassRule
 from workloads.data.reasons import BadCount, BadSample, Reason, printable
@@ -61,7 +62,7 @@ class ScannedShard:
 
     name: str
     size_bytes: int
-    sha256: str
+    digests: Digests
     num_samples: int
 
 
@@ -124,7 +125,7 @@ class SplitColumns:
         self.class_counts += np.bincount(table.leaves, minlength=self.rule.num_classes)
         self.shards.append(
             ScannedShard(
-                name=table.name, size_bytes=table.size_bytes, sha256=table.sha256, num_samples=table.num_samples
+                name=table.name, size_bytes=table.size_bytes, digests=table.digests, num_samples=table.num_samples
             )
         )
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from orchestrator.errors import BadDataError, UserError
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.artifacts import Record, part_object, read_part, read_record
+from orchestrator.storage.digests import Digests
 from orchestrator.storage.listing import folder_shards
 from orchestrator.storage.uris import find_objects
 from workloads.data.cache import ObjectCache
@@ -83,6 +84,13 @@ class Shard:
     num_samples: int
     store_uri: str = ""
     """The store that holds it; empty: the sweep's own."""
+    blake3: str = ""
+    """Empty in indexes that were made before it was recorded."""
+
+    @property
+    def digests(self) -> Digests:
+        """What its bytes must hash to."""
+        return Digests(sha256=self.sha256, blake3=self.blake3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -354,6 +362,6 @@ def _moved(shards: Sequence[Shard], patterns: Sequence[str]) -> list[Shard]:
 
 def _open_column(cache: ObjectCache, record: Record, part: str) -> NDArray[Any]:
     stored = record.parts[part]
-    path = cache.path(part_object(record, part), size_bytes=stored.size_bytes, sha256=stored.sha256)
+    path = cache.path(part_object(record, part), size_bytes=stored.size_bytes, digests=stored.digests)
     column: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return column

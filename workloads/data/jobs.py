@@ -142,6 +142,7 @@ def _artifact_shards(request: JobRequest, context: ExecutionContext) -> SplitPla
             object_name=part_object(dataset, name),
             size_bytes=part.size_bytes,
             sha256=part.sha256,
+            blake3=part.blake3,
             num_samples=0,
         )
         splits.setdefault(name.rpartition("-")[0], []).append(shard)
@@ -158,7 +159,7 @@ def _cached_sources(splits: dict[str, list[Shard]], cache: ObjectCache) -> Itera
     """Local copies, each fetched when it is its turn: the training jobs will want them too."""
     for shards in splits.values():
         for shard in shards:
-            path = cache.path(shard.object_name, size_bytes=shard.size_bytes, sha256=shard.sha256)
+            path = cache.path(shard.object_name, size_bytes=shard.size_bytes, digests=shard.digests)
             yield ShardSource(name=shard.name, size_bytes=shard.size_bytes, path=path)
 
 

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.storage.digests import Digests
 from workloads.data.images import IMAGE_ERRORS, MAX_IMAGE_BYTES, MAX_PIXELS, ImageCheck, check_image
 from workloads.data.labels_in_shards import LABEL_EXTENSIONS, ClassRule, Labels, read_labels
 from workloads.data.reasons import BadSample, BadSampleError, Reason
@@ -35,7 +36,7 @@ class ShardTable:
 
     name: str
     size_bytes: int
-    sha256: str
+    digests: Digests
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int32]
     leaves: NDArray[np.int32]
@@ -94,8 +95,8 @@ def scan_shard(
             del samples[last]  # its members may be missing
         message = f"is where the archive is damaged: {error}; write the shard again"
         damage = [BadSample(place=f"{name}:{last}", reason=Reason.DAMAGED_ARCHIVE, message=message)]
-    digest = stream.drain()
-    return _table(name, samples, rule, damage, size_bytes=stream.size_bytes, sha256=digest)
+    digests = stream.drain()
+    return _table(name, samples, rule, damage, size_bytes=stream.size_bytes, digests=digests)
 
 
 def _take(samples: dict[str, _Sample], stream: ShardStream, member: tarfile.TarInfo, check: ImageCheck) -> None:
@@ -144,7 +145,7 @@ def _labels_of(sample: _Sample, rule: ClassRule) -> Labels:
 
 
 def _table(
-    name: str, samples: dict[str, _Sample], rule: ClassRule, bad: list[BadSample], *, size_bytes: int, sha256: str
+    name: str, samples: dict[str, _Sample], rule: ClassRule, bad: list[BadSample], *, size_bytes: int, digests: Digests
 ) -> ShardTable:
     kept: list[tuple[bytes, tuple[int, int], Labels]] = []
     for key, sample in samples.items():
@@ -159,7 +160,7 @@ def _table(
     return ShardTable(
         name=name,
         size_bytes=size_bytes,
-        sha256=sha256,
+        digests=digests,
         offsets=np.array([offset for _, (offset, _), _ in kept], dtype=np.int64),
         lengths=np.array([length for _, (_, length), _ in kept], dtype=np.int32),
         leaves=np.array([leaf for _, _, labels in kept for leaf in labels.leaves], dtype=np.int32),

@@ -104,8 +104,9 @@ def scan_splits(
     total_bytes = sum(shard.size_bytes for _, shard in expected)
     tables = scan_sources(plan.sources, plan.rule, num_processes=num_processes, total_bytes=total_bytes, check=check)
     for number, ((split, shard), table) in enumerate(zip(expected, tables, strict=True), start=1):
-        if shard.sha256 not in {"", table.sha256}:
-            message = f"{shard.name} has sha256 {table.sha256[:12]}..., recorded was {shard.sha256[:12]}...: the store "
+        found = table.digests.sha256
+        if shard.sha256 not in {"", found}:
+            message = f"{shard.name} has sha256 {found[:12]}..., recorded was {shard.sha256[:12]}...: the store "
             raise CorruptObjectError(message + "lost or changed it; write it again, or index the data set anew")
         columns[split].add(table)
         tick(number, len(expected))
@@ -117,7 +118,13 @@ def scan_splits(
 def _finish(split: SplitColumns, planned: Sequence[Shard], subset_names: tuple[str, ...]) -> ScannedSplit:
     columns = split.finish(subset_names)
     shards = tuple(
-        replace(shard, size_bytes=found.size_bytes, sha256=found.sha256, num_samples=found.num_samples)
+        replace(
+            shard,
+            size_bytes=found.size_bytes,
+            sha256=found.digests.sha256,
+            blake3=found.digests.blake3,
+            num_samples=found.num_samples,
+        )
         for shard, found in zip(planned, split.shards, strict=True)
     )
     return ScannedSplit(

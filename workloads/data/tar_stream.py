@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
-from hashlib import sha256
 from typing import BinaryIO, Final, cast
+
+from orchestrator.storage.digests import Digests, DoubleHasher
 
 _KEPT_BYTES: Final = 64 * 1024
 _BLOCK_BYTES: Final = 512
@@ -23,7 +24,7 @@ class DamagedArchiveError(Exception):
 class ShardStream:
     """A file object over chunks of bytes that can seek forward, and back by a little.
 
-    ``sha256`` and ``size_bytes`` are of all chunks taken so far; after `drain`, of the whole shard.
+    ``size_bytes`` is of all chunks taken so far; after `drain`, of the whole shard.
     """
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
@@ -31,7 +32,7 @@ class ShardStream:
         self._window = b""
         self._window_start = 0
         self._position = 0
-        self._digest = sha256()
+        self._hasher = DoubleHasher()
         self.size_bytes = 0
 
     def read(self, size: int = -1) -> bytes:
@@ -58,11 +59,11 @@ class ShardStream:
         """The position."""
         return self._position
 
-    def drain(self) -> str:
-        """Take all that is left; returns the shard's sha256."""
+    def drain(self) -> Digests:
+        """Take all that is left; returns the shard's digests."""
         while self._advance():
             pass
-        return self._digest.hexdigest()
+        return self._hasher.digests()
 
     def _reach(self, position: int) -> bool:
         """Whether there is a byte at a position; takes chunks up to it."""
@@ -75,7 +76,7 @@ class ShardStream:
         chunk = next(self._chunks, b"")
         if not chunk:
             return False
-        self._digest.update(chunk)
+        self._hasher.update(chunk)
         self.size_bytes += len(chunk)
         # What lies before the position is kept only as far as tarfile looks back.
         end = self._window_start + len(self._window)

@@ -87,6 +87,6 @@ class FeatureTable:
 
 def _mapped(cache: ObjectCache, record: Record, part: str) -> NDArray[np.float16]:
     stored = record.parts[part]
-    path = cache.path(part_object(record, part), size_bytes=stored.size_bytes, sha256=stored.sha256)
+    path = cache.path(part_object(record, part), size_bytes=stored.size_bytes, digests=stored.digests)
     features_PD: NDArray[np.float16] = np.load(path, mmap_mode="r", allow_pickle=False)
     return features_PD

@@ -48,7 +48,7 @@ class Rows:
     def adopt(self, writer: ArtifactWriter) -> None:
         """Make them parts of the artifact."""
         for name, entry in self.objects.items():
-            writer.adopt(name, f"{self.folder}/{name}", size_bytes=entry.size_bytes, sha256=entry.sha256)
+            writer.adopt(name, f"{self.folder}/{name}", size_bytes=entry.size_bytes, digests=entry.digests)
 
 
 class FinishedRows:

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 
 from orchestrator.errors import CorruptObjectError, NoSpaceError, StorageError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
+from orchestrator.storage.digests import Digests, descriptor_digest
 from orchestrator.units import format_bytes
 from workloads.data.cache.folder import CacheFolder
 from workloads.data.cache.pins import Check, Hold, LockTimeoutError, Pin, go_on, try_lock
@@ -35,7 +35,16 @@ class Wanted:
     store: ObjectStore
     name: str
     size_bytes: int
-    sha256: str
+    digests: Digests
+
+    @property
+    def sha256(self) -> str:
+        """Its name in the cache."""
+        return self.digests.sha256
+
+    def is_in(self, descriptor: int) -> bool:
+        """Whether a file has its content."""
+        return self.digests.match(descriptor_digest(descriptor, self.digests.algorithm))
 
 
 class _NoRoomError(Exception):
@@ -72,7 +81,7 @@ class ObjectCache:
         self._stalled_s = stalled_s
         self._handed_out: deque[Pin] = deque(maxlen=_KEPT_PATHS)
 
-    def path(self, name: str, *, size_bytes: int, sha256: str) -> Path:
+    def path(self, name: str, *, size_bytes: int, digests: Digests) -> Path:
         """A local, verified copy of an object, even if the cache's limit has no room for it.
 
         The last 32 paths stay where they are while this object lives. What was opened or mapped stays readable longer:
@@ -83,7 +92,7 @@ class ObjectCache:
             CorruptObjectError: the object's bytes are not those that its record names, twice in a row.
             NoSpaceError: the disk is full of what cannot be evicted.
         """
-        wanted = Wanted(store=self._store, name=name, size_bytes=size_bytes, sha256=sha256)
+        wanted = Wanted(store=self._store, name=name, size_bytes=size_bytes, digests=digests)
         pin = self.pin_local(wanted) or self._obtain(wanted, go_on, force=True)
         if pin is None:
             message = f"no room for {name} ({format_bytes(size_bytes)}) under {self._folder.root}: the disk is full; "
@@ -109,7 +118,7 @@ class ObjectCache:
     def recheck(self, wanted: Wanted) -> bool:
         """Whether the local copy was damaged: it is gone then, and the next ``pin`` fetches the object again."""
         pin = self.pin_local(wanted)
-        if pin is None or _digest(pin.descriptor) == wanted.sha256:
+        if pin is None or wanted.is_in(pin.descriptor):
             return False
         self.stats.add("damaged")
         self._folder.discard(pin)
@@ -178,7 +187,7 @@ class ObjectCache:
         former = self._folder.suspect(wanted.sha256, wanted.size_bytes)
         if former is not None:
             with former.open("rb") as file:
-                if _digest(file.fileno()) == wanted.sha256:
+                if wanted.is_in(file.fileno()):
                     return self._folder.restore(former, wanted.sha256, wanted.size_bytes)
             self.stats.add("damaged")
             former.unlink(missing_ok=True)
@@ -203,24 +212,26 @@ class ObjectCache:
                     raise _NoRoomError from error
 
     def _fetch(self, descriptor: int, wanted: Wanted, check: Check) -> None:
-        found = ""
+        found, digests = "", wanted.digests
         for _ in range(2):
 
             def arrived(num_bytes: int) -> None:
                 self.stats.add("bytes_from_store", num_bytes)
                 check()
 
-            found = fetch(wanted.store, wanted.name, descriptor, size_bytes=wanted.size_bytes, arrived=arrived)
-            if found == wanted.sha256:
+            found = fetch(
+                wanted.store,
+                wanted.name,
+                descriptor,
+                size_bytes=wanted.size_bytes,
+                algorithm=digests.algorithm,
+                arrived=arrived,
+            )
+            if digests.match(found):
                 self.stats.add("downloads")
                 return
         raise CorruptObjectError(
-            f"{wanted.name} in {wanted.store.uri} has sha256 {found[:12]}..., its record says {wanted.sha256[:12]}..., "
-            "also when read again: the store lost or changed it; delete its artifact's record to rebuild it"
+            f"{wanted.name} in {wanted.store.uri} has {digests.algorithm} {found[:12]}..., its record says "
+            f"{digests.expected[:12]}..., also when read again: the store lost or changed it; delete its "
+            "artifact's record to rebuild it"
         )
-
-
-def _digest(descriptor: int) -> str:
-    with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:
-        file.seek(0)
-        return file_digest(file, "sha256").hexdigest()

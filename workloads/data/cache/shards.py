@@ -180,7 +180,7 @@ class ShardCache:
     def _wanted(self, shard_id: int) -> Wanted:
         shard = self._shards[shard_id]
         store = self._store_of(shard)
-        return Wanted(store=store, name=shard.object_name, size_bytes=shard.size_bytes, sha256=shard.sha256)
+        return Wanted(store=store, name=shard.object_name, size_bytes=shard.size_bytes, digests=shard.digests)
 
     def _store_of(self, shard: Shard) -> ObjectStore:
         from workloads.data.index import store_of  # which imports this package for its columns
