@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.data.order import SampleOrder, rank_slice, total_steps
+from workloads.data.streams import stable_order, stable_order_between
 
 SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(any)
 SEEDS = st.integers(0, 2**63 - 1)
@@ -54,3 +55,29 @@ def test_order_rank_slices_join_to_the_batch(start: int, num_groups: int, group_
 def test_order_epochs_end_within_half_a_batch_of_their_samples(epoch: int, num_samples: int, batch_size: int) -> None:
     steps = total_steps(epoch, num_samples, batch_size)
     assert -batch_size < 2 * (steps * batch_size - epoch * num_samples) <= batch_size
+
+
+@given(st.data())
+def test_streams_a_part_of_the_stable_order_is_that_of_the_whole(data: st.DataObject) -> None:
+    # Few different upper bits, so that words agree in them within the part and across its ends.
+    words = np.array(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=40)), dtype=np.uint64)
+    words <<= np.uint64(data.draw(st.integers(0, 62)))
+    words ^= np.random.default_rng(0).integers(
+        0, data.draw(st.sampled_from([1, 2, 1 << 5])), len(words), dtype=np.uint64
+    )
+    start = data.draw(st.integers(0, len(words) - 1))
+    stop = data.draw(st.integers(start + 1, len(words)))
+    assert np.array_equal(stable_order_between(words, start, stop), stable_order(words)[start:stop])
+
+
+@given(SIZES, SEEDS, BLOCKS, st.one_of(st.none(), st.integers(1, 9)), st.lists(st.integers(0, 400), max_size=8))
+def test_order_looks_anywhere_see_the_same_sequence(
+    sizes: list[int], seed: int, block_shards: int, chunk: int | None, starts: list[int]
+) -> None:
+    def order() -> SampleOrder:
+        return SampleOrder(sizes, seed, block_shards, chunk_samples=chunk)
+
+    whole, looking = order().ordinals(0, 420), order()
+    for start in starts:
+        assert np.array_equal(looking.ordinals(start, start + 20), whole[start : start + 20])
+        assert np.array_equal(order().ordinals(start, start + 20), whole[start : start + 20])

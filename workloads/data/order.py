@@ -7,6 +7,7 @@ order therefore depends on no world size, worker count or interruption, and the 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -16,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.errors import UserError
-from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
+from workloads.data.streams import (
+    Purpose,
+    Stage,
+    permutation,
+    random_words,
+    seed_sequence,
+    stable_order_between,
+)
 from workloads.data.subset import SampleView
 
 _SHARDS = 0  # detail of the stream that permutes an epoch's shards; block b has the detail b + 1
@@ -84,6 +92,7 @@ class SampleOrder:
         self._view: SampleView | None = None
         self._epoch = lru_cache(maxsize=2)(self._permuted_runs)
         self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._shuffled_block)
+        self._touched: deque[tuple[int, int]] = deque(maxlen=_KEPT_BLOCKS)
 
     @classmethod
     def over(
@@ -150,9 +159,28 @@ class SampleOrder:
         _, bounds = self._epoch(epoch)
         first = int(np.searchsorted(bounds, start, side="right")) - 1
         last = int(np.searchsorted(bounds, stop, side="left"))
-        blocks = np.concatenate([self._block(epoch, block) for block in range(first, last)])
-        offset = int(bounds[first])
-        return blocks[start - offset : stop - offset].astype(np.int64)
+        pieces = []
+        for block in range(first, last):
+            begin, end = int(bounds[block]), int(bounds[block + 1])
+            pieces.append(self._of_block(epoch, block, max(start, begin) - begin, min(stop, end) - begin))
+        return np.concatenate(pieces).astype(np.int64) if pieces else np.empty(0, dtype=np.int64)
+
+    def _of_block(self, epoch: int, block: int, start: int, stop: int) -> NDArray[Any]:
+        """Rows of a block at some of its positions.
+
+        The first look at a block selects only these: a run that resumes has its first batch before all are in order.
+        """
+        if start >= stop:
+            return np.empty(0, dtype=np.int64)
+        if (epoch, block) in self._touched:
+            return self._block(epoch, block)[start:stop]
+        self._touched.append((epoch, block))
+        sizes, firsts = self._runs_of_block(epoch, block)
+        words = random_words(self._stream(epoch, 1 + block), int(sizes.sum()))
+        picked = stable_order_between(words, start, stop)
+        ends = np.cumsum(sizes)
+        runs = np.searchsorted(ends, picked, side="right")
+        return picked + (firsts - (ends - sizes))[runs]
 
     def _permuted_runs(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Shards (or runs) in the epoch's order, and the positions at which its blocks begin, closed by N."""
@@ -168,11 +196,15 @@ class SampleOrder:
 
     def _shuffled_block(self, epoch: int, block: int) -> NDArray[Any]:
         """Rows of a block in their order; of 4 bytes where they suffice, since a block may be all of the data."""
-        members = self._members(epoch, block)
-        sizes = self._sizes[members]
-        rows = np.arange(int(sizes.sum())) + np.repeat(self._first_rows[members] - (np.cumsum(sizes) - sizes), sizes)
+        sizes, firsts = self._runs_of_block(epoch, block)
+        rows = np.arange(int(sizes.sum())) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
         small: NDArray[Any] = rows.astype(np.uint32 if self.num_samples <= 1 << 32 else np.int64)
         return small[permutation(self._stream(epoch, 1 + block), len(rows))]
+
+    def _runs_of_block(self, epoch: int, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Sizes and first rows of a block's runs."""
+        members = self._members(epoch, block)
+        return self._sizes[members], self._first_rows[members]
 
     def _stream(self, epoch: int, detail: int) -> np.random.SeedSequence:
         return seed_sequence(self._seed, self._stage, Purpose.ORDER, epoch, detail)

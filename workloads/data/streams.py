@@ -63,10 +63,7 @@ def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     Positions stand in for the lower bits, so that values can be sorted in place of indices; the few words that agree
     in their upper bits are put in order afterwards.
     """
-    low_bits = max(1, (len(words) - 1).bit_length())
-    low = np.uint64((1 << low_bits) - 1)
-    packed = words & ~low
-    packed |= np.arange(len(words), dtype=np.uint64)
+    packed, low_bits, low = _packed(words)
     packed.sort()
     uppers = packed >> np.uint64(low_bits)
     packed &= low
@@ -77,3 +74,25 @@ def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
         members = order[places]
         order[places] = members[np.lexsort((members, words[members]))]
     return order
+
+
+def stable_order_between(words: NDArray[np.uint64], start: int, stop: int) -> NDArray[np.int64]:
+    """``stable_order(words)[start:stop]`` for ``0 <= start < stop <= len(words)``, without sorting all the others."""
+    packed, low_bits, low = _packed(words)
+    # One more on each side: words that agree in their upper bits are neighbours here, in an order yet to be found.
+    first, last = max(start - 1, 0), min(stop, len(words) - 1)
+    packed.partition([first, last])
+    chosen = np.sort(packed[first : last + 1])
+    uppers = chosen >> np.uint64(low_bits)
+    if (uppers[1:] == uppers[:-1]).any():
+        return stable_order(words)[start:stop]
+    return (chosen & low)[start - first :][: stop - start].view(np.int64)
+
+
+def _packed(words: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], int, np.uint64]:
+    """Positions in place of the lower bits of words; how many these are, and their mask."""
+    low_bits = max(1, (len(words) - 1).bit_length())
+    low = np.uint64((1 << low_bits) - 1)
+    packed = words & ~low
+    packed |= np.arange(len(words), dtype=np.uint64)
+    return packed, low_bits, low
