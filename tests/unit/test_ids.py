@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,17 @@ def _is_encodable(value: object) -> bool:
 def test_canonical_json_read_back_is_the_same_value(value: object) -> None:
     # Large floats are written without an exponent: JSON has one kind of number.
     assert json.loads(canonical_json(value), parse_int=float) == value
+
+
+@given(JSON_VALUES.filter(_is_encodable))
+def test_canonical_json_is_that_of_the_reference_package(value: object) -> None:
+    assert canonical_json(value) == rfc8785.dumps(value)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-25, 25))
+def test_canonical_json_of_numbers_of_any_size_is_that_of_the_reference_package(number: float, exponent: int) -> None:
+    for scaled in (number, math.copysign(10.0**exponent, number), round(number % 10, 3) * 10.0**exponent):
+        assert canonical_json(scaled) == rfc8785.dumps(scaled)
 
 
 def test_canonical_json_ignores_order_and_kind_of_sequence() -> None:
