@@ -3,31 +3,99 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import TableForm
+from orchestrator.cli.pages import compare_line, tracking_and_pages
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import load_plan
+from orchestrator.controller.client import load_plan, load_snapshot
+from orchestrator.errors import UserError
+from orchestrator.plan.graph import Plan
+from orchestrator.report.learning import read_learning
+from orchestrator.report.page import PAGE, render_page
+from orchestrator.report.plain import json_ready
 from orchestrator.report.render_terminal import render_terminal
-from orchestrator.report.report import build_report, save_report
+from orchestrator.report.report import MARKDOWN, RESULTS, build_report, render_files, save_files
+from orchestrator.report.results import Report
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.tracking.links import find_run_links
 
 
-def show_report(sweep: str, store_uri: str, *, as_json: bool) -> ExitCode:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """Flags of the command."""
+
+    form: TableForm = TableForm.TABLE
+    with_page: bool = False
+    directory: str = ""
+    """Where copies of the files go; empty: only into the store."""
+    store: str = ""
+
+
+def show_report(sweep: str, options: ReportOptions) -> ExitCode:
     """Print the report of what is committed at this moment, and save it in the store."""
-    store = open_existing_store(store_uri)
+    store = open_existing_store(options.store)
     require_sweep(store, sweep)
-    print_report(store, sweep, as_json=as_json)
+    _report(store, sweep, options)
     return ExitCode.OK
 
 
 def print_report(store: ObjectStore, sweep: str, *, as_json: bool) -> None:
     """Compute, save and print."""
-    report = build_report(store, load_plan(store, sweep))
-    files = save_report(store, sweep, report)
+    _report(store, sweep, ReportOptions(form=TableForm.JSON if as_json else TableForm.TABLE))
+
+
+def compute(store: ObjectStore, sweep: str) -> tuple[Plan, Report]:
+    """A sweep's plan and its report, with what the journal says of jobs that have no result."""
+    snapshot = load_snapshot(store, sweep)
+    plan = snapshot.plan or load_plan(store, sweep)
+    return plan, build_report(store, plan, snapshot.jobs)
+
+
+def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> None:
+    plan, report = compute(store, sweep)
+    files = render_files(report)
+    if options.with_page:
+        learning = read_learning(store, plan.jobs)
+        files[PAGE] = render_page(report, plan, learning, links=_run_links(store, plan))
+    names = save_files(store, sweep, files)
+    if options.directory:
+        _write(Path(options.directory), files)
+    _print(report, files, [f"{store.uri}/{name}" for name in names], options, compare=compare_line(store, plan))
+
+
+def _print(
+    report: Report, files: Mapping[str, bytes], uris: list[str], options: ReportOptions, *, compare: str
+) -> None:
     console = stdout_console()
-    if as_json:
-        console.print_json(json.dumps({**report.to_json(), "files": [f"{store.uri}/{name}" for name in files]}))
-        return
-    console.print(render_terminal(report))
-    console.print(f"Report files: {store.uri}/{files[0].rpartition('/')[0]}/")
+    if options.form is TableForm.JSON:
+        console.print_json(json.dumps(json_ready({**report.to_json(), "files": uris})))
+    elif options.form is TableForm.TABLE:
+        console.print(render_terminal(report))
+        folder = options.directory or uris[0].rpartition("/")[0]
+        console.print(f"Report files: {folder}/", markup=False)
+        if options.with_page:
+            console.print(f"Interactive page: {folder}/{PAGE}", markup=False)
+        console.print(compare, soft_wrap=True, markup=False, end="\n" if compare else "")
+    else:
+        sys.stdout.write(files[RESULTS if options.form is TableForm.CSV else MARKDOWN].decode())
+
+
+def _write(directory: Path, files: Mapping[str, bytes]) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (directory / name).write_bytes(content)
+    except OSError as error:
+        message = f"--out {directory}: {error.strerror}; the report is in the store all the same"
+        raise UserError(message) from error
+
+
+def _run_links(store: ObjectStore, plan: Plan) -> dict[str, str]:
+    """Addresses of the tracked runs by job."""
+    return find_run_links(store, plan.sweep, *tracking_and_pages(plan))

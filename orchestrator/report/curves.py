@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.report.numbers import is_fraction
 from orchestrator.report.results import Report, Row, Table
-from orchestrator.report.text import describe_transfer, is_fraction
+from orchestrator.report.text import describe_transfer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """The palette of Okabe and Ito, which colour-blind readers can tell apart."""
 _MARKERS = ("o", "s", "D", "^", "v", "P")
 _BASELINE_COLOR = "#555555"
+_FAINT_COLOR = "#999999"
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN, _MAX_COLUMNS = 4.6, 3.7, 3
 _PNG_DPI = 200
 _MIN_TICK_DISTANCE = 0.07
@@ -43,19 +45,23 @@ class CurvePoint:
 
 
 def draw_curve(report: Report) -> Figure:
-    """Draw all panels. Needs no display and touches no global figure; encode with ``encode_png``, ``encode_svg``."""
+    """Draw a panel per transfer of final weights on all labels. Needs no display and touches no global figure.
+
+    Encode it with ``encode_png`` or ``encode_svg``.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    count = max(1, len(report.tables))
+    tables = report.headlines
+    count = max(1, len(tables))
     columns = min(count, _MAX_COLUMNS)
     rows = -(-count // columns)
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_PANEL_WIDTH_IN * columns, _PANEL_HEIGHT_IN * rows), layout="constrained")
         panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
-        for panel, table in zip(panels, report.tables, strict=False):
+        for panel, table in zip(panels, tables, strict=False):
             _draw_panel(panel, table)
-        if not report.tables:
+        if not tables:
             _draw_empty(panels[0], "no transfer in this sweep")
     return figure
 
@@ -100,11 +106,13 @@ def _draw_panel(panel: Axes, table: Table) -> None:
     panel.set_xscale("log")
     for index, (name, points) in enumerate(series.items()):
         _draw_series(panel, name, points, index)
+    _draw_published(panel, table, list(series))
     _draw_baseline(panel, table)
+    _draw_one_pass(panel, table)
     _draw_optimum(panel, table)
     points = [point for line in series.values() for point in line]
     _set_ticks(panel, sorted({point.granularity for point in points}))
-    _set_limits(panel, points)
+    _set_limits(panel, points, table)
     panel.set_xlabel("pretraining granularity G [classes]")
     name = table.metric.replace("val_", "validation ").replace("_", " ")
     panel.set_ylabel(f"{name} [%]" if is_fraction(table.metric) else name)
@@ -140,6 +148,41 @@ def _draw_baseline(panel: Axes, table: Table) -> None:
     panel.axhline(mean, color=_BASELINE_COLOR, linewidth=1.1, linestyle=(0, (5, 3)), label=label, zorder=2)
     if std:
         panel.axhspan(mean - std, mean + std, color=_BASELINE_COLOR, alpha=0.1, linewidth=0, zorder=1)
+
+
+def _draw_one_pass(panel: Axes, table: Table) -> None:
+    """What training on the target alone reaches, without pretraining on anything else."""
+    found = table.one_pass
+    if found is None or found.summary is None:
+        return
+    mean = (100 if is_fraction(table.metric) else 1) * found.summary.mean
+    label = f"one-pass {found.label_space}"
+    panel.axhline(mean, color=_FAINT_COLOR, linewidth=1.1, linestyle=(0, (1, 2)), label=label, zorder=2)
+
+
+def _draw_published(panel: Axes, table: Table, series: Sequence[str]) -> None:
+    """Printed numbers as hollow markers in the colour of their line."""
+    scale = 100 if is_fraction(table.metric) else 1
+    label = "published"
+    for index, name in enumerate(series):
+        points = [
+            (row.granularity, scale * row.published.value)
+            for row in table.rows
+            if row.series == name and row.published is not None and row.granularity is not None
+        ]
+        if points:
+            panel.plot(
+                [granularity for granularity, _ in points],
+                [value for _, value in points],
+                label=label,
+                linestyle="none",
+                marker=_MARKERS[index % len(_MARKERS)],
+                markersize=6,
+                markerfacecolor="none",
+                color=_COLORS[index % len(_COLORS)],
+                zorder=2,
+            )
+            label = "_nolegend_"  # once is enough: colour and shape say which line
 
 
 def _draw_optimum(panel: Axes, table: Table) -> None:
@@ -181,12 +224,15 @@ def _set_ticks(panel: Axes, granularities: Sequence[int]) -> None:
     panel.xaxis.set_minor_locator(NullLocator())
 
 
-def _set_limits(panel: Axes, points: Sequence[CurvePoint]) -> None:
+def _set_limits(panel: Axes, points: Sequence[CurvePoint], table: Table) -> None:
     """Start the axis at 0 where the values come near it: a cut axis makes small differences look large."""
+    scale = 100 if is_fraction(table.metric) else 1
+    lines = [scale * found.summary.mean for found in (table.one_pass,) if found is not None and found.summary]
+    lines += [scale * row.published.value for row in table.rows if row.published is not None]
     low = min(point.mean - point.std for point in points)
     high = max(point.mean + point.std for point in points)
     if 0 <= low < high / 2 or low < 0 <= min(point.mean for point in points):
-        panel.set_ylim(bottom=0, top=1.08 * high)
+        panel.set_ylim(bottom=0, top=1.08 * max([high, *lines]))
 
 
 def _draw_empty(panel: Axes, text: str) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.report.results import Report
-from orchestrator.report.text import Answer, TextTable, answers, caveats, text_table
+from orchestrator.report.ablation_text import ablation_table, pairs_table
+from orchestrator.report.answers import Answer, answers
+from orchestrator.report.results import Report, Table
+from orchestrator.report.text import TextTable, caveats, text_table
 
 _METHOD = (
     "± is the sample standard deviation over all (pretrain seed, transfer seed) pairs, n their number. The relative "
     "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "
-    "seeds, and their Student t interval counts every pretrain seed once."
+    "seeds. All intervals and tests are Student's t over the means of the pretrain seeds, so transfers of one backbone "
+    "count once; p-values are corrected by Holm's method within a table. P(best) is the share of bootstrap resamples "
+    "(pretrain seeds, then transfer seeds) in which the row has the lowest mean."
 )
 
 
@@ -19,25 +23,39 @@ def render_markdown(report: Report) -> str:
     sections = [f"# Report of sweep {report.sweep}"]
     sections += [_answer(answer) for answer in answers(report)]
     sections += ["![granularity curve](curve.png)"] if report.tables else []
-    sections += [_section(text_table(table)) for table in report.tables]
+    for table in report.headlines:
+        sections += _sections(table)
+    sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
     sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
     sections += [f"**Note:** {caveat}" for caveat in caveats(report)]
     return "\n\n".join(sections) + "\n"
+
+
+def markdown_table(table: TextTable) -> str:
+    """A section with the table's title, the table and its caption."""
+    alignment = [":--", *("--:" for _ in table.header[1:])]
+    rows = [_bold(row) if index == table.best else row for index, row in enumerate(map(_escaped, table.rows))]
+    caption = ["", table.caption.replace("*", "\\*")] if table.caption else []
+    lines = [_line(row) for row in (_escaped(table.header), alignment, *rows)]
+    return "\n".join([f"## {table.title}", "", *lines, *caption])
+
+
+def _sections(table: Table) -> list[str]:
+    pairs = pairs_table(table)
+    return [markdown_table(text_table(table))] + ([markdown_table(pairs)] if pairs else [])
 
 
 def _answer(answer: Answer) -> str:
     return "\n".join([f"**{answer.title}**", "", *(f"- {sentence}" for sentence in answer.sentences)])
 
 
-def _section(table: TextTable) -> str:
-    alignment = [":--", *("--:" for _ in table.header[1:])]
-    rows = [_bold(row) if index == table.best else row for index, row in enumerate(table.rows)]
-    return "\n".join([f"## {table.title}", "", *(_line(row) for row in (table.header, alignment, *rows))])
-
-
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(cells: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells)
 
 
 def _bold(cells: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"**{cell}**" for cell in cells)
+    return tuple(f"**{cell}**" if cell else cell for cell in cells)

@@ -11,8 +11,10 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from orchestrator.report.ablation_text import ablation_table
+from orchestrator.report.answers import answers
 from orchestrator.report.results import Report
-from orchestrator.report.text import TextTable, answers, caveats, text_table
+from orchestrator.report.text import TextTable, caveats, columns_left, text_table
 
 _UNLIMITED = 10_000
 """Width in characters at which a table is measured."""
@@ -20,7 +22,9 @@ _UNLIMITED = 10_000
 
 def render_terminal(report: Report) -> Group:
     """Something ``rich.console.Console.print`` prints: the tables, then the answer in words, then what is missing."""
-    parts: list[RenderableType] = [_FittingTable(table=text_table(table)) for table in report.tables]
+    tables = [text_table(table) for table in report.headlines]
+    tables += [ablation_table(ablation) for ablation in report.ablations]
+    parts: list[RenderableType] = [FittingTable(table=table) for table in tables]
     for answer in answers(report):
         parts += [Text(answer.title, style="bold"), *(Text(f"  {sentence}") for sentence in answer.sentences)]
     parts += [Text(f"Note: {caveat}", style="yellow") for caveat in caveats(report)]
@@ -30,16 +34,15 @@ def render_terminal(report: Report) -> Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _FittingTable:
+class FittingTable:
     """A table that leaves out what it can where the terminal is too narrow; the saved report has it all."""
 
     table: TextTable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         unlimited = options.update(width=_UNLIMITED)
-        columns = list(range(len(self.table.header)))
-        for left_out in (range(0), *self.table.expendable):
-            columns = [column for column in columns if column not in left_out]
+        for turns in range(len(self.table.expendable) + 1):
+            columns = columns_left(self.table, self.table.expendable[:turns])
             rich_table = _rich_table(self.table, columns)
             if Measurement.get(console, unlimited, rich_table).maximum <= options.max_width:
                 break
@@ -55,4 +58,6 @@ def _rich_table(table: TextTable, columns: Sequence[int]) -> RichTable:
         # Text, not markup: a label space may be called anything.
         style = "bold green" if index == table.best else None
         rich_table.add_row(*(Text(row[column]) for column in columns), style=style)
+    if table.caption:
+        rich_table.caption, rich_table.caption_justify = Text(table.caption), "left"
     return rich_table

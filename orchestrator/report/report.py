@@ -4,55 +4,72 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import NotFoundError
 from orchestrator.plan.graph import Plan
+from orchestrator.report.ablations import build_ablations
 from orchestrator.report.curves import draw_curve, encode_png, encode_svg
-from orchestrator.report.render_csv import render_results_csv, render_runs_csv
+from orchestrator.report.grouping import group_transfers
+from orchestrator.report.inputs import REPORTED_KINDS, Committed, read_committed
+from orchestrator.report.notes import notes_on, notes_on_statistics
+from orchestrator.report.plain import json_ready
+from orchestrator.report.records import ablation_records, comparison_records, result_records, run_records
+from orchestrator.report.render_csv import render_csv
 from orchestrator.report.render_markdown import render_markdown
+from orchestrator.report.render_parquet import render_parquet
 from orchestrator.report.results import Report
-from orchestrator.report.tables import TRANSFER_KINDS, Metrics, build_tables
-from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.report.tables import TableBuilder
+from orchestrator.state.job_view import JobView
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.protocol import ObjectStore
 
-REPORTED_KINDS = TRANSFER_KINDS | {JobKind.LABELS, JobKind.PRETRAIN}
-
 MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "report.json"
+COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
+RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
-REPORT_FILES = (MARKDOWN, RESULTS, RUNS, DOCUMENT, PNG, SVG)
+REPORT_FILES = (
+    MARKDOWN,
+    RESULTS,
+    RUNS,
+    COMPARISONS,
+    ABLATIONS,
+    RESULTS_PARQUET,
+    RUNS_PARQUET,
+    DOCUMENT,
+    PNG,
+    SVG,
+)
+"""All but the interactive page (``orchestrator.report.page``), which is larger than all of them together."""
 
 
-def build_report(store: ObjectStore, plan: Plan) -> Report:
-    """Compute the report of what is committed at this moment; needs nothing but the store."""
-    return compute_report(plan, load_records(store, plan))
+def build_report(store: ObjectStore, plan: Plan, views: Mapping[str, JobView] | None = None) -> Report:
+    """Compute the report of what is committed at this moment; needs nothing but the store.
+
+    ``views`` (``Snapshot.jobs``) tell failed jobs from those that are still to come, and what the attempts took.
+    """
+    return compute_report(plan, read_committed(store, plan.jobs), views)
 
 
-def load_records(store: ObjectStore, plan: Plan) -> dict[str, Record]:
-    """Committed records of the plan's label spaces, backbones and transfers by job name."""
-    records = {}
-    for job in plan.jobs:
-        if job.kind in REPORTED_KINDS:
-            try:
-                records[job.name] = read_record(store, job.key)
-            except NotFoundError:
-                continue  # not committed (yet): the report says so
-    return records
-
-
-def compute_report(plan: Plan, records: Mapping[str, Record]) -> Report:
-    """The report as a pure function of the plan and its records by job name."""
-    metrics: Metrics = {job: record.metrics for job, record in records.items()}
-    reported = [job for job in plan.jobs if job.kind in REPORTED_KINDS]
-    return Report(
+def compute_report(
+    plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView] | None = None
+) -> Report:
+    """The report as a pure function of the plan, what is committed by job name, and the jobs' states."""
+    states = views or {}
+    grouped = group_transfers(plan.jobs)
+    builder = TableBuilder(plan, committed, states, grouped)
+    tables = builder.build()
+    report = Report(
         sweep=plan.sweep,
         metric=plan.metric,
         baseline=plan.baseline,
-        tables=build_tables(plan, metrics),
-        missing=tuple(job.name for job in reported if job.name not in records),
-        notes=tuple(_notes(plan, records)),
+        tables=tables,
+        missing=tuple(job.name for job in plan.jobs if job.kind in REPORTED_KINDS and job.name not in committed),
+        absent=builder.absent(),
+        backbones=builder.backbones(),
+        ablations=build_ablations(builder, grouped, tables),
     )
+    notes = (*notes_on(plan, committed, states, builder.published.unused), *notes_on_statistics(report))
+    return replace(report, notes=notes)
 
 
 def save_report(store: ObjectStore, sweep: str, report: Report) -> tuple[str, ...]:
@@ -71,33 +88,16 @@ def save_files(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> tu
 
 def render_files(report: Report) -> dict[str, bytes]:
     """Every file of a report by its name; equal reports give equal bytes."""
-    figure = draw_curve(report)
+    figure, results, runs = draw_curve(report), result_records(report), run_records(report)
     return {
         MARKDOWN: render_markdown(report).encode(),
-        RESULTS: render_results_csv(report).encode(),
-        RUNS: render_runs_csv(report).encode(),
+        RESULTS: render_csv(results).encode(),
+        RUNS: render_csv(runs).encode(),
+        COMPARISONS: render_csv(comparison_records(report)).encode(),
+        ABLATIONS: render_csv(ablation_records(report)).encode(),
+        RESULTS_PARQUET: render_parquet(results),
+        RUNS_PARQUET: render_parquet(runs),
+        DOCUMENT: json.dumps(json_ready(report.to_json()), sort_keys=True, allow_nan=False).encode(),
         PNG: encode_png(figure),
         SVG: encode_svg(figure),
-        DOCUMENT: json.dumps(report.to_json(), indent=1, sort_keys=True).encode(),
     }
-
-
-def _notes(plan: Plan, records: Mapping[str, Record]) -> list[str]:
-    """What a reader must know beside the numbers."""
-    notes = []
-    without = [
-        job.name
-        for job in plan.jobs
-        if job.kind in TRANSFER_KINDS and job.name in records and plan.metric not in records[job.name].metrics
-    ]
-    if without:
-        notes.append(f"{len(without)} committed runs have no metric {plan.metric!r} (first: {without[0]})")
-    spaces = {job.facets["label_space"] for job in plan.jobs if job.kind in TRANSFER_KINDS}
-    if plan.baseline and plan.baseline not in spaces:
-        notes.append(f"no run pretrains on the baseline {plan.baseline}: nothing is compared")
-    changed = [name for name, record in records.items() if record.summary.get("fingerprint_changes")]
-    if changed:
-        notes.append(
-            f"{len(changed)} runs were resumed under other numerics, no longer bit-exact (first: {changed[0]})"
-        )
-    return notes

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
+from orchestrator.plan.published import Published
 from orchestrator.report.statistics import PairedDifference, SeedPair, Summary
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
+
+
+class Criterion(StrEnum):
+    """By what one cell of a grid was preferred to the others."""
+
+    TRAIN_HOLDOUT = "select_error, on samples held out of the training split"
+    VALIDATION = "selected on validation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Place:
+    """Everything but the label space and the seeds that two runs must share to stand in one table."""
+
+    transfer: str
+    protocol: str
+    target: str
+    pretrain: str = ""
+    """Name of the pretrain block; empty for the unnamed one."""
+    checkpoint: str = ""
+    """``epoch50``; empty for the final weights."""
+    fraction: str = ""
+    """Fraction of the target's labels as text; empty for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +43,18 @@ class Result:
     key: str
     seeds: SeedPair
     metrics: Mapping[str, float]
+    cell: str = ""
+    """Cell of the grid that it is a run of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """What a row cost: its backbones and all of its transfers, those of other cells of a grid included."""
+
+    gpu_hours: float
+    cpu_hours: float
+    num_unknown: int = 0
+    """Runs whose time nobody recorded; they are in neither sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +78,43 @@ class Row:
     """Relative to the baseline's mean, positive = lower error; None for the baseline itself."""
     difference: PairedDifference | None
     """To the baseline, paired by seeds; None for the baseline itself."""
+    absent: Mapping[str, int] = field(default_factory=dict)
+    """Planned runs without a result, by why: a job state (``failed``, ``running``, ...), ``missing`` where the state is
+    unknown, ``nan`` for a metric that is no number, ``without metric``."""
+    probability_best: float | None = None
+    """Bootstrap; None with a single seed pair in the whole table."""
+    compute: Compute | None = None
+    published: Published | None = None
+    cell: str = ""
+    """Cell of the grid that was selected for this row; empty without a grid or a result."""
+    selected_by: Criterion | None = None
+    others: tuple[Result, ...] = ()
+    """Committed runs of the grid's other cells."""
 
     @property
     def is_complete(self) -> bool:
         """Whether every planned run is in the summary."""
         return len(self.results) == self.num_expected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnePass:
+    """Pretraining on the target itself, without any transfer."""
+
+    pretrain: str
+    """The block whose backbones these are."""
+    label_space: str
+    summary: Summary | None
+    published: Published | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two label spaces of one table; the difference is first minus second, corrected over all pairs of the table."""
+
+    first: str
+    second: str
+    difference: PairedDifference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +128,26 @@ class Table:
     baseline: str
     """Label space that the others are compared with; empty for none."""
     rows: tuple[Row, ...]
+    pretrain: str = ""
+    checkpoint: str = ""
+    fraction: str = ""
+    is_headline: bool = True
+    """False for earlier checkpoints and smaller fractions: their place is in the ablations."""
+    one_pass: OnePass | None = None
+    comparisons: tuple[Comparison, ...] = ()
+    """Every pair of rows with results, in the order of the rows."""
+
+    @property
+    def place(self) -> Place:
+        """What the table is about."""
+        return Place(
+            transfer=self.transfer,
+            protocol=self.protocol,
+            target=self.target,
+            pretrain=self.pretrain,
+            checkpoint=self.checkpoint,
+            fraction=self.fraction,
+        )
 
     @property
     def baseline_row(self) -> Row | None:
@@ -78,6 +166,53 @@ class Table:
         """Names of all subsets, in order of first appearance."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.subsets))
 
+    @property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """By what the cells of the rows were selected; empty without a grid."""
+        return tuple(dict.fromkeys(row.selected_by for row in self.rows if row.selected_by))
+
+
+class Facet(StrEnum):
+    """What an ablation varies."""
+
+    CELL = "cell"
+    CHECKPOINT = "checkpoint"
+    FRACTION = "fraction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AblationCell:
+    """One label space under one value of the facet."""
+
+    num_expected: int
+    summary: Summary | None
+    select_error: float | None = None
+    """Mean error on what was held out of the training split to select cells; None where the runs have none."""
+    is_selected: bool = False
+    published: Published | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AblationRow:
+    """One label space under every value of the facet; ``cells`` in the order of ``Ablation.values``."""
+
+    label_space: str
+    series: str
+    granularity: int | None
+    cells: tuple[AblationCell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    """A whole grid, all checkpoints or all fractions of one transfer, everything else being equal."""
+
+    place: Place
+    facet: Facet
+    metric: str
+    values: tuple[str, ...]
+    rows: tuple[AblationRow, ...]
+    selected_by: tuple[Criterion, ...] = ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -90,7 +225,17 @@ class Report:
     missing: tuple[str, ...] = ()
     """Jobs of the report that are not committed."""
     notes: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Why backbones and transfers have no result, by job: the values of ``Row.absent``."""
+    backbones: Mapping[str, float] = field(default_factory=dict)
+    """The metric of the backbones on their own labels, by job; comparable only between those of one label space."""
+    ablations: tuple[Ablation, ...] = ()
     version: int = field(default=REPORT_VERSION)
+
+    @property
+    def headlines(self) -> tuple[Table, ...]:
+        """The tables of final weights and all labels."""
+        return tuple(table for table in self.tables if table.is_headline)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""

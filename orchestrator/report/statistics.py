@@ -1,18 +1,20 @@
-"""Pure statistics of a report: spread over seeds, the paper's relative improvement, paired comparisons.
+"""The pure statistics of a report: spread over seeds, intervals, the paper's relative improvement, paired comparisons.
 
 Runs that differ only in their label space see the same images in the same order from the same initial backbone, so two
 label spaces are compared pair by pair, over equal (pretrain seed, transfer seed).
+
+Transfers of one backbone are not independent of each other. Everything that claims a certainty therefore averages them
+per pretrain seed first and rests on those averages: n transfers of one backbone are one observation, not n.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-CONFIDENCE = 0.95
+from orchestrator.report.intervals import CONFIDENCE, Estimate, estimate_columns
+from orchestrator.report.variance import VarianceComponents, variance_components
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -25,12 +27,21 @@ class SeedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Mean and sample standard deviation of ``num_values`` results, in the unit of the values."""
+    """What some results say together, in the unit of the results."""
 
     num_values: int
     mean: float
+    """Over all values."""
     std: float | None
-    """With ``ddof=1``; None for a single value, whose spread is unknown rather than 0."""
+    """Over all values, with ``ddof=1``; None for a single value, whose spread is unknown rather than 0."""
+    low: float | None = None
+    """Lower end of Student's t interval of the mean over pretrain seeds; None with fewer than two of them, or where
+    they do not differ at all."""
+    high: float | None = None
+    confidence: float = CONFIDENCE
+    num_pretrain_seeds: int = 0
+    """0 where nobody told which values belong together."""
+    components: VarianceComponents | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +51,54 @@ class PairedDifference:
     num_pairs: int
     mean: float
     low: float | None
-    """Lower end of the confidence interval; None if fewer than two pretrain seeds are there to estimate it from."""
+    """Lower end of the confidence interval; None if fewer than two pretrain seeds are there to estimate it from, or if
+    their differences are all the same."""
     high: float | None
     confidence: float
+    num_pretrain_seeds: int = 0
+    p_value: float | None = None
+    """Two-sided, of Student's t test that the mean is 0, uncorrected; None where there is no interval."""
+    p_holm: float | None = None
+    """Corrected by Holm's method for all comparisons of the same family."""
+    p_bh: float | None = None
+    """The same by Benjamini and Hochberg's: bounds the share of false ones among those called different."""
 
     @property
     def excludes_zero(self) -> bool:
         """Whether the interval is there and lies on one side of 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
+    @property
+    def turned(self) -> PairedDifference:
+        """Baseline minus value."""
+        low, high = (None, None) if self.low is None or self.high is None else (-self.high, -self.low)
+        return replace(self, mean=-self.mean, low=low, high=high)
+
 
 def summarize(values: Sequence[float]) -> Summary:
     """Mean and sample standard deviation. Raises ``ValueError`` if there are no values."""
     if not values:
         raise ValueError("a summary of no values was asked for; leave the cell empty instead")
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(num_values=len(values), mean=statistics.fmean(values), std=std)
+    mean = math.fsum(values) / len(values)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) if len(values) > 1 else None
+    return Summary(num_values=len(values), mean=mean, std=std)
+
+
+def summarize_runs(values: Mapping[SeedPair, float], *, confidence: float = CONFIDENCE) -> Summary:
+    """Mean, spread, interval and variance components of runs by their seeds. Raises ``ValueError`` without a run."""
+    plain = summarize(list(values.values()))
+    groups = _by_pretrain_seed(values)
+    estimate = estimate_columns([[value] for value in values.values()], _group_numbers(list(values)), confidence)[0]
+    return Summary(
+        num_values=plain.num_values,
+        mean=plain.mean,
+        std=plain.std,
+        low=estimate.low,
+        high=estimate.high,
+        confidence=confidence,
+        num_pretrain_seeds=len(groups),
+        components=variance_components(list(groups.values())),
+    )
 
 
 def relative_improvement(value: float, baseline: float) -> float | None:
@@ -72,25 +115,50 @@ def paired_difference(
 ) -> PairedDifference | None:
     """Mean difference over common seed pairs with Student's t interval; None without a common pair.
 
-    Transfers of one backbone are not independent of each other, so differences are first averaged per pretrain seed and
-    the interval rests on those averages: with one transfer seed this is the ordinary paired t interval.
+    Differences are first averaged per pretrain seed and the interval rests on those averages: with one transfer seed
+    this is the ordinary paired t interval.
     """
-    by_pretrain: dict[int, list[float]] = defaultdict(list)
-    common = sorted(values.keys() & baseline.keys())
-    for pair in common:
-        by_pretrain[pair.pretrain].append(values[pair] - baseline[pair])
-    if not by_pretrain:
+    return paired_differences([values], baseline, confidence=confidence)[0]
+
+
+def paired_differences(
+    candidates: Sequence[Mapping[SeedPair, float]],
+    baseline: Mapping[SeedPair, float],
+    *,
+    confidence: float = CONFIDENCE,
+) -> list[PairedDifference | None]:
+    """``paired_difference`` of each candidate to one baseline; one pass over all of them."""
+    pairs = sorted(baseline)
+    if not pairs or not candidates:
+        return [None] * len(candidates)
+    differences = [
+        [values[pair] - baseline[pair] if pair in values else math.nan for values in candidates] for pair in pairs
+    ]
+    estimates = estimate_columns(differences, _group_numbers(pairs), confidence)
+    return [_paired(estimate, confidence) for estimate in estimates]
+
+
+def _paired(estimate: Estimate, confidence: float) -> PairedDifference | None:
+    if estimate.num_values == 0:
         return None
-    means = [statistics.fmean(differences) for differences in by_pretrain.values()]
-    mean, half = statistics.fmean(means), _half_width(means, confidence)
-    low, high = (None, None) if half is None else (mean - half, mean + half)
-    return PairedDifference(num_pairs=len(common), mean=mean, low=low, high=high, confidence=confidence)
+    return PairedDifference(
+        num_pairs=estimate.num_values,
+        mean=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        confidence=confidence,
+        num_pretrain_seeds=estimate.num_groups,
+        p_value=estimate.p_value,
+    )
 
 
-def _half_width(means: Sequence[float], confidence: float) -> float | None:
-    if len(means) < 2:
-        return None
-    from scipy import stats  # 0.5 s to import: only who reports pays for it
+def _by_pretrain_seed(values: Mapping[SeedPair, float]) -> dict[int, list[float]]:
+    groups: dict[int, list[float]] = {}
+    for pair in sorted(values):
+        groups.setdefault(pair.pretrain, []).append(values[pair])
+    return groups
 
-    quantile = float(stats.t.ppf((1 + confidence) / 2, df=len(means) - 1))
-    return quantile * statistics.stdev(means) / math.sqrt(len(means))
+
+def _group_numbers(pairs: Sequence[SeedPair]) -> list[int]:
+    numbers = {seed: number for number, seed in enumerate(sorted({pair.pretrain for pair in pairs}))}
+    return [numbers[pair.pretrain] for pair in pairs]

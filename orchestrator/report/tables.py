@@ -2,113 +2,202 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from orchestrator.contract import JobKind
 from orchestrator.plan.graph import Job, Plan
-from orchestrator.report.results import Result, Row, Table
-from orchestrator.report.statistics import SeedPair, paired_difference, relative_improvement, summarize
+from orchestrator.report.compared import compared
+from orchestrator.report.grouping import Cells, Grouped, backbones_of, headline_places, seeds_of
+from orchestrator.report.inputs import TRANSFER_KINDS, Committed
+from orchestrator.report.published import PublishedIndex
+from orchestrator.report.results import Compute, Criterion, OnePass, Place, Result, Row, Table
+from orchestrator.report.selection import select_cell
+from orchestrator.report.statistics import SeedPair, Summary, summarize, summarize_runs
+from orchestrator.state.job_view import JobView
 
-TRANSFER_KINDS = frozenset({JobKind.FINETUNE, JobKind.PROBE})
-
-Metrics = Mapping[str, Mapping[str, float]]
-"""Final metrics by job name, of the committed jobs only."""
-
-
-def build_tables(plan: Plan, metrics: Metrics) -> tuple[Table, ...]:
-    """One table per transfer, in the order of the plan."""
-    jobs_by_transfer: dict[str, list[Job]] = {}
-    for job in plan.jobs:
-        if job.kind in TRANSFER_KINDS:
-            jobs_by_transfer.setdefault(str(job.facets["transfer"]), []).append(job)
-    return tuple(_build_table(plan, transfer, jobs, metrics) for transfer, jobs in jobs_by_transfer.items())
+NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 
 
-def _build_table(plan: Plan, transfer: str, jobs: Sequence[Job], metrics: Metrics) -> Table:
-    spaces = dict.fromkeys(str(job.facets["label_space"]) for job in jobs)
-    labels = {job.name.partition("/")[2]: job for job in plan.jobs if job.kind is JobKind.LABELS}
-    rows = [_build_row(plan, space, labels.get(space), _of_space(jobs, space), metrics) for space in spaces]
-    table = Table(
-        transfer=transfer,
-        protocol=str(jobs[0].facets["protocol"]),
-        target=str(jobs[0].facets["target"]),
-        metric=plan.metric,
-        baseline=plan.baseline,
-        rows=tuple(rows),
-    )
-    return _compared(table)
+class TableBuilder:
+    """Builds the tables of one plan; ``views`` is what the journal says of its jobs, where anybody asked it."""
+
+    def __init__(
+        self, plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView], grouped: Grouped
+    ) -> None:
+        self._plan, self._committed, self._views, self._grouped = plan, committed, views, grouped
+        self._jobs = plan.by_name()
+        self._pretrains = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN]
+        self._labels = {job.name.partition("/")[2]: job for job in plan.jobs if job.kind is JobKind.LABELS}
+        self._headlines = headline_places(grouped)
+        self.published = PublishedIndex(plan.published)
+
+    def build(self) -> tuple[Table, ...]:
+        """One table per place, in the order of the plan."""
+        return tuple(self._table(place, spaces) for place, spaces in self._grouped.items())
+
+    def results(self, jobs: Sequence[Job]) -> tuple[Result, ...]:
+        """The runs that are committed with a finite value of the plan's metric."""
+        return tuple(
+            Result(
+                job=job.name,
+                key=job.key,
+                seeds=seeds_of(job),
+                metrics=self._committed[job.name].metrics,
+                cell=str(job.facets.get("cell", "")),
+            )
+            for job in jobs
+            if self._why_absent(job) is None
+        )
+
+    def absent(self) -> dict[str, str]:
+        """Why backbones and transfers have no result, by job."""
+        kinds = TRANSFER_KINDS | {JobKind.PRETRAIN}
+        jobs = [job for job in self._plan.jobs if job.kind in kinds]
+        return {job.name: why for job in jobs if (why := self._why_absent(job)) is not None}
+
+    def backbones(self) -> dict[str, float]:
+        """The metric of the committed backbones on their own labels."""
+        return {result.job: result.metrics[self._plan.metric] for result in self.results(self._pretrains)}
+
+    def summarize(self, results: Sequence[Result]) -> Summary | None:
+        """Summary of the plan's metric."""
+        return summarize_runs(by_seeds(results, self._plan.metric)) if results else None
+
+    def granularity(self, space: str, jobs: Sequence[Job]) -> int | None:
+        """What the committed label space counted; what the planner knew before that."""
+        labels = self._labels.get(space)
+        if labels is not None and (found := self._committed.get(labels.name)) and "num_classes" in found.metrics:
+            return int(found.metrics["num_classes"])
+        planned = jobs[0].facets.get("granularity")
+        return None if planned is None else int(planned)
+
+    def series(self, space: str) -> str:
+        """Levels and sizes of one entry share a line; single label spaces share one with others of their rule."""
+        entry, slash, _ = space.partition("/")
+        labels = self._labels.get(space)
+        if slash or labels is None:
+            return entry
+        return str(next(iter(labels.identity["parameters"]["space"]), entry))
+
+    def _table(self, place: Place, spaces: Mapping[str, Cells]) -> Table:
+        table = Table(
+            transfer=place.transfer,
+            protocol=place.protocol,
+            target=place.target,
+            metric=self._plan.metric,
+            baseline=_baseline(spaces) or self._plan.baseline,
+            rows=tuple(self._row(place, space, cells) for space, cells in spaces.items()),
+            pretrain=place.pretrain,
+            checkpoint=place.checkpoint,
+            fraction=place.fraction,
+            is_headline=place in self._headlines,
+            one_pass=self._one_pass(place),
+        )
+        return compared(table)
+
+    def _row(self, place: Place, space: str, cells: Cells) -> Row:
+        found = {cell: self.results(jobs) for cell, jobs in cells.items()}
+        expected = {cell: len(jobs) for cell, jobs in cells.items()}
+        has_grid = "" not in cells
+        wanted = wanted_criterion(next(iter(cells.values())))
+        selection = select_cell(found, expected, self._plan.metric, wanted=wanted) if has_grid else None
+        cell = selection.cell if selection else next(iter(cells))
+        results, jobs = found[cell], cells[cell]
+        return Row(
+            label_space=space,
+            series=self.series(space),
+            granularity=self.granularity(space, jobs),
+            num_expected=expected[cell],
+            results=results,
+            summary=self.summarize(results),
+            subsets=_subsets(self._plan.metric, results),
+            improvement=None,
+            difference=None,
+            absent=dict(Counter(why for job in jobs if (why := self._why_absent(job)) is not None)),
+            compute=self._compute([job for some in cells.values() for job in some]),
+            published=self.published.find(place, space, is_headline=place in self._headlines),
+            cell=selection.cell if selection else "",
+            selected_by=selection.criterion if selection else None,
+            others=tuple(result for other, some in found.items() if other != cell for result in some),
+        )
+
+    def _why_absent(self, job: Job) -> str | None:
+        committed = self._committed.get(job.name)
+        if committed is not None:
+            value = committed.metrics.get(self._plan.metric)
+            if value is None:
+                return WITHOUT_METRIC
+            return None if math.isfinite(value) else NAN
+        view = self._views.get(job.name)
+        return MISSING if view is None or view.state.is_done else view.state.value
+
+    def _one_pass(self, place: Place) -> OnePass | None:
+        """Backbones that were trained on the target itself: of this block, else of the first that has any."""
+        jobs = [job for job in self._pretrains if job.facets.get("label_space") == place.target]
+        block = [job for job in jobs if job.facets.get("pretrain", "") == place.pretrain] or jobs
+        block = [job for job in block if job.facets.get("pretrain") == block[0].facets.get("pretrain")]
+        published = self.published.find(place, "", is_headline=place in self._headlines)
+        if not block and published is None:
+            return None
+        values = by_seeds(self.results(block), self._plan.metric)
+        return OnePass(
+            pretrain=str(block[0].facets.get("pretrain", "")) if block else place.pretrain,
+            label_space=place.target,
+            summary=summarize_runs(values) if values else None,
+            published=published,
+        )
+
+    def _compute(self, transfers: Sequence[Job]) -> Compute | None:
+        backbones = {name for job in transfers for name in backbones_of(job, self._jobs)}
+        jobs = [*transfers, *(self._jobs[name] for name in sorted(backbones))]
+        known = [(job, seconds) for job in jobs if (seconds := self._seconds(job)) is not None]
+        unknown = sum(job.name in self._committed for job in jobs) - sum(
+            job.name in self._committed for job, _ in known
+        )
+        if not known:
+            return None
+        return Compute(
+            gpu_hours=math.fsum(seconds * job.resources.gpus for job, seconds in known) / 3600,
+            cpu_hours=math.fsum(seconds * job.resources.cpus for job, seconds in known) / 3600,
+            num_unknown=unknown,
+        )
+
+    def _seconds(self, job: Job) -> float | None:
+        """All attempts of this sweep; for a job that it reused, what its record says."""
+        view = self._views.get(job.name)
+        if view is not None and view.ran_s > 0:
+            return view.ran_s
+        committed = self._committed.get(job.name)
+        return None if committed is None else committed.measured_s
 
 
-def _build_row(plan: Plan, space: str, labels: Job | None, jobs: Sequence[Job], metrics: Metrics) -> Row:
-    results = tuple(_result(job, metrics[job.name]) for job in jobs if plan.metric in metrics.get(job.name, {}))
-    values = [result.metrics[plan.metric] for result in results]
-    return Row(
-        label_space=space,
-        series=_series(space, labels),
-        granularity=_granularity(labels, jobs, metrics),
-        num_expected=len(jobs),
-        results=results,
-        summary=summarize(values) if values else None,
-        subsets={
-            name: summarize([result.metrics[metric] for result in results if metric in result.metrics])
-            for name, metric in _subset_metrics(plan.metric, results).items()
-        },
-        improvement=None,
-        difference=None,
-    )
+def by_seeds(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:
+    """Values of a metric by what pairs them."""
+    return {result.seeds: result.metrics[metric] for result in results}
 
 
-def _compared(table: Table) -> Table:
-    """The table with every row but the baseline's compared with the baseline."""
-    baseline = table.baseline_row
-    if baseline is None:
-        return table
-    return replace(table, rows=tuple(_compared_row(row, baseline, table.metric) for row in table.rows))
+def wanted_criterion(jobs: Sequence[Job]) -> Criterion | None:
+    """By what the sweep asks to select cells; None where it does not say."""
+    asked = {"train": Criterion.TRAIN_HOLDOUT, "val": Criterion.VALIDATION}
+    return asked.get(str(jobs[0].facets.get("select_on", ""))) if jobs else None
 
 
-def _compared_row(row: Row, baseline: Row, metric: str) -> Row:
-    if row is baseline or row.summary is None or baseline.summary is None:
-        return row
-    return replace(
-        row,
-        improvement=relative_improvement(row.summary.mean, baseline.summary.mean),
-        difference=paired_difference(_by_seeds(row, metric), _by_seeds(baseline, metric)),
-    )
+def _baseline(spaces: Mapping[str, Cells]) -> str:
+    """The row that this very transfer calls its retraining baseline; empty if it names none."""
+    for space, cells in spaces.items():
+        if any(job.facets.get("baseline") == "retrain" for jobs in cells.values() for job in jobs):
+            return space
+    return ""
 
 
-def _by_seeds(row: Row, metric: str) -> dict[SeedPair, float]:
-    return {result.seeds: result.metrics[metric] for result in row.results}
-
-
-def _result(job: Job, metrics: Mapping[str, float]) -> Result:
-    seeds = SeedPair(pretrain=int(job.facets["pretrain_seed"]), transfer=int(job.facets["transfer_seed"]))
-    return Result(job=job.name, key=job.key, seeds=seeds, metrics=dict(metrics))
-
-
-def _of_space(jobs: Sequence[Job], space: str) -> list[Job]:
-    return [job for job in jobs if job.facets["label_space"] == space]
-
-
-def _subset_metrics(metric: str, results: Sequence[Result]) -> dict[str, str]:
-    """Metric by subset name: ``{"hard": "val_error_hard"}``."""
+def _subsets(metric: str, results: Sequence[Result]) -> dict[str, Summary]:
+    """Summaries by subset name: ``hard`` for ``val_error_hard``."""
     prefix = f"{metric}_"
     names = dict.fromkeys(name for result in results for name in sorted(result.metrics) if name.startswith(prefix))
-    return {name.removeprefix(prefix): name for name in names}
-
-
-def _granularity(labels: Job | None, jobs: Sequence[Job], metrics: Metrics) -> int | None:
-    """What the committed label space counted; what the planner knew before that."""
-    if labels is not None and "num_classes" in metrics.get(labels.name, {}):
-        return int(metrics[labels.name]["num_classes"])
-    planned = jobs[0].facets.get("granularity")
-    return None if planned is None else int(planned)
-
-
-def _series(space: str, labels: Job | None) -> str:
-    """Levels and sizes of one entry share a line; single label spaces share one with others of their rule."""
-    entry, slash, _ = space.partition("/")
-    if slash or labels is None:
-        return entry
-    rule = labels.identity["parameters"]["space"]
-    return str(next(iter(rule), entry))
+    return {
+        name.removeprefix(prefix): summarize(values)
+        for name in names
+        if (values := [value for result in results if math.isfinite(value := result.metrics.get(name, math.nan))])
+    }

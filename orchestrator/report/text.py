@@ -1,26 +1,26 @@
-"""What every rendering of a report says in words: cells of the tables and the statements below them.
-
-Here, and nowhere before, fractions become percent.
-"""
+"""What every rendering of a report says in words: cells of the tables and the statements below them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.results import Report, Row, Table
-from orchestrator.report.statistics import PairedDifference, Summary
-from orchestrator.units import format_percent
-
-MISSING = "-"
-_FRACTIONS = ("error", "accuracy")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What one transfer says, in sentences: the best label space, then the best of every other entry."""
-
-    title: str
-    sentences: tuple[str, ...]
+from orchestrator.report.numbers import (
+    MISSING,
+    count,
+    difference_interval,
+    fixed,
+    hours,
+    interval,
+    is_fraction,
+    mean_and_std,
+    number,
+    p_text,
+    plus_minus,
+    probability,
+)
+from orchestrator.report.results import Place, Report, Row, Table
+from orchestrator.report.statistics import PairedDifference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,131 +30,168 @@ class TextTable:
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    expendable: tuple[range, ...]
+    expendable: tuple[tuple[int, ...], ...] = ()
     """Columns that can be left out where there is no room for them, in the order to do so."""
-    best: int | None
+    best: int | None = None
     """Index of the row that deserves emphasis."""
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    header: str
+    cell: Callable[[Row], str]
+    leaves: int = 0
+    """Who leaves a narrow terminal first: 1, then 2, ...; 0 stays."""
 
 
 def text_table(table: Table) -> TextTable:
     """Cells of a table, in the unit of its metric."""
-    percent, points = (" [%]", " [points]") if is_fraction(table.metric) else ("", "")
-    compares = table.baseline_row is not None
-    header = ["pretrained on", "G", f"{table.metric}{percent}", "n"]
-    subsets = range(len(header), len(header) + len(table.subsets))
-    header += [f"{name}{percent}" for name in table.subsets]
-    if compares:
-        header += ["improvement [%]", f"difference{points}", "95 % CI"]
+    columns = [*_own_columns(table), *_comparison_columns(table), *_other_columns(table)]
     best = table.ranked[:1]
+    turns = sorted({column.leaves for column in columns if column.leaves})
     return TextTable(
         title=describe_transfer(table),
-        header=tuple(header),
-        rows=tuple(_cells(row, table, compares=compares) for row in table.rows),
-        expendable=(subsets, range(len(header) - 1, len(header))) if compares else (subsets,),
+        header=tuple(column.header for column in columns),
+        rows=tuple(tuple(column.cell(row) for column in columns) for row in table.rows),
+        expendable=tuple(
+            tuple(index for index, column in enumerate(columns) if column.leaves == turn) for turn in turns
+        ),
         best=table.rows.index(best[0]) if best else None,
+        caption="; ".join(f"cell: {criterion.value}" for criterion in table.criteria),
     )
-
-
-def is_fraction(metric: str) -> bool:
-    """Whether a metric is rendered in percent."""
-    return any(word in metric for word in _FRACTIONS)
 
 
 def describe_transfer(table: Table) -> str:
     """``superclass (finetune on levels/depth1)``."""
-    return f"{table.transfer} ({table.protocol} on {table.target})"
+    return describe_place(table.place)
 
 
-def answers(report: Report) -> tuple[Answer, ...]:
-    """The answer of every transfer."""
-    return tuple(Answer(title=describe_transfer(table), sentences=_sentences(table)) for table in report.tables)
+def describe_place(place: Place) -> str:
+    """``superclass (finetune on levels/depth1, epoch50, 10 % of the labels)``."""
+    parts = [f"{place.protocol} on {place.target}"]
+    parts += [f"pretrained by {place.pretrain}"] if place.pretrain else []
+    parts += [place.checkpoint] if place.checkpoint else []
+    parts += [f"{float(place.fraction):.3g} of the labels"] if place.fraction else []
+    return f"{place.transfer} ({', '.join(parts)})"
 
 
 def caveats(report: Report) -> tuple[str, ...]:
     """Notes, and how much is still missing."""
     lines = list(report.notes)
     if report.missing:
-        lines.append(f"{len(report.missing)} jobs are not committed, first: {', '.join(report.missing[:3])}")
+        jobs = "job is" if len(report.missing) == 1 else "jobs are"
+        lines.append(f"{len(report.missing)} {jobs} not committed, first: {', '.join(report.missing[:3])}")
     return tuple(lines)
 
 
-def _cells(row: Row, table: Table, *, compares: bool) -> tuple[str, ...]:
-    granularity = MISSING if row.granularity is None else str(row.granularity)
-    value = "missing" if row.summary is None else _plus_minus(row.summary, table.metric)
-    cells = [row.label_space, granularity, value, _count(row)]
-    cells += [
-        _plus_minus(row.subsets[name], table.metric) if name in row.subsets else MISSING for name in table.subsets
+def units(metric: str) -> tuple[str, str]:
+    """What stands behind the name of a metric and of a difference in a header."""
+    return (" [%]", " [points]") if is_fraction(metric) else ("", "")
+
+
+def _own_columns(table: Table) -> list[_Column]:
+    metric, (percent, _) = table.metric, units(table.metric)
+    columns = [
+        _Column(header="pretrained on", cell=lambda row: row.label_space),
+        _Column(header="G", cell=lambda row: MISSING if row.granularity is None else str(row.granularity)),
+        _Column(
+            header=f"{metric}{percent}",
+            cell=lambda row: "missing" if row.summary is None else plus_minus(row.summary, metric),
+        ),
+        _Column(header="n", cell=count),
     ]
-    if compares:
-        cells += _comparison_cells(row, table)
-    return tuple(cells)
+    if any(row.published for row in table.rows):
+        columns.append(_Column(header=f"published{percent}", cell=lambda row: published_text(row, metric)))
+    return columns + [_subset_column(name, metric) for name in table.subsets]
 
 
-def _count(row: Row) -> str:
-    return str(row.num_expected) if row.is_complete else f"{len(row.results)}/{row.num_expected} seeds"
+def _subset_column(name: str, metric: str) -> _Column:
+    def cell(row: Row) -> str:
+        return plus_minus(row.subsets[name], metric) if name in row.subsets else MISSING
+
+    return _Column(header=f"{name}{units(metric)[0]}", cell=cell, leaves=5)
 
 
-def _comparison_cells(row: Row, table: Table) -> list[str]:
-    if row.label_space == table.baseline:
-        return ["baseline", MISSING, MISSING]
-    improvement = MISSING if row.improvement is None else f"{100 * row.improvement:+.1f}"
-    if row.difference is None:
-        return [improvement, MISSING, MISSING]
-    return [improvement, _number(row.difference.mean, table.metric, sign="+"), _interval(row.difference, table.metric)]
+def _comparison_columns(table: Table) -> list[_Column]:
+    if table.baseline_row is None:
+        return []
+    metric = table.metric
+
+    def improvement(row: Row) -> str:
+        if row.label_space == table.baseline:
+            return "baseline"
+        return MISSING if row.improvement is None else fixed(100 * row.improvement, 1, sign="+")
+
+    def of_difference(render: Callable[[PairedDifference], str]) -> Callable[[Row], str]:
+        return lambda row: MISSING if row.difference is None else render(row.difference)
+
+    return [
+        _Column(header="improvement [%]", cell=improvement),
+        _Column(
+            header=f"difference{units(metric)[1]}",
+            cell=of_difference(lambda found: number(found.mean, metric, sign="+")),
+        ),
+        _Column(header="95 % CI", cell=of_difference(lambda found: difference_interval(found, metric)), leaves=6),
+        _Column(header="p (Holm)", cell=of_difference(lambda found: p_text(found.p_holm)), leaves=4),
+    ]
 
 
-def _interval(difference: PairedDifference, metric: str) -> str:
-    if difference.low is None or difference.high is None:
+def _other_columns(table: Table) -> list[_Column]:
+    metric, (percent, _) = table.metric, units(table.metric)
+    columns = []
+    if any(row.probability_best is not None for row in table.rows):
+        columns.append(_Column(header="P(best) [%]", cell=lambda row: probability(row.probability_best), leaves=4))
+    if any(row.cell for row in table.rows):
+        columns.append(_Column(header="cell", cell=lambda row: row.cell or MISSING, leaves=3))
+    if (unit := hours_unit(table)) is not None:
+        columns.append(_Column(header=f"{unit}-hours", cell=lambda row: _hours(row, unit), leaves=2))
+    if any(row.summary and row.summary.low is not None for row in table.rows):
+        header = f"95 % CI of the mean{percent}"
+        columns.append(_Column(header=header, cell=lambda row: _mean_interval(row, metric), leaves=1))
+    known = [name for name in ("pretrain", "transfer") if any(_component(row, name) is not None for row in table.rows)]
+    return columns + [_component_column(name, metric) for name in known]
+
+
+def hours_unit(table: Table) -> str | None:
+    """What costs of a table are counted in: GPU-hours where any were used, else CPU-hours; None where unknown."""
+    found = [row.compute for row in table.rows if row.compute]
+    if not found:
+        return None
+    return "GPU" if any(compute.gpu_hours for compute in found) else "CPU"
+
+
+def published_text(row: Row, metric: str) -> str:
+    """The printed number beside ours."""
+    return MISSING if row.published is None else mean_and_std(row.published.value, row.published.std, metric)
+
+
+def _hours(row: Row, unit: str) -> str:
+    if row.compute is None:
         return MISSING
-    return f"[{_number(difference.low, metric, sign='+')}, {_number(difference.high, metric, sign='+')}]"
+    return hours(row.compute.gpu_hours if unit == "GPU" else row.compute.cpu_hours)
 
 
-def _plus_minus(summary: Summary, metric: str) -> str:
-    mean = _number(summary.mean, metric)
-    return mean if summary.std is None else f"{mean} ± {_number(summary.std, metric)}"
+def _mean_interval(row: Row, metric: str) -> str:
+    return MISSING if row.summary is None else interval(row.summary.low, row.summary.high, metric)
 
 
-def _number(value: float, metric: str, *, sign: str = "") -> str:
-    if not is_fraction(metric):
-        return f"{value:{sign}.4g}"
-    plus = "+" if sign and value >= 0 else ""
-    return plus + format_percent(value)
+def _component(row: Row, name: str) -> float | None:
+    if row.summary is None or row.summary.components is None:
+        return None
+    parts = row.summary.components
+    return parts.pretrain_std if name == "pretrain" else parts.transfer_std
 
 
-def _sentences(table: Table) -> tuple[str, ...]:
-    if not table.ranked:
-        return ("no result yet",)
-    best = table.ranked[0]
-    others: dict[str, Row] = {}
-    for row in table.ranked:
-        if row.series != best.series:
-            others.setdefault(row.series, row)
-    rivals = [f"best of {row.series}: {_sentence(row, table)}" for row in others.values()]
-    return (f"best: {_sentence(best, table)}", *rivals)
+def _component_column(name: str, metric: str) -> _Column:
+    def cell(row: Row) -> str:
+        value = _component(row, name)
+        return MISSING if value is None else number(value, metric)
+
+    return _Column(header=f"std of {name} seeds{units(metric)[0]}", cell=cell, leaves=1)
 
 
-def _sentence(row: Row, table: Table) -> str:
-    unit = " %" if is_fraction(table.metric) else ""
-    classes = "" if row.granularity is None else f" (G = {row.granularity})"
-    lacks = "" if row.is_complete else f" from {_count(row)}"
-    value = MISSING if row.summary is None else _plus_minus(row.summary, table.metric)
-    return f"{row.label_space}{classes}, {table.metric} {value}{unit}{lacks}{_verdict(row, table)}"
-
-
-def _verdict(row: Row, table: Table) -> str:
-    if row.label_space == table.baseline:
-        return ", the baseline itself"
-    if row.improvement is None:
-        return ""
-    direction = "lower" if row.improvement >= 0 else "higher"
-    verdict = f", {format_percent(abs(row.improvement), digits=1)} % {direction} than the baseline {table.baseline}"
-    return verdict + _confidence(row.difference)
-
-
-def _confidence(difference: PairedDifference | None) -> str:
-    if difference is None or difference.low is None:
-        return ""
-    percent = format_percent(difference.confidence, digits=0)
-    if difference.excludes_zero:
-        return f" ({percent} % CI of the paired difference excludes 0)"
-    return f" (not distinguishable: {percent} % CI of the paired difference contains 0)"
+def columns_left(table: TextTable, left_out: Sequence[tuple[int, ...]]) -> list[int]:
+    """Indices of the columns that stay."""
+    gone = {index for columns in left_out for index in columns}
+    return [index for index in range(len(table.header)) if index not in gone]

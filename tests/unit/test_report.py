@@ -7,19 +7,20 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
+from orchestrator.report.answers import answers
 from orchestrator.report.curves import curve_points
 from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import REPORT_FILES, build_report, render_files, save_report
-from orchestrator.report.text import answers, caveats
-from orchestrator.storage.local import LocalStore
+from orchestrator.report.text import caveats
+from orchestrator.testing.memory_store import MemoryStore
 from tests.sample_sweep import BASELINE, ERROR, GRANULARITY, commit, sample_metrics, sample_plan
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
-def store(tmp_path):
-    return LocalStore(tmp_path)
+def store():
+    return MemoryStore()
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_report_other_metric_is_computed_from_it(store, plan):
 
 def test_report_answer_names_the_best_space_and_its_rivals(store, plan):
     _commit_all(store, plan)
-    best, rival = answers(build_report(store, plan))[0].sentences
+    best, rival, *_ = answers(build_report(store, plan))[0].sentences
     assert best.startswith("best: levels/depth3 (G = 32), val_error 7.00 ± 1.00 %, 74.1 % lower than the baseline")
     assert "excludes 0" in best
     assert rival.startswith("best of random: random/128 (G = 128), val_error 28.00 ± 1.00 %, 3.7 % higher")

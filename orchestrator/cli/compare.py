@@ -1,0 +1,52 @@
+"""``orchestrator compare``: the same cells of several sweeps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.text import Text
+
+from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import TableForm
+from orchestrator.cli.status import open_existing_store, require_sweep
+from orchestrator.controller.client import load_plan, load_snapshot
+from orchestrator.report.compare import compare_sweeps, comparison_tables, sweep_records
+from orchestrator.report.plain import json_ready
+from orchestrator.report.render_csv import render_csv
+from orchestrator.report.render_markdown import markdown_table
+from orchestrator.report.render_terminal import FittingTable
+from orchestrator.report.report import build_report
+from orchestrator.report.results import Report
+from orchestrator.storage.protocol import ObjectStore
+
+
+def show_comparison(sweeps: Sequence[str], *, metric: str, form: TableForm, store_uri: str) -> ExitCode:
+    """Print the comparison; it is not saved, as it belongs to no single sweep."""
+    store = open_existing_store(store_uri)
+    for sweep in sweeps:
+        require_sweep(store, sweep)
+    comparison = compare_sweeps([_report(store, sweep, metric) for sweep in sweeps])
+    if form is TableForm.JSON:
+        stdout_console().print_json(json.dumps(json_ready(comparison.to_json())))
+    elif form is TableForm.CSV:
+        sys.stdout.write(render_csv(sweep_records(comparison)))
+    else:
+        for table in comparison_tables(comparison):
+            if form is TableForm.TABLE:
+                stdout_console().print(FittingTable(table=table))
+            else:
+                sys.stdout.write(markdown_table(table) + "\n\n")
+    for note in comparison.notes:
+        stderr_console().print(Text(f"Note: {note}", style="yellow"))
+    return ExitCode.OK
+
+
+def _report(store: ObjectStore, sweep: str, metric: str) -> Report:
+    snapshot = load_snapshot(store, sweep)
+    plan = snapshot.plan or load_plan(store, sweep)
+    chosen = replace(plan, metric=metric) if metric else plan
+    return build_report(store, chosen, snapshot.jobs)

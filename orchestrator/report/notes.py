@@ -1,0 +1,77 @@
+"""What a reader must know beside the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.plan.published import Published
+from orchestrator.report.inputs import TRANSFER_KINDS, Committed
+from orchestrator.report.results import Criterion, Facet, Report, Table
+from orchestrator.state.job_view import JobView
+
+_FAILED = frozenset({"failed", "skipped", "cancelled"})
+
+
+def notes_on(
+    plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView], unused: Sequence[Published]
+) -> Iterator[str]:
+    """Notes on the runs themselves."""
+    transfers = [job for job in plan.jobs if job.kind in TRANSFER_KINDS]
+    yield from _metric_notes(plan.metric, transfers, committed)
+    spaces = {job.facets["label_space"] for job in transfers}
+    if plan.baseline and transfers and plan.baseline not in spaces:
+        yield f"no run pretrains on the baseline {plan.baseline}: nothing is compared; add it to pretrain.labels"
+    changed = [name for name, found in committed.items() if found.has_changed_numerics]
+    if changed:
+        yield f"{len(changed)} runs were resumed under other numerics, no longer bit-exact (first: {changed[0]})"
+    failed = [job.name for job in plan.jobs if job.name in views and views[job.name].state.value in _FAILED]
+    if failed:
+        view = views[failed[0]]
+        reason = f": {view.reason}" if view.reason else ""
+        yield f"{len(failed)} jobs {view.state.value} (first: {failed[0]}{reason}); their cells lack these runs"
+    for entry in unused:
+        yield (
+            f"the published number of {entry.label_space or 'one-pass'} under {entry.transfer} "
+            f"({entry.source or 'no source'}) stands beside nothing: the sweep has no such row"
+        )
+
+
+def notes_on_statistics(report: Report) -> Iterator[str]:
+    """Notes on what the tables can and cannot say."""
+    tables = report.headlines
+    singles = [table.transfer for table in tables if _num_pretrain_seeds(table) == 1]
+    if singles:
+        yield (
+            f"one pretrain seed only ({', '.join(dict.fromkeys(singles))}): no interval says how other backbones of "
+            "the same label space would do; the bootstrap resamples transfer seeds alone"
+        )
+    elif any(_num_pretrain_seeds(table) == 2 for table in tables):
+        yield "two pretrain seeds leave one degree of freedom: intervals are wide (12.7 standard errors); a third helps"
+    if any(Criterion.VALIDATION in table.criteria for table in report.tables):
+        yield (
+            "grid cells marked as selected on validation were chosen by the very numbers shown: their errors are "
+            "optimistic, more so for larger grids"
+        )
+    for ablation in report.ablations:
+        cells = [cell for row in ablation.rows for cell in row.cells]
+        lacking = sum(cell.num_expected - (cell.summary.num_values if cell.summary else 0) for cell in cells)
+        if ablation.facet is Facet.CELL and lacking and ablation.selected_by:
+            yield f"the grid of {ablation.place.transfer} lacks {lacking} runs: another cell may be selected later"
+
+
+def _metric_notes(metric: str, transfers: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[str]:
+    there = [(job.name, committed[job.name].metrics) for job in transfers if job.name in committed]
+    without = [name for name, metrics in there if metric not in metrics]
+    if without:
+        known = ", ".join(sorted({name for _, metrics in there for name in metrics})) or "none"
+        what = "no committed run has" if len(without) == len(there) else f"{len(without)} committed runs have no"
+        yield f"{what} metric {metric!r} (first: {without[0]}); reported metrics: {known}"
+    invalid = [name for name, metrics in there if not math.isfinite(metrics.get(metric, 0.0))]
+    if invalid:
+        yield f"{len(invalid)} runs report {metric} = nan or infinity and are left out (first: {invalid[0]})"
+
+
+def _num_pretrain_seeds(table: Table) -> int:
+    return max((row.summary.num_pretrain_seeds for row in table.rows if row.summary), default=0)

@@ -1,0 +1,87 @@
+"""Numbers as people read them. Here, and nowhere before, fractions become percent."""
+
+from __future__ import annotations
+
+from orchestrator.report.results import Row
+from orchestrator.report.statistics import PairedDifference, Summary
+
+MISSING = "-"
+_FRACTIONS = ("error", "accuracy")
+_SIGNIFICANT_DIGITS = 4
+
+
+def is_fraction(metric: str) -> bool:
+    """Whether a metric is rendered in percent."""
+    return any(word in metric for word in _FRACTIONS)
+
+
+def fixed(value: float, digits: int, *, sign: str = "") -> str:
+    """A number with some decimals; what rounds to zero is ``0.00``, never ``-0.00`` or ``+0.00``."""
+    text = f"{value:{sign}.{digits}f}"
+    return text if float(text) else text.lstrip("+-")
+
+
+def number(value: float, metric: str, *, sign: str = "") -> str:
+    """A value of a metric: fractions as percent with two decimals, anything else with four significant digits."""
+    if is_fraction(metric):
+        return fixed(100 * value, 2, sign=sign)
+    return f"{value:{sign if value else ''}.{_SIGNIFICANT_DIGITS}g}"
+
+
+def plus_minus(summary: Summary, metric: str) -> str:
+    """``9.26 ± 3.99``; without the second number where the spread is unknown."""
+    return mean_and_std(summary.mean, summary.std, metric)
+
+
+def mean_and_std(mean: float, std: float | None, metric: str) -> str:
+    """As ``plus_minus``, for numbers that others computed."""
+    text = number(mean, metric)
+    return text if std is None else f"{text} ± {number(std, metric)}"
+
+
+def interval(low: float | None, high: float | None, metric: str, *, sign: str = "") -> str:
+    """``[-25.96, -0.90]``, or a dash where there is none."""
+    if low is None or high is None:
+        return MISSING
+    return f"[{number(low, metric, sign=sign)}, {number(high, metric, sign=sign)}]"
+
+
+def difference_interval(difference: PairedDifference, metric: str) -> str:
+    """The interval of a paired difference."""
+    return interval(difference.low, difference.high, metric, sign="+")
+
+
+def p_text(p_value: float | None) -> str:
+    """``0.031``; ``<0.001`` below."""
+    if p_value is None:
+        return MISSING
+    return "<0.001" if p_value < 0.0005 else f"{p_value:.3f}"
+
+
+def probability(value: float | None) -> str:
+    """In percent without decimals: a bootstrap over a few seeds deserves none."""
+    if value is None:
+        return MISSING
+    if 0 < value < 0.01:
+        return "<1"
+    return ">99" if 0.99 < value < 1 else fixed(100 * value, 0)
+
+
+def hours(value: float) -> str:
+    """Hours with three significant digits, without an exponent below a million."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value >= 0.001 else ("0" if value == 0 else "<0.001")
+
+
+def count(row: Row) -> str:
+    """``3``, ``2/3 seeds`` or ``1/3 seeds, 1 failed, 1 NaN``."""
+    if row.is_complete:
+        return str(row.num_expected)
+    told = [f"{number_of} {_REASONS.get(why, why)}" for why, number_of in row.absent.items() if why not in _SILENT]
+    return ", ".join([f"{len(row.results)}/{row.num_expected} seeds", *told])
+
+
+_SILENT = frozenset({"missing", "pending"})
+"""Reasons that "2/3" says already."""
+_REASONS = {"nan": "NaN"}

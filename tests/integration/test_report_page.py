@@ -1,0 +1,170 @@
+"""The interactive report in a real browser: filters, no errors, no requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.report.learning import read_learning
+from orchestrator.report.page import render_page
+from orchestrator.report.report import compute_report
+from orchestrator.storage.layout import metrics_segment
+from orchestrator.storage.local import LocalStore
+from tests.browser import SIZE, browser, watch  # noqa: F401 - a fixture among them
+from tests.report_sweeps import StudyPlan, committed
+
+SPACES = {"levels/depth1": 2, "levels/depth2": 8, "levels/depth3": 32, "random/32": 32}
+STUDY = StudyPlan(
+    spaces=SPACES,
+    transfers=("main", "probe"),
+    checkpoints=("epoch50", "epoch90"),
+    cells=("lr=0.1", "lr=1"),
+    transfer_seeds=(0, 1),
+)
+LOST = tuple(f"finetune/main/random/32/seed1/epoch90/{cell}/seed1" for cell in ("lr=0.1", "lr=1"))
+LINK = "http://127.0.0.1:5000/#/experiments/1/runs/abc"
+
+
+def _metrics(job):
+    if job.name in LOST:
+        return None
+    error = {"levels/depth1": 0.3, "levels/depth2": 0.2, "levels/depth3": 0.1, "random/32": 0.35}
+    value = error[job.facets["label_space"]] + 0.01 * job.facets["pretrain_seed"]
+    value += 0.003 * job.facets.get("transfer_seed", 0) * job.facets["pretrain_seed"]
+    value += 0.05 * (job.facets.get("checkpoint") == "epoch50") + 0.02 * (job.facets.get("cell") == "lr=0.1")
+    return {"val_error": value, "val_error_hard": 2 * value, "select_error": value}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory) -> str:
+    store = LocalStore(tmp_path_factory.mktemp("store"))
+    plan = STUDY.plan(store.uri)
+    for job in plan.jobs:
+        if job.kind in {"pretrain", "finetune"}:
+            lines = [
+                {"step": step, "epoch": float(step), "at_s": 1.0, "metrics": {"val_error": 1 / step, "train_loss": 2.0}}
+                for step in (1, 2, 3)
+            ]
+            content = "".join(json.dumps(line) + "\n" for line in lines)
+            store.put(metrics_segment(job.key, 1, 0, 3), content.encode())
+    report = compute_report(plan, committed(plan, _metrics))
+    links = {job.name: LINK for job in plan.jobs}
+    path = Path(tmp_path_factory.mktemp("page"), "report.html")
+    path.write_bytes(render_page(report, plan, read_learning(store, plan.jobs), links=links))
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def drawn(browser, address):  # noqa: F811 - the imported fixture
+    """The page, drawn once: 5 MB of JavaScript take a while to read."""
+    page = browser.new_page(viewport=SIZE)
+    watched = watch(page)
+    page.goto(address)
+    page.wait_for_selector("html[data-ready=true]")
+    return page, watched
+
+
+@pytest.fixture
+def page(drawn, address):
+    """The page without any filter; after each test it must have asked for nothing and complained about nothing."""
+    found, watched = drawn
+    found.click("#filter-reset")
+    yield found
+    assert watched.errors == []
+    assert watched.requests == [address]
+
+
+def _rows(page, table="#results"):
+    return [
+        [cell.inner_text() for cell in row.query_selector_all("td")]
+        for row in page.query_selector_all(f"{table} tbody tr")
+    ]
+
+
+def _traces(page, plot="curve"):
+    return page.evaluate("id => document.getElementById(id).data.map(trace => trace.name)", plot)
+
+
+def test_page_shows_table_curve_pairs_grid_and_runs(page):
+    rows = _rows(page)
+    assert [row[0] for row in rows] == list(SPACES)
+    assert rows[2][2].startswith("11.1")
+    assert "5/6 seeds" in rows[3]
+    assert _traces(page) == [
+        "levels",
+        "random",
+        "baseline levels/depth1",
+        "one-pass levels/depth1",
+        "best: levels/depth3",
+    ]
+    assert page.evaluate("document.getElementById('pairs').data[0].z.length") == 4
+    assert page.locator("table[data-facet=cell] td.selected").count() == 4
+    assert page.locator("table[data-facet=checkpoint] thead th").all_inner_texts()[2:] == ["epoch50", "epoch90"]
+    lost = next(row for row in _rows(page, "#runs") if row[0] == LOST[1])
+    assert lost[1] == "missing"
+    assert page.locator("#runs a", has_text="MLflow").first.get_attribute("href") == LINK
+    artifact = page.locator("#runs a", has_text="finetune-").first.get_attribute("href")
+    assert artifact.startswith("file://")
+    assert "/artifacts/finetune/" in artifact
+
+
+def test_page_filters_by_checkpoint_transfer_and_cell(page):
+    def error():
+        return float(_rows(page)[2][2].split()[0])
+
+    last = error()
+    page.select_option("#filter-checkpoint", "epoch50")
+    assert error() == pytest.approx(last + 5.0, abs=0.011)
+    assert "epoch50" in page.inner_text("#table-title")
+    page.select_option("#filter-transfer", "probe")
+    assert page.inner_text("#table-title").startswith("probe ")
+    page.select_option("#filter-transfer", "main")
+    page.select_option("#filter-checkpoint", "epoch90")
+    page.select_option("#filter-cell", "lr=0.1")
+    assert error() == pytest.approx(last + 2.0, abs=0.011)
+    assert page.is_hidden("#pairs-section")
+    page.select_option("#filter-cell", "selected")
+    assert error() == last
+    assert page.is_visible("#pairs-section")
+
+
+def test_page_filters_by_kind_of_label_space(page):
+    page.uncheck("#filter-series input[value=random]")
+    assert [row[0] for row in _rows(page)] == list(SPACES)[:3]
+    assert "random" not in _traces(page)
+    assert all("random" not in row[0] for row in _rows(page, "#runs"))
+    page.check("#filter-series input[value=random]")
+    assert len(_rows(page)) == 4
+
+
+def test_page_filters_by_protocol_and_target_leave_nothing_empty(page):
+    page.select_option("#filter-protocol", "finetune")
+    page.select_option("#filter-target", "levels/depth1")
+    assert len(_rows(page)) == 4
+
+
+def test_page_sorts_by_any_column_both_ways(page):
+    page.click("#results thead button >> text=val_error")
+    ascending = [row[0] for row in _rows(page)]
+    assert ascending == ["levels/depth3", "levels/depth2", "levels/depth1", "random/32"]
+    page.click("#results thead button >> text=val_error")
+    assert [row[0] for row in _rows(page)] == ascending[::-1]
+
+
+def test_page_draws_learning_curves_of_both_stages(page):
+    # A curve per run of the selected cells: 4 label spaces x 3 backbones x 2 transfer seeds, the lost one included.
+    assert len(_traces(page, "learning")) == 24
+    page.select_option("#filter-stage", "pretrain")
+    assert len(_traces(page, "learning")) == 12
+    page.select_option("#filter-learning", "train_loss")
+    assert page.evaluate("document.getElementById('learning').data[0].y") == [2, 2, 2]
+
+
+def test_page_finds_runs_by_name(page):
+    page.fill("#runs-find", "depth2/seed1")
+    assert page.input_value("#runs-find") == "depth2/seed1"
+    names = [row[0] for row in _rows(page, "#runs")]
+    assert names
+    assert all("depth2/seed1" in name for name in names)

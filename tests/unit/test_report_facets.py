@@ -1,0 +1,317 @@
+"""Grids, checkpoints, fractions, pretrain blocks, published numbers and whatever is missing."""
+
+import csv
+import io
+import json
+import math
+from dataclasses import replace
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from rich.console import Console
+
+from orchestrator.plan.published import Published
+from orchestrator.report.answers import answers
+from orchestrator.report.numbers import fixed, number, p_text, probability
+from orchestrator.report.render_terminal import render_terminal
+from orchestrator.report.report import compute_report, render_files
+from orchestrator.report.results import Criterion, Facet
+from orchestrator.report.text import caveats
+from orchestrator.state.job_view import JobView
+from orchestrator.state.transitions import JobState
+from tests.report_sweeps import LEVELS, StudyPlan, committed
+
+ERROR = dict(zip(LEVELS, (0.27, 0.12, 0.07), strict=True))
+SPREAD = {0: -0.01, 1: 0.0, 2: 0.012}
+
+
+def _error(job):
+    error = ERROR[job.facets["label_space"]] + SPREAD[job.facets["pretrain_seed"]]
+    return error + 0.003 * int(job.facets.get("transfer_seed", 0)) * (
+        1 + 2 * (job.facets["label_space"] == "levels/depth2")
+    )
+
+
+def _metrics(job):
+    return {"val_error": _error(job)}
+
+
+def _report(study, metrics=_metrics, views=None):
+    plan = study.plan()
+    return compute_report(plan, committed(plan, metrics), views)
+
+
+def _ablation(report, facet):
+    return next(ablation for ablation in report.ablations if ablation.facet is facet)
+
+
+def _compute(report, row):
+    found = report.tables[0].rows[row].compute
+    assert found is not None
+    return found
+
+
+def _printed(report, width=200):
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(render_terminal(report))
+    return file.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------------- grids
+GRID = StudyPlan(cells=("lr=0.1", "lr=0.4", "lr=1"))
+
+
+def _grid_metrics(job):
+    """By validation lr=1 is best, by the part of train that was held out lr=0.4; backbones have neither."""
+    cell = job.facets.get("cell")
+    val = {"lr=0.1": 0.02, "lr=0.4": 0.01, "lr=1": 0.0}.get(cell, 0.0)
+    held_out = {"lr=0.1": 0.3, "lr=0.4": 0.1, "lr=1": 0.2}.get(cell)
+    return {"val_error": _error(job) + val} | ({} if held_out is None else {"select_error": held_out})
+
+
+def test_grid_cell_is_selected_on_the_held_out_part_of_train():
+    report = _report(GRID, _grid_metrics)
+    row = report.tables[0].rows[2]
+    assert (row.cell, row.selected_by, row.num_expected) == ("lr=0.4", Criterion.TRAIN_HOLDOUT, 3)
+    assert row.summary.mean == pytest.approx(0.07 + 0.01 + sum(SPREAD.values()) / 3)
+    assert "on samples held out of the training split" in _printed(report)
+
+
+@pytest.mark.parametrize(
+    ("study", "metrics"),
+    [
+        (GRID, lambda job: {"val_error": _grid_metrics(job)["val_error"]}),
+        (replace(GRID, facets={"select_on": "val"}), _grid_metrics),
+    ],
+    ids=["nothing held out", "the sweep asks for it"],
+)
+def test_grid_cell_selected_on_validation_says_so(study, metrics):
+    report = _report(study, metrics)
+    assert {row.cell for row in report.tables[0].rows} == {"lr=1"}
+    assert report.tables[0].criteria == (Criterion.VALIDATION,)
+    assert "selected on validation" in _printed(report)
+    assert any("optimistic" in note for note in report.notes)
+
+
+def test_grid_is_shown_whole_with_its_selected_cell_marked():
+    report = _report(GRID, _grid_metrics)
+    grid = _ablation(report, Facet.CELL)
+    assert grid.values == ("lr=0.1", "lr=0.4", "lr=1")
+    assert [[cell.is_selected for cell in row.cells] for row in grid.rows] == [[False, True, False]] * 3
+    assert all(cell.summary.num_values == 3 for row in grid.rows for cell in row.cells)
+    assert "8.07 ± 1.10 [10.00]*" in _printed(report)
+    lines = list(csv.DictReader(io.StringIO(render_files(report)["ablations.csv"].decode())))
+    assert [line["value"] for line in lines if line["is_selected"] == "1"] == ["lr=0.4"] * 3
+    runs = list(csv.DictReader(io.StringIO(render_files(report)["runs.csv"].decode())))
+    assert len(runs) == 3 * 3 * 3  # the other cells' runs too
+    assert sum(run["is_selected"] == "1" for run in runs) == 9
+
+
+def test_grid_cell_that_lacks_runs_is_not_selected_before_complete_ones_and_is_noted():
+    def metrics(job):
+        lost = job.facets.get("cell") == "lr=0.4" and job.facets["pretrain_seed"] == 1
+        return None if lost else _grid_metrics(job)
+
+    report = _report(GRID, metrics)
+    assert {row.cell for row in report.tables[0].rows} == {"lr=1"}
+    assert any("lacks 3 runs" in note for note in report.notes)
+    assert "(2/3)" in _printed(report)
+
+
+def test_grid_with_more_cells_than_fit_stands_upright():
+    cells = tuple(f"lr={0.1 * index:.1f}" for index in range(1, 13))
+    printed = _printed(_report(replace(GRID, cells=cells, pretrain_seeds=(0,))), width=140)
+    assert "levels/depth3 (G = 32)" in printed
+    assert "lr=1.2" in printed
+
+
+# ---------------------------------------------------------------------------------- checkpoints, fractions and blocks
+def test_checkpoints_stand_side_by_side_and_the_last_one_is_the_answer():
+    def metrics(job):
+        epoch = job.facets.get("checkpoint")
+        return {"val_error": _error(job) + {"epoch50": 0.02, "epoch70": 0.01}.get(epoch, 0.0)}
+
+    report = _report(StudyPlan(checkpoints=("epoch90", "epoch50", "epoch70")), metrics)
+    table = _ablation(report, Facet.CHECKPOINT)
+    assert table.values == ("epoch50", "epoch70", "epoch90")
+    means = [cell.summary.mean for cell in table.rows[0].cells]
+    assert means == sorted(means, reverse=True)
+    assert [found.checkpoint for found in report.headlines] == ["epoch90"]
+    assert len(report.tables) == 3
+    assert "epoch90" in answers(report)[0].title
+
+
+def test_checkpoints_beside_unnamed_final_weights_call_these_final():
+    report = _report(StudyPlan(checkpoints=("", "epoch50")))
+    assert _ablation(report, Facet.CHECKPOINT).values == ("epoch50", "final")
+    assert [found.checkpoint for found in report.headlines] == [""]
+
+
+def test_fractions_are_ordered_by_size_and_all_labels_are_the_answer():
+    report = _report(StudyPlan(fractions=("0.1", "1", "0.05")))
+    assert _ablation(report, Facet.FRACTION).values == ("0.05", "0.1", "1")
+    assert [table.fraction for table in report.headlines] == ["1"]
+
+
+def test_pretrain_blocks_have_tables_of_their_own():
+    report = _report(StudyPlan(blocks=("resnet34", "resnet50")))
+    assert [table.pretrain for table in report.headlines] == ["resnet34", "resnet50"]
+    assert all(row.summary.num_values == 3 for table in report.tables for row in table.rows)
+    assert "pretrained by resnet50" in _printed(report)
+
+
+def test_retraining_baseline_of_a_transfer_goes_before_that_of_the_sweep():
+    plan = StudyPlan(target="levels/depth2").plan()
+    jobs = [
+        replace(job, facets={**job.facets, "baseline": "retrain"})
+        if "transfer" in job.facets and job.facets["label_space"] == "levels/depth2"
+        else job
+        for job in plan.jobs
+    ]
+    report = compute_report(replace(plan, jobs=tuple(jobs)), committed(plan, _metrics))
+    assert report.tables[0].baseline == "levels/depth2"
+    baseline = report.tables[0].baseline_row
+    assert baseline is not None
+    assert baseline.label_space == "levels/depth2"
+
+
+# --------------------------------------------------------------------------------------------- one-pass and published
+def test_one_pass_is_the_pretraining_on_the_target_itself():
+    report = _report(StudyPlan(), lambda job: {"val_error": 0.3 if job.kind == "pretrain" else _error(job)})
+    assert report.tables[0].one_pass.summary.mean == pytest.approx(0.3)
+    assert any("one-pass on levels/depth1, without transfer: 30.00" in line for line in answers(report)[0].sentences)
+
+
+PAPER = Published(transfer="main", label_space="levels/depth3", value=0.0479, std=0.00045, source="table 1")
+
+
+def test_published_numbers_stand_beside_ours():
+    one_pass = Published(transfer="main", label_space="", value=0.0587, std=0.00025)
+    report = _report(StudyPlan(published=(PAPER, one_pass)))
+    assert [row.published for row in report.tables[0].rows] == [None, None, PAPER]
+    printed = _printed(report)
+    assert "4.79 ± 0.04" in printed or "4.79 ± 0.05" in printed
+    assert "(published 5.87 ± 0.03 %)" in printed or "(published 5.87 ± 0.02 %)" in printed
+    assert "| 4.79" in render_files(report)["report.md"].decode().replace("**", "")
+    results = list(csv.DictReader(io.StringIO(render_files(report)["results.csv"].decode())))
+    assert [line["published"] for line in results if line["published"]] == ["0.0479", "0.0587"]
+    assert not any("published" in note for note in report.notes)
+
+
+def test_published_numbers_of_checkpoints_and_cells_find_their_place():
+    entries = (
+        replace(PAPER, checkpoint="epoch50"),
+        replace(PAPER, value=0.05),  # of the last checkpoint, which papers do not name
+        replace(PAPER, cell="lr=1", value=0.06),
+    )
+    study = StudyPlan(checkpoints=("epoch50", "epoch90"), cells=("lr=0.1", "lr=1"), published=entries)
+    report = _report(study, _grid_metrics)
+    by_checkpoint = {table.checkpoint: table.rows[2].published for table in report.tables}
+    assert {name: entry.value for name, entry in by_checkpoint.items()} == {"epoch50": 0.0479, "epoch90": 0.05}
+    grid = next(item for item in report.ablations if item.facet is Facet.CELL and item.place.checkpoint == "epoch90")
+    assert [cell.published and cell.published.value for cell in grid.rows[2].cells] == [None, 0.06]
+
+
+def test_published_number_of_no_row_is_noted():
+    report = _report(StudyPlan(published=(replace(PAPER, label_space="levels/depth9"),)))
+    assert any("levels/depth9" in note and "no such row" in note for note in report.notes)
+
+
+# ----------------------------------------------------------------------------------------------- missing, failed, NaN
+def test_failed_runs_are_shown_as_such():
+    plan = StudyPlan().plan()
+    lost = "finetune/main/levels/depth2/seed1/seed0"
+    views = {job.name: JobView(name=job.name, key=job.key, state=JobState.SUCCEEDED) for job in plan.jobs}
+    views[lost] = replace(views[lost], state=JobState.FAILED, reason="out of memory")
+    report = compute_report(plan, committed(plan, lambda job: None if job.name == lost else _metrics(job)), views)
+    assert report.tables[0].rows[1].absent == {"failed": 1}
+    assert "2/3 seeds, 1 failed" in _printed(report)
+    assert any(f"first: {lost}: out of memory" in note for note in report.notes)
+    assert report.absent == {lost: "failed"}
+
+
+def test_nan_metric_is_shown_excluded_and_noted():
+    def metrics(job):
+        diverged = job.name == "finetune/main/levels/depth2/seed1/seed0"
+        return {"val_error": math.nan if diverged else _error(job)}
+
+    report = _report(StudyPlan(), metrics)
+    row = report.tables[0].rows[1]
+    assert (row.summary.num_values, row.absent) == (2, {"nan": 1})
+    assert "2/3 seeds, 1 NaN" in _printed(report)
+    assert any("nan or infinity" in note for note in report.notes)
+    for content in (render_files(report)["report.json"], json.dumps(report.to_json(), allow_nan=False).encode()):
+        json.loads(content, parse_constant=pytest.fail)
+
+
+def test_metric_that_no_run_reports_names_those_that_they_do():
+    report = _report(StudyPlan(metric="val_auc"))
+    assert any("no committed run has metric 'val_auc'" in note and "val_error" in note for note in report.notes)
+    assert answers(report)[0].sentences == ("no result yet",)
+
+
+def test_single_seed_has_no_std_and_says_why():
+    report = _report(StudyPlan(pretrain_seeds=(0,)))
+    row = report.tables[0].rows[0]
+    assert (row.summary.std, row.summary.low, row.probability_best) == (None, None, None)
+    printed = _printed(report)
+    assert "±" not in printed
+    assert "one pretrain seed only" in printed
+
+
+def test_two_pretrain_seeds_are_warned_about():
+    assert any("one degree of freedom" in note for note in _report(StudyPlan(pretrain_seeds=(0, 1))).notes)
+
+
+def test_empty_sweep_of_any_form_renders():
+    report = _report(replace(GRID, checkpoints=("epoch1", "epoch2")), lambda job: None)
+    assert set(render_files(report)) >= {"report.md", "curve.svg", "runs.parquet"}
+    assert len(caveats(report)) == 1
+
+
+# --------------------------------------------------------------------------------------------------- cost and numbers
+def test_cost_counts_backbones_and_transfers_of_all_cells():
+    plan = GRID.plan()
+    report = compute_report(plan, committed(plan, _grid_metrics, measured_s=3600.0))
+    # 3 backbones and 3 x 3 transfers of an hour on 4 GPUs and 2 cores each.
+    assert _compute(report, 0).gpu_hours == pytest.approx(48.0)
+    assert _compute(report, 0).cpu_hours == pytest.approx(24.0)
+    assert "GPU-hours" in _printed(report)
+
+
+def test_cost_prefers_what_all_attempts_of_this_sweep_took():
+    plan = StudyPlan().plan()
+    name = "pretrain/levels/depth1/seed0"
+    views = {name: JobView(name=name, key="k", state=JobState.SUCCEEDED, ran_s=10 * 3600.0)}
+    report = compute_report(plan, committed(plan, _metrics, measured_s=3600.0), views)
+    assert _compute(report, 0).gpu_hours == pytest.approx(4 * (10 + 5))
+    assert _compute(report, 1).gpu_hours == pytest.approx(4 * 6)
+
+
+def test_cost_that_nobody_recorded_is_not_shown():
+    plan = StudyPlan().plan()
+    report = compute_report(plan, committed(plan, _metrics, measured_s=None))
+    assert report.tables[0].rows[0].compute is None
+    assert "hours" not in _printed(report)
+
+
+@pytest.mark.parametrize("value", [-0.00001, 0.0, 0.00001])
+def test_numbers_that_round_to_zero_have_no_sign(value):
+    assert number(value, "val_error", sign="+") == "0.00"
+    assert fixed(value, 1, sign="+") == "0.0"
+
+
+def test_numbers_of_certainty_never_round_to_certainty():
+    assert [probability(value) for value in (None, 0.0, 0.004, 0.5, 0.996, 1.0)] == ["-", "0", "<1", "50", ">99", "100"]
+    assert [p_text(value) for value in (None, 0.0001, 0.049, 1.0)] == ["-", "<0.001", "0.049", "1.000"]
+
+
+def test_parquet_has_the_numbers_of_the_csv_and_is_byte_stable():
+    report = _report(StudyPlan(transfer_seeds=(0, 1)))
+    files, again = render_files(report), render_files(report)
+    table = pq.read_table(io.BytesIO(files["results.parquet"])).to_pydict()
+    lines = list(csv.DictReader(io.StringIO(files["results.csv"].decode())))
+    assert table["mean"] == [float(line["mean"]) for line in lines]
+    assert table["label_space"] == [line["label_space"] for line in lines]
+    assert table["transfer_std"][1] == pytest.approx(0.009 / math.sqrt(2))
+    assert files == again
