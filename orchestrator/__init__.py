@@ -1,8 +1,21 @@
 """The control plane: plans sweeps, schedules them on Ray, and reports the answer."""
 
+from __future__ import annotations
 
-def __getattr__(name: str) -> str:
-    # Read on demand: importlib.metadata costs start-up time that most commands need not pay.
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.api import Sweep
+
+__all__ = ["Sweep"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - of several types
+    # On demand: what commands do not need would cost each of them start-up time.
+    if name == "Sweep":
+        from orchestrator.api import Sweep
+
+        return Sweep
     if name == "__version__":
         from importlib.metadata import version
 

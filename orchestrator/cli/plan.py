@@ -1,74 +1,148 @@
-"""``orchestrator plan``: what a submit would do, and nothing done."""
+"""``orchestrator plan``: what a submit would do, how long it takes and what it costs; nothing is done."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.table import Table
 
-from orchestrator.cli.console import stdout_console
+from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.plan_tables import diff_lines, diff_table, groups_table, jobs_table, kinds_table, outlook_lines
 from orchestrator.cli.settings import Settings
-from orchestrator.errors import StorageError
+from orchestrator.errors import SpecError, StorageError, UserError
+from orchestrator.plan.accelerators import PEAKS
 from orchestrator.plan.build import build_plan
-from orchestrator.plan.clusters import long_clusterings
+from orchestrator.plan.costs import PriceTable
+from orchestrator.plan.diff import diff_plans
+from orchestrator.plan.estimates import known_accelerator
 from orchestrator.plan.graph import Plan
-from orchestrator.plan.reuse import Disposition, count_by_kind, dispositions
-from orchestrator.spec import load_sweep
-from orchestrator.storage.layout import checkpoints_folder, record_name
-from orchestrator.storage.open import is_initialised, open_store
-from orchestrator.storage.protocol import ObjectStore
+from orchestrator.plan.makespan import Fleet
+from orchestrator.plan.reuse import Disposition
+from orchestrator.planning.fleets import StatedCluster, ray_fleet, stated_fleet, this_machine
+from orchestrator.planning.look_up import look_up as look_up_plan
+from orchestrator.planning.outlook import Outlook, make_outlook
+from orchestrator.planning.sources import find_plan, read_sweep
 
 
-def show_plan(reference: str, *, as_json: bool) -> None:
-    """Print the plan of a sweep as a table or as JSON."""
-    sweep, _ = load_sweep(reference)
-    plan = build_plan(sweep, store_uri=Settings().store_uri(sweep))
-    found = look_up(plan)
-    if as_json:
-        jobs = [{"disposition": found[job["name"]].value, **job} for job in plan.to_json()["jobs"]]
-        stdout_console().print_json(json.dumps({**plan.to_json(), "jobs": jobs}))
-        return
-    console = stdout_console()
-    console.print(plan_table(plan, found))
-    console.print(summary_line(plan, found))
-    for line in long_clusterings(sweep):
-        console.print(line)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Flags of the command."""
+
+    output: DocumentForm = DocumentForm.TABLE
+    lists_jobs: bool = False
+    diff: str = ""
+    """Another sweep.yaml, shipped or submitted sweep to compare with."""
+    cluster: StatedCluster = field(default_factory=StatedCluster)
+    accelerator: str = ""
+    prices: str = ""
+    overrides: tuple[str, ...] = ()
+    scale: str = ""
+    store: str = ""
+
+
+def show_plan(reference: str, options: PlanOptions) -> ExitCode:
+    """Print the plan of a sweep, or its difference to another one."""
+    settings = Settings()
+    sweep, _ = read_sweep(reference, options.overrides, scale=options.scale)
+    plan = build_plan(sweep, store_uri=options.store or settings.store_uri(sweep))
+    if options.diff:
+        return _show_diff(plan, options)
+    outlook = make_outlook(
+        sweep,
+        plan,
+        fleet=choose_fleet(settings, options.cluster),
+        accelerator=check_accelerator(options.accelerator),
+        prices=read_prices(options.prices),
+    )
+    for problem in outlook.found.problems:
+        stderr_console().print(f"warning: {problem}", markup=False)
+    _print_outlook(outlook, options)
+    for refusal in outlook.refusals:
+        complain(refusal)
+    return ExitCode.REFUSED if outlook.refusals else ExitCode.OK
 
 
 def look_up(plan: Plan) -> dict[str, Disposition]:
-    """Dispositions of all jobs; reads the store but never creates it."""
-    if not is_initialised(plan.store_uri):
-        return dispositions(plan, frozenset(), frozenset())
-    try:
-        store = open_store(plan.store_uri)
-        committed = {job.key for job in plan.jobs if store.exists(record_name(job.key))}
-        started = {job.key for job in plan.jobs if job.key not in committed and _has_checkpoint(store, job.key)}
-    except OSError as error:
-        message = f"store {plan.store_uri} cannot be read: {error}"
-        raise StorageError(message) from error
-    return dispositions(plan, committed, started)
+    """Dispositions of all jobs, for a submit; reads the store but never creates it.
+
+    Raises:
+        StorageError: the store cannot be asked; a submit would fail there, too.
+    """
+    found = look_up_plan(plan)
+    if found.problems:
+        raise StorageError("; ".join(found.problems))
+    return dict(found.dispositions)
 
 
 def plan_table(plan: Plan, found: dict[str, Disposition]) -> Table:
     """One row per kind with counts."""
-    table = Table(title=f"Plan of sweep {plan.sweep}", title_justify="left")
-    table.add_column("kind")
-    for disposition in Disposition:
-        table.add_column(disposition.value, justify="right")
-    table.add_column("each needs")
-    needs = {job.kind.value: str(job.resources) for job in plan.jobs}
-    for kind, counts in count_by_kind(plan, found).items():
-        table.add_row(kind, *(str(counts[disposition] or "-") for disposition in Disposition), needs[kind])
-    return table
+    return kinds_table(plan, found)
 
 
 def summary_line(plan: Plan, found: dict[str, Disposition]) -> str:
-    """``52 jobs: 52 new, 0 reuse, 0 resume``."""
-    counts = Counter(found.values())
-    parts = ", ".join(f"{counts[disposition]} {disposition.value}" for disposition in Disposition)
+    """``52 jobs: 52 new, 0 resume, 0 reuse, 0 stale``."""
+    counts = {disposition: list(found.values()).count(disposition) for disposition in Disposition}
+    parts = ", ".join(f"{number} {disposition.value}" for disposition, number in counts.items())
     return f"{len(plan.jobs)} jobs: {parts} (store {plan.store_uri})"
 
 
-def _has_checkpoint(store: ObjectStore, key: str) -> bool:
-    return bool(store.list_children(checkpoints_folder(key) + "/"))
+def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:
+    """The stated cluster, else the one of ``RAY_ADDRESS``, else this machine; None if a cluster does not answer."""
+    if stated.is_stated:
+        return stated_fleet(stated)
+    if not settings.ray_address:
+        return this_machine()
+    fleet = ray_fleet(settings.ray_address, settings.namespace)
+    if fleet is None:
+        message = f"the cluster at {settings.ray_address} did not tell its nodes: no wall clock; state it with --gpus"
+        stderr_console().print(f"warning: {message}", markup=False)
+    return fleet
+
+
+def check_accelerator(name: str) -> str:
+    """The table's name of an accelerator. Raises ``UserError`` for one that it does not have."""
+    found = known_accelerator(name) if name else ""
+    if name and not found:
+        raise UserError(f"--accelerator {name!r} is not known; known are {', '.join(sorted(PEAKS))}")
+    return found
+
+
+def read_prices(path: str) -> PriceTable | None:
+    """A table of prices; None without a path. Raises ``UserError``."""
+    if not path:
+        return None
+    try:
+        return PriceTable.parse(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prices {path} cannot be read: {error}") from error
+
+
+def _print_outlook(outlook: Outlook, options: PlanOptions) -> None:
+    if options.output is not DocumentForm.TABLE:
+        print_document(outlook.to_json(), options.output)
+        return
+    console = stdout_console()
+    console.print(jobs_table(outlook) if options.lists_jobs else groups_table(outlook))
+    dispositions = dict(outlook.found.dispositions)
+    console.print(summary_line(outlook.plan, dispositions), markup=False)
+    for line in outlook_lines(outlook):
+        console.print(line, markup=False)
+
+
+def _show_diff(plan: Plan, options: PlanOptions) -> ExitCode:
+    try:
+        other = find_plan(options.diff, options.store or Settings().store_uri(), plan.store_uri)
+    except SpecError as error:
+        raise SpecError(tuple(f"--diff {problem}" for problem in error.problems)) from error
+    diff = diff_plans(other, plan)
+    if options.output is not DocumentForm.TABLE:
+        print_document(diff.to_json(), options.output)
+        return ExitCode.OK
+    console = stdout_console()
+    console.print(diff_table(diff, f"{options.diff} -> {plan.sweep}"))
+    for line in diff_lines(diff, lists_jobs=options.lists_jobs):
+        console.print(line, markup=False)
+    return ExitCode.OK

@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.contract import JobKind
 from orchestrator.plan.draft import Draft, model_parameters, pretrain_job
+from orchestrator.plan.features import PRETRAINED_LOOK
 from orchestrator.plan.readable import readable_rule
 from orchestrator.spec.model import Clustering, Embedding, LabelSpace, Sweep
 from orchestrator.spec.timm_table import shipped_models
@@ -16,14 +17,6 @@ _LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.labels.cluster_
 _WORTH_SAYING = 1e13
 """Operations: minutes on a core or two."""
 _TERA = 1e12
-# Of the pretraining's recipe, with the recipe language's defaults: features are those of images as it saw them.
-_RECIPE_LOOK: Mapping[str, Any] = {
-    "resize": None,
-    "interpolation": "bilinear",
-    "decoder": "pillow",
-    "mean": None,
-    "std": None,
-}
 
 
 def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: Sweep) -> Draft:
@@ -44,7 +37,7 @@ def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: Sweep)
         parameters=parameters,
         inputs=inputs,
         facets={"dataset": space.dataset},
-        initial_uri=embedding.initial.get("uri", ""),
+        execution={"initial_uri": embedding.initial.get("uri", ""), "label_files": space.files},
     )
 
 
@@ -57,6 +50,7 @@ def cluster_job(space: LabelSpace, clustering: Clustering, features: Mapping[str
         parameters=clustering.parameters,
         inputs={"index": f"index/{space.dataset}", **features},
         facets={"dataset": space.dataset},
+        execution={"label_files": space.files},
     )
 
 
@@ -89,5 +83,5 @@ def _look(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:
     if embedding.backbone is None:
         return {**embedding.look, "decoder": embedding.look["decoder"] or "pillow"}
     recipe = sweep.pretrain(embedding.pretrain).recipe
-    trained = {name: recipe.get(name, default) for name, default in _RECIPE_LOOK.items()}
+    trained = {name: recipe.get(name, default) for name, default in PRETRAINED_LOOK.items()}
     return {name: trained.get(name) if value is None else value for name, value in embedding.look.items()}

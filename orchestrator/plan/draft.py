@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.contract import JobKind
@@ -20,7 +20,8 @@ class Draft:
     parameters: Mapping[str, Any]
     inputs: Mapping[str, str]
     facets: Mapping[str, str | int]
-    initial_uri: str = ""
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``Execution`` that belong to this job alone."""
 
 
 def pretrain_job(block: str, space: str, seed: int) -> str:
@@ -47,4 +48,5 @@ def space_facets(space: LabelSpace) -> dict[str, str | int]:
 def pretrain_facets(pretrain: Pretrain, space: LabelSpace, seed: int) -> dict[str, str | int]:
     """What backbones are compared by."""
     named = {"pretrain": pretrain.name} if pretrain.name else {}
-    return {**space_facets(space), **named, "pretrain_seed": seed}
+    baseline = {"baseline": "one_pass"} if space.name in pretrain.baselines else {}
+    return {**space_facets(space), **named, "pretrain_seed": seed, **baseline}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 from orchestrator.contract import Execution, JobKind, Resources
+from orchestrator.plan.published import Published
+from orchestrator.spec.policy import Policy
 
 PLAN_VERSION = 1
 
@@ -30,20 +33,22 @@ class Job:
     facets: Mapping[str, str | int] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``dataclasses.asdict``."""
+    def from_json(cls, document: Mapping[str, Any], made: dict[int, Any] | None = None) -> Self:
+        """Inverse of ``dataclasses.asdict``. ``made``, by the ids of their JSON, are parts that jobs may share."""
+        made = {} if made is None else made
+        resources, execution = document["resources"], document["execution"]
         return cls(
             **{
                 **document,
                 "kind": JobKind(document["kind"]),
                 "needs": tuple(document["needs"]),
-                "resources": Resources(**document["resources"]),
-                "execution": Execution(**document["execution"]),
+                "resources": made.get(id(resources)) or made.setdefault(id(resources), Resources(**resources)),
+                "execution": made.get(id(execution)) or made.setdefault(id(execution), Execution(**execution)),
             }
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: it remembers ``by_name``
 class Plan:
     """All jobs of one revision of a sweep, and what its report and tracking need."""
 
@@ -58,12 +63,21 @@ class Plan:
     """MLflow tracking URI; empty for the stack's own."""
     experiment: str = ""
     """MLflow experiment; empty for the sweep's name."""
-    max_failures: int = 3
-    """Failed attempts per job before the job fails; preemptions and lost nodes do not count."""
+    policy: Policy = field(default_factory=Policy)
+    owner: str = ""
+    """Who submitted the sweep; messages of others are refused unless they insist. Empty = anybody's."""
+    register: str = ""
+    """``best``: MLflow's model registry gets the best backbone."""
+    published: tuple[Published, ...] = ()
+    """Printed numbers to show beside those of the report."""
     version: int = PLAN_VERSION
 
-    def by_name(self) -> dict[str, Job]:
-        """Jobs by name, in plan order."""
+    def by_name(self) -> Mapping[str, Job]:
+        """Jobs by name, in plan order; computed once."""
+        return self._by_name
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Job]:
         return {job.name: job for job in self.jobs}
 
     def to_json(self) -> dict[str, Any]:
@@ -73,4 +87,10 @@ class Plan:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``to_json``."""
-        return cls(**{**document, "jobs": tuple(Job.from_json(job) for job in document["jobs"])})
+        made: dict[int, Any] = {}
+        jobs = tuple(Job.from_json(job, made) for job in document["jobs"])
+        published = tuple(Published.from_json(entry) for entry in document.get("published", ()))
+        former = {"max_failures": document["max_failures"]} if "max_failures" in document else {}
+        policy = Policy.from_json(document.get("policy", former))
+        known = {name: value for name, value in document.items() if name != "max_failures"}
+        return cls(**{**known, "jobs": jobs, "published": published, "policy": policy})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.contract import JobKind
-from orchestrator.ids import make_key
+from orchestrator.ids import canonical_json, key_of_canonical, make_key
 
 CODE_VERSIONS: Mapping[JobKind, int] = {
     JobKind.DATASET: 1,
@@ -17,6 +17,7 @@ CODE_VERSIONS: Mapping[JobKind, int] = {
     JobKind.PRETRAIN: 1,
     JobKind.FINETUNE: 1,
     JobKind.PROBE: 1,
+    JobKind.KNN: 1,
 }
 """Bumped by hand whenever the code of a kind computes another result from the same parameters."""
 
@@ -34,3 +35,40 @@ def make_identity(kind: JobKind, parameters: Mapping[str, Any], inputs: Mapping[
 def key_of(identity: Mapping[str, Any], readable: str) -> str:
     """Key of an identity; ``readable`` must be made of identity fields only, since it is part of the key."""
     return make_key(identity["kind"], readable, identity)
+
+
+class KeyMaker:
+    """Keys of many identities that share large parts, such as recipes: each of those is encoded once.
+
+    The mappings in identities must not change while this lives.
+    """
+
+    _LARGE = 6
+    """Fields from which on remembering costs less than encoding."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[int, tuple[object, bytes]] = {}
+
+    def key_of(self, identity: Mapping[str, Any], readable: str) -> str:
+        """See the function of this name."""
+        return key_of_canonical(identity["kind"], readable, self.encode(identity))
+
+    def encode(self, identity: Mapping[str, Any]) -> bytes:
+        """The identity's canonical JSON."""
+        fields = {name: canonical_json(value) for name, value in identity.items() if name != "parameters"}
+        parameters = {name: self._part(value) for name, value in identity["parameters"].items()}
+        return _joined({**fields, "parameters": _joined(parameters)})
+
+    def _part(self, value: object) -> bytes:
+        if not isinstance(value, Mapping) or len(value) < self._LARGE:
+            return canonical_json(value)
+        known = self._encoded.get(id(value))
+        if known is None:
+            known = self._encoded[id(value)] = (value, canonical_json(value))  # kept alive, so that the id stays its
+        return known[1]
+
+
+def _joined(fields: Mapping[str, bytes]) -> bytes:
+    """An object of RFC 8785: its names in the order of their UTF-16 code units."""
+    names = sorted(fields, key=lambda name: name.encode("utf-16-be"))
+    return b"{" + b",".join(canonical_json(name) + b":" + fields[name] for name in names) + b"}"

@@ -3,34 +3,86 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.plan.graph import Job, Plan
 
 
 class Disposition(StrEnum):
-    """``reuse``: committed already. ``resume``: has checkpoints. ``new``: everything else."""
+    """What becomes of a job."""
 
     NEW = "new"
-    REUSE = "reuse"
+    """To be run from its start."""
     RESUME = "resume"
+    """Not committed, but it has checkpoints."""
+    REUSE = "reuse"
+    """Committed already."""
+    STALE = "stale"
+    """Committed already, and reused, by other code of the same ``code_version``."""
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether the job need not run."""
+        return self in {Disposition.REUSE, Disposition.STALE}
 
 
-def dispositions(plan: Plan, committed: Collection[str], checkpointed: Collection[str]) -> dict[str, Disposition]:
-    """Disposition of every job by name, given the keys that are committed and those that have checkpoints."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Jobs of one kind, label space and transfer: a line of the table."""
+
+    kind: str
+    title: str
+    """What the jobs have in common beside their kind."""
+    jobs: tuple[Job, ...]
+    counts: Mapping[Disposition, int]
+
+
+def dispositions(
+    plan: Plan, committed: Collection[str], checkpointed: Collection[str], stale: Collection[str] = ()
+) -> dict[str, Disposition]:
+    """Disposition of every job by name.
+
+    Args:
+        plan: the plan.
+        committed: keys that have a record.
+        checkpointed: keys that have checkpoints.
+        stale: those of ``committed`` whose record was written by other code.
+    """
 
     def dispose(job: Job) -> Disposition:
         if job.key in committed:
-            return Disposition.REUSE
+            return Disposition.STALE if job.key in stale else Disposition.REUSE
         return Disposition.RESUME if job.key in checkpointed else Disposition.NEW
 
     return {job.name: dispose(job) for job in plan.jobs}
 
 
-def count_by_kind(plan: Plan, found: dict[str, Disposition]) -> dict[str, Counter[Disposition]]:
+def count_by_kind(plan: Plan, found: Mapping[str, Disposition]) -> dict[str, Counter[Disposition]]:
     """Numbers of jobs by kind and disposition, kinds in plan order."""
     counts: dict[str, Counter[Disposition]] = {}
     for job in plan.jobs:
         counts.setdefault(job.kind.value, Counter())[found[job.name]] += 1
     return counts
+
+
+def group_jobs(plan: Plan, found: Mapping[str, Disposition]) -> list[Group]:
+    """Jobs by kind, and within it by block, transfer and label space, in plan order."""
+    grouped: dict[tuple[str, str], list[Job]] = {}
+    for job in plan.jobs:
+        grouped.setdefault((job.kind.value, _title(job)), []).append(job)
+    kinds = list(dict.fromkeys(kind for kind, _ in grouped))
+    ordered = sorted(grouped.items(), key=lambda item: kinds.index(item[0][0]))
+    return [
+        Group(kind=kind, title=title, jobs=tuple(jobs), counts=Counter(found[job.name] for job in jobs))
+        for (kind, title), jobs in ordered
+    ]
+
+
+def _title(job: Job) -> str:
+    facets = job.facets
+    if "label_space" not in facets:
+        return job.name.partition("/")[2]
+    parts = [facets.get("transfer"), facets.get("baseline"), facets.get("pretrain"), facets["label_space"]]
+    return " ".join(str(part) for part in parts if part)

@@ -184,9 +184,11 @@ def test_two_names_of_one_rule_share_the_key() -> None:
 def test_dispositions_follow_what_the_store_holds() -> None:
     plan = plan_of()
     dataset, index = plan.jobs[0], plan.jobs[1]
-    found = dispositions(plan, {dataset.key}, {dataset.key, index.key})
+    labels = plan.jobs[2]
+    found = dispositions(plan, {dataset.key, labels.key}, {dataset.key, index.key}, stale={labels.key, index.key})
     assert found[dataset.name] is Disposition.REUSE
     assert found[index.name] is Disposition.RESUME
+    assert found[labels.name] is Disposition.STALE
     assert set(found.values()) == set(Disposition)
 
 

@@ -1,0 +1,7 @@
+"""The Python API: what the commands do, for notebooks and scripts. ``from orchestrator import Sweep`` is enough."""
+
+from orchestrator.api.plan_view import PlanView
+from orchestrator.api.status_view import StatusView
+from orchestrator.api.sweep import Sweep, Where
+
+__all__ = ["PlanView", "StatusView", "Sweep", "Where"]

@@ -1,0 +1,209 @@
+"""A sweep to plan, submit and evaluate; see ``docs/python.md``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from orchestrator.api.frames import committed_results
+from orchestrator.api.plan_view import PlanView
+from orchestrator.api.status_view import StatusView
+from orchestrator.cli.plan import check_accelerator, choose_fleet, read_prices
+from orchestrator.cli.settings import Settings
+from orchestrator.controller.client import Ownership, SweepLedger, load_plan, load_snapshot, submit
+from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.errors import ControllerError, InfeasibleError, NotFoundError
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Plan
+from orchestrator.planning.fleets import StatedCluster
+from orchestrator.planning.look_up import look_up
+from orchestrator.planning.outlook import make_outlook
+from orchestrator.planning.sources import read_sweep
+from orchestrator.report.results import Report
+from orchestrator.spec import model
+from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.storage.probe import probe_store
+from orchestrator.storage.protocol import ObjectStore
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_POLL_S = 0.5
+
+
+class Where(StrEnum):
+    """What runs a sweep."""
+
+    CLUSTER = "cluster"
+    """The cluster of ``RAY_ADDRESS``, else this directory's background stack; goes on when this process ends."""
+    INPROCESS = "inprocess"
+    """This very process, one job after the other, without Ray: for tests and debugging."""
+
+
+class Sweep:
+    """A sweep.yaml, or a sweep that was submitted to a store."""
+
+    def __init__(
+        self, name: str, store_uri: str, *, resolved: model.Sweep | None = None, text: str = "", settings: Settings
+    ) -> None:
+        """Use ``from_yaml`` or ``submitted``."""
+        self.name, self.store_uri = name, store_uri
+        self._resolved, self._text, self._settings = resolved, text, settings
+        self._message = ""
+
+    @classmethod
+    def from_yaml(
+        cls, reference: str | os.PathLike[str], *, overrides: Sequence[str] = (), scale: str = "", store: str = ""
+    ) -> Self:
+        """Read a sweep.yaml, or a shipped sweep by its name.
+
+        Args:
+            reference: path or name.
+            overrides: ``a.b.c=value``, as ``--set`` takes them.
+            scale: block of the file that is merged over it, such as ``tiny``.
+            store: URI of the object store; default: the file's, else the project's.
+
+        Raises:
+            SpecError: there is no such file, or it is wrong; one line per problem.
+        """
+        settings = Settings()
+        resolved, text = read_sweep(os.fspath(reference), overrides, scale=scale)
+        uri = store or settings.store_uri(resolved)
+        return cls(resolved.name, uri, resolved=resolved, text=text, settings=settings)
+
+    @classmethod
+    def submitted(cls, name: str, *, store: str = "") -> Self:
+        """A sweep that a store knows: its ``status``, ``results`` and ``report``.
+
+        Raises:
+            NotFoundError: there is no such store or sweep.
+        """
+        settings = Settings()
+        sweep = cls(name, store or settings.store_uri(), settings=settings)
+        sweep.status()
+        return sweep
+
+    def plan(
+        self,
+        *,
+        gpus: int = 0,
+        gpus_per_node: int = 0,
+        cpus: int = 0,
+        accelerator: str = "",
+        prices: str | os.PathLike[str] = "",
+    ) -> PlanView:
+        """What a submit would run and reuse, how long it takes and what it costs. Changes nothing.
+
+        Args:
+            gpus: of the cluster to estimate for; 0 = the present one, see ``orchestrator plan``.
+            gpus_per_node: of each of its nodes; 0 = 8.
+            cpus: cores of that cluster; 0 = 16 per GPU.
+            accelerator: what the GPUs are (``A100``) where ``resources`` does not say.
+            prices: path of a table of prices.
+        """
+        resolved = self._must_be_resolved("plan")
+        stated = StatedCluster(gpus=gpus, gpus_per_node=gpus_per_node, cpus=cpus)
+        outlook = make_outlook(
+            resolved,
+            build_plan(resolved, store_uri=self.store_uri),
+            fleet=choose_fleet(self._settings, stated),
+            accelerator=check_accelerator(accelerator),
+            prices=read_prices(os.fspath(prices)),
+        )
+        return PlanView(outlook)
+
+    def submit(self, where: Where = Where.CLUSTER, *, directory: Path | None = None) -> StatusView:
+        """Run the sweep; on a cluster this returns at once, see ``wait``.
+
+        Args:
+            where: what runs it.
+            directory: in this process: folder of the node's cache; default: a temporary one.
+
+        Raises:
+            InfeasibleError: the sweep's budget does not allow it; the arithmetic is in the message.
+            ClusterError, ControllerError, StorageError: it could not be submitted.
+        """
+        view = self.plan()
+        if view.outlook.refusals:
+            raise InfeasibleError("; ".join(view.outlook.refusals))
+        store = open_store(self.store_uri)
+        probe_store(store)
+        if where is Where.INPROCESS:
+            return StatusView(run_sweep_inprocess(store, view.plan, self._text, directory=directory))
+        from orchestrator.cli.connect import connect  # Ray takes a second to import
+        from orchestrator.tracking import provenance
+
+        with connect(self._settings, self.store_uri, foreground=False) as connection:
+            self._message = submit(store, view.plan, self._text, self._settings.cluster, ownership=Ownership.KEEP)
+            provenance.save(store, view.plan.sweep, self._message, provenance.capture(Path.cwd()))
+            connection.wake()
+        return self.status()
+
+    def wait(self, timeout_s: float | None = None) -> StatusView:
+        """Wait until the sweep has ended, with what was last submitted by this object.
+
+        Raises:
+            TimeoutError: it has not ended after ``timeout_s``; it goes on.
+            ControllerError: the controller refused what was submitted.
+        """
+        store = self._store()
+        ledger = SweepLedger(store, self.name)
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            snapshot = ledger.refresh()
+            if self._message in snapshot.refusals:
+                raise ControllerError(snapshot.refusals[self._message])
+            is_settled = not self._message or self._message in snapshot.handled
+            if is_settled and snapshot.state.is_final:
+                return StatusView(snapshot)
+            if until_s is not None and time.monotonic() >= until_s:
+                message = f"sweep {self.name!r} has not ended after {timeout_s:g} s: it is {snapshot.state.value}"
+                raise TimeoutError(message)
+            time.sleep(_POLL_S)
+
+    def status(self) -> StatusView:
+        """Where the submitted sweep stands, from the store alone. Raises ``NotFoundError`` if it never was."""
+        return StatusView(load_snapshot(self._store(), self.name))
+
+    def results(self) -> DataFrame:
+        """One row per run that has its result: facets (label space, seeds, target, ...) and final metrics in [0, 1].
+
+        Of a submitted sweep these are the runs of its current plan, of a file those that a submit would reuse.
+        """
+        plan = self._plan()
+        found = look_up(plan)
+        if found.problems and not found.records:
+            raise NotFoundError("; ".join(found.problems))
+        return committed_results(plan, found.records)
+
+    def report(self) -> Report:
+        """The answer so far, computed from results alone; also saved in the store, as ``orchestrator report`` does."""
+        from orchestrator.report.report import build_report, save_report  # with its plots
+
+        store, plan = self._store(), self._plan()
+        report = build_report(store, plan)
+        save_report(store, self.name, report)
+        return report
+
+    def __repr__(self) -> str:
+        return f"Sweep({self.name!r}, store={self.store_uri!r})"
+
+    def _plan(self) -> Plan:
+        if self._resolved is not None:
+            return build_plan(self._resolved, store_uri=self.store_uri)
+        return load_plan(self._store(), self.name)
+
+    def _store(self) -> ObjectStore:
+        if not is_initialised(self.store_uri):
+            raise NotFoundError(f"there is no store at {self.store_uri}: submit a sweep first, or name another store")
+        return open_store(self.store_uri)
+
+    def _must_be_resolved(self, verb: str) -> model.Sweep:
+        if self._resolved is None:
+            message = f"cannot {verb} {self.name!r}: it was read from a store; open its file with Sweep.from_yaml"
+            raise NotFoundError(message)
+        return self._resolved

@@ -1,0 +1,49 @@
+"""``orchestrator explain``: why a job is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.cli.console import stdout_console
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.settings import Settings
+from orchestrator.planning.reasons import Explanation, explain
+from orchestrator.planning.sources import find_plan
+
+
+def explain_job(job: str, *, sweep: str, against: str, form: DocumentForm, store_uri: str) -> ExitCode:
+    """Print what the store has of a job, or which field keeps it from having a result."""
+    uri = store_uri or Settings().store_uri()
+    plan = find_plan(sweep, uri) if sweep else None
+    found = explain(job, plan, store_uri or (plan.store_uri if plan else uri), against=against)
+    if form is not DocumentForm.TABLE:
+        print_document(found.to_json(), form)
+        return ExitCode.OK
+    for line in explanation_lines(found):
+        stdout_console().print(line, markup=False)
+    return ExitCode.OK
+
+
+def explanation_lines(found: Explanation) -> Iterator[str]:
+    """What a person reads."""
+    yield f"{found.name or found.key}: {_STATES[found.state]}"
+    if found.name:
+        yield f"  key      {found.key}"
+    if found.committed_by:
+        yield f"  made by  {found.committed_by}"
+    if found.compared_with:
+        which = "compared with" if found.num_candidates == 1 else f"nearest of {found.num_candidates} results"
+        yield f"  {which}: {found.compared_with} ({found.compared_job})"
+        yield "  what differs, old -> new:" if found.fields else "  nothing differs: it is the same key"
+        for field in found.fields:
+            yield f"    {field}"
+    elif found.state != "committed":
+        yield "  the store has no result of this kind to compare with"
+
+
+_STATES = {
+    "committed": "committed; a submit reuses it",
+    "resumable": "not committed, but it has checkpoints to go on from",
+    "new": "new; no result has this key",
+}

@@ -1,0 +1,57 @@
+"""Pictures of the terminal for the docs: ``python -m tests.captures [NAME ...]`` writes ``docs/captures/<NAME>.svg``.
+
+Each capture runs a real command and records what it prints; another one is a function more in ``CAPTURES``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
+
+from rich.console import Console
+
+from orchestrator.cli.plan import PlanOptions, show_plan
+from orchestrator.planning.fleets import StatedCluster
+
+FOLDER = Path(__file__).parents[1] / "docs" / "captures"
+_WIDTH = 118
+
+
+def capture_plan(console: Console) -> None:
+    """The plan of the quickstart on a machine with four cores, where nothing has run yet."""
+    options = PlanOptions(cluster=StatedCluster(cpus=4), store="file:///project/.orchestrator/store")
+    with patch("orchestrator.cli.plan.stdout_console", lambda: console):
+        show_plan("quickstart", options)
+
+
+CAPTURES: Mapping[str, tuple[str, Callable[[Console], None]]] = {
+    "plan": ("orchestrator plan quickstart --cpus 4", capture_plan),
+}
+"""By file name: the command as people type it, and what records it."""
+
+
+def make(name: str, folder: Path = FOLDER) -> Path:
+    """Record one capture; returns its file."""
+    command, record = CAPTURES[name]
+    nowhere = StringIO()  # only the record counts
+    console = Console(
+        record=True, file=nowhere, width=_WIDTH, force_terminal=True, color_system="truecolor", highlight=False
+    )
+    record(console)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    path.write_text(console.export_svg(title=command, unique_id=f"capture-{name}"), encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    """Make the captures that are named, or all."""
+    for name in sys.argv[1:] or CAPTURES:
+        sys.stdout.write(f"{make(name)}\n")
+
+
+if __name__ == "__main__":
+    main()

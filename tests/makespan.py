@@ -1,0 +1,212 @@
+"""Runs a scheduler on a virtual clock: attempts end when they should, and nothing ever fails."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orchestrator.contract import Outcome, Resources
+from orchestrator.errors import FailureKind
+from orchestrator.plan.graph import Plan
+from orchestrator.state import events
+from orchestrator.state.amounts import NOTHING
+from orchestrator.state.commands import Command, FinishSweep, LaunchJob, PreemptAttempt
+from orchestrator.state.demand import Demands
+from orchestrator.state.events import Event
+from orchestrator.state.fold import apply
+from orchestrator.state.machines import Machines
+from orchestrator.state.nodes import Node
+from orchestrator.state.room import Room
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState
+
+SAVING_S = 10.0
+"""What an attempt that is asked to stop takes for its checkpoint; it loses nothing."""
+
+
+class Decides(Protocol):
+    """``Scheduler.decide``, as far as a makespan needs it."""
+
+    def __call__(
+        self, snapshots: Sequence[Snapshot], *, total: Resources, nodes: Sequence[Node], now: float
+    ) -> list[Command]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alive:
+    """A live attempt: its job would take ``whole_s`` at its size from beginning to end."""
+
+    job: str
+    started_s: float
+    whole_s: float
+    gpus: float
+
+
+@dataclass
+class World:
+    """Sweeps, a cluster, a clock, and how long each job takes on all of its GPUs."""
+
+    plans: Mapping[str, Plan]
+    nodes: tuple[Node, ...]
+    durations: Mapping[str, Mapping[str, float]]
+    decide: Decides
+    on_decided: Callable[[World, list[Command]], None] = lambda _world, _commands: None
+    now_s: float = 0.0
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    tick_s: list[float] = field(default_factory=list)
+    num_launches: int = 0
+    num_preemptions: int = 0
+    gpu_seconds: dict[str, float] = field(default_factory=dict)
+    _ends: list[tuple[float, int, str, str]] = field(default_factory=list)
+    _done: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Part of each job that is done."""
+    _alive: dict[str, Alive] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Resources:
+        return Resources(
+            cpus=sum(node.resources.cpus for node in self.nodes),
+            gpus=sum(node.resources.gpus for node in self.nodes),
+            memory_gib=sum(node.resources.memory_gib for node in self.nodes),
+        )
+
+    def submit(self, sweep: str) -> None:
+        self.append(sweep, events.PlanAccepted(at_s=self.now_s, message_id=f"m-{sweep}", revision=1))
+
+    def append(self, sweep: str, *more: Event) -> None:
+        before = self.snapshots.get(sweep) or Snapshot(sweep=sweep)
+        self.snapshots[sweep] = apply(before, more, lambda _: self.plans[sweep])
+
+    def run(self, until_s: float = float("inf")) -> float:
+        """Until all sweeps have ended, or for so long; the time then."""
+        while self.round() and self.now_s < until_s:
+            self._advance()
+        return self.now_s
+
+    def round(self) -> bool:
+        """Decide until nothing follows; whether anything still runs or will."""
+        while True:
+            active = [snapshot for snapshot in self.snapshots.values() if not snapshot.state.is_final]
+            if not active:
+                return False
+            started_s = time.perf_counter()
+            commands = self.decide(active, total=self.total, nodes=self.nodes, now=self.now_s)
+            self.tick_s.append(time.perf_counter() - started_s)
+            self._carry_out(commands)
+            self.on_decided(self, commands)
+            if not commands:
+                return True
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        more: dict[str, list[Event]] = {}
+        for command in commands:
+            event = self._event(command)
+            more.setdefault(command.sweep, []).append(event)
+        for sweep, some in more.items():
+            self.append(sweep, *some)
+
+    def _event(self, command: Command) -> Event:
+        match command:
+            case LaunchJob():
+                return self._launch(command)
+            case PreemptAttempt(sweep=sweep, attempt_id=attempt_id, reason=reason):
+                self.num_preemptions += 1
+                heapq.heappush(self._ends, (self.now_s + SAVING_S, -self.num_preemptions, sweep, attempt_id))
+                return events.AttemptPreempting(
+                    at_s=self.now_s,
+                    job=self._alive[attempt_id].job,
+                    attempt_id=attempt_id,
+                    reason=reason,
+                    grace_s=120.0,
+                )
+            case FinishSweep(status=status):
+                return events.SweepFinished(at_s=self.now_s, status=status)
+            case _:
+                message = f"{command} at {self.now_s:.0f} s"
+                raise AssertionError(message)
+
+    def _launch(self, command: LaunchJob) -> Event:
+        job = self.plans[command.sweep].by_name()[command.job]
+        self.num_launches += 1
+        attempt_id = f"{job.key}.{self.num_launches}"
+        slowdown = job.execution.num_workers / (command.num_workers or job.execution.num_workers)
+        whole_s = self.durations[command.sweep][job.name] * slowdown
+        left_s = whole_s * (1.0 - self._done.get((command.sweep, job.name), 0.0))
+        heapq.heappush(self._ends, (self.now_s + left_s, self.num_launches, command.sweep, attempt_id))
+        gpus = (command.resources or job.resources).gpus
+        self._alive[attempt_id] = Alive(job=job.name, started_s=self.now_s, whole_s=whole_s, gpus=gpus)
+        return events.AttemptLaunched(
+            at_s=self.now_s,
+            job=job.name,
+            key=job.key,
+            attempt_id=attempt_id,
+            number=self.num_launches,
+            epoch=1,
+            nodes=command.nodes,
+            resources=command.resources,
+            num_workers=command.num_workers,
+            reason=command.reason,
+        )
+
+    def _advance(self) -> None:
+        self.now_s = self._ends[0][0]
+        more: dict[str, list[Event]] = {}
+        while self._ends and self._ends[0][0] <= self.now_s:
+            _, number, sweep, attempt_id = heapq.heappop(self._ends)
+            if attempt_id in self._alive:
+                more.setdefault(sweep, []).append(self._end(sweep, attempt_id, is_preempted=number < 0))
+        for sweep, some in more.items():
+            self.append(sweep, *some)
+
+    def _end(self, sweep: str, attempt_id: str, *, is_preempted: bool) -> Event:
+        alive = self._alive.pop(attempt_id)
+        job, ran_s = alive.job, self.now_s - alive.started_s
+        self.gpu_seconds[sweep] = self.gpu_seconds.get(sweep, 0.0) + alive.gpus * ran_s
+        self._done[sweep, job] = self._done.get((sweep, job), 0.0) + ran_s / alive.whole_s
+        if is_preempted:
+            return events.AttemptFailed(
+                at_s=self.now_s, job=job, attempt_id=attempt_id, kind=FailureKind.PREEMPTED, message="asked to"
+            )
+        return events.AttemptSucceeded(at_s=self.now_s, job=job, attempt_id=attempt_id, outcome=Outcome.COMMITTED)
+
+
+class Fifo:
+    """In the order in which jobs became ready; who does not fit holds up all behind it."""
+
+    def __init__(self) -> None:
+        self._line: dict[tuple[str, str], None] = {}
+
+    def decide(
+        self, snapshots: Sequence[Snapshot], *, total: Resources, nodes: Sequence[Node], now: float
+    ) -> list[Command]:
+        commands: list[Command] = []
+        machines, demands = Machines(tuple(nodes), total), Demands()
+        room = Room(machines, (), NOTHING)
+        everywhere = frozenset(range(len(machines.names)))
+        for snapshot in snapshots:
+            assert snapshot.plan is not None
+            for attempt in snapshot.live_attempts:
+                counts = {name: attempt.nodes.count(name) for name in attempt.nodes}
+                demand = demands.of(attempt.resources, attempt.num_workers)
+                room.take(demand, tuple((machines.places[name], count) for name, count in counts.items()))
+            for job in snapshot.plan.jobs:
+                is_ready = snapshot.jobs[job.name].state is JobState.PENDING and snapshot.needs_are_done(job)
+                if is_ready and (snapshot.sweep, job.name) not in self._line:
+                    self._line[snapshot.sweep, job.name] = None
+            if all(state.is_final for state in snapshot.counts):
+                commands.append(FinishSweep(sweep=snapshot.sweep, status=events.SweepStatus.SUCCEEDED))
+        by_sweep = {snapshot.sweep: snapshot.plan.by_name() for snapshot in snapshots if snapshot.plan is not None}
+        for sweep, name in list(self._line):
+            job = by_sweep[sweep][name]
+            demand = demands.of(job.resources, job.execution.num_workers)
+            spread = room.place(demand, everywhere, end_s=now)
+            if spread is None:
+                break
+            del self._line[sweep, name]
+            room.take(demand, spread)
+            placed = tuple(machines.names[place] for place, count in spread for _ in range(count))
+            commands.append(LaunchJob(sweep=sweep, job=name, nodes=placed))
+        return commands

@@ -1,0 +1,264 @@
+"""Estimates: the model of speed, its correction by results, sizes, money."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.contract import JobKind, Resources, Spot
+from orchestrator.errors import UserError
+from orchestrator.plan.accelerators import PEAKS, Machine, find_accelerator
+from orchestrator.plan.costs import PriceTable
+from orchestrator.plan.estimates import Source, estimate, known_accelerator
+from orchestrator.plan.flops import Fit, network_of, start_s, steady_s
+from orchestrator.plan.graph import Plan
+from orchestrator.plan.history import History, Measurement, measure
+from orchestrator.plan.volumes import DatasetSize, Volumes, subject_of
+from tests.planning_cases import TEXT, plan_of
+from workloads.train import throughput
+
+PRETRAIN = "pretrain/levels/depth2/seed0"
+RESNET18_MACS = 1_813_561_344  # at 224 pixels, the table's
+
+
+def on_gpus(plan: Plan, gpus: float = 1.0, accelerator: str = "") -> Plan:
+    """All jobs that train on a GPU."""
+    resources = Resources(cpus=8, gpus=gpus, accelerator=accelerator)
+    trained = {JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE}
+    jobs = [replace(job, resources=resources) if job.kind in trained else job for job in plan.jobs]
+    return replace(plan, jobs=tuple(jobs))
+
+
+def measurement(kind: JobKind, subject: str, ratio: float, accelerator: str = "", setup_s: float = 0.0) -> Measurement:
+    return Measurement(
+        kind=kind,
+        subject=subject,
+        machine=Machine(accelerator=accelerator),
+        image_size=64,
+        precision="fp32",
+        seconds=100 * ratio,
+        model_s=100,
+        setup_s=setup_s,
+    )
+
+
+def test_accelerators_are_those_of_the_training_code() -> None:
+    ours = {name: (peak.half, peak.tf32, peak.fp32) for name, peak in PEAKS.items()}
+    assert ours == {name: (peak.half, peak.tf32, peak.fp32) for name, peak in throughput.PEAKS.items()}
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("x86_64 AMD EPYC", ""),
+        ("NVIDIA Z9000", ""),
+    ],
+)
+def test_find_accelerator_knows_devices_by_their_names(device: str, name: str) -> None:
+    assert find_accelerator(device) == name
+    assert known_accelerator(name.lower()) == name
+
+
+def test_volume_of_a_pretraining_counts_what_the_recipe_does() -> None:
+    plan = plan_of()
+    volume = Volumes(plan).of(plan.by_name()[PRETRAIN])
+    assert volume.work.num_steps == 16  # 2 epochs of 512 in batches of 64
+    assert volume.work.images == 1024
+    assert volume.work.eval_images == 2 * 256
+    forward = 2 * (RESNET18_MACS * (64 / 224) ** 2 + 512 * 8)
+    assert volume.work.operations == pytest.approx(3 * forward * 1024)
+    assert volume.kept_bytes == pytest.approx(4 * (11_176_512 + 513 * 8), rel=0.001)
+    assert volume.caveat == ""
+
+
+def test_volume_of_a_subset_is_smaller() -> None:
+    whole, part = plan_of(), plan_of(TEXT.replace("  seeds: [0, 1]\n", "  seeds: [0, 1]\n  subset: {fraction: 0.25}\n"))
+    steps = [Volumes(plan).of(plan.by_name()[PRETRAIN]).work.num_steps for plan in (whole, part)]
+    assert steps == [16, 4]
+
+
+def test_volume_of_a_data_set_of_unknown_size_says_so_until_it_is_told() -> None:
+    plan = plan_of()
+    index = plan.by_name()["index/tree"]
+    job = plan.by_name()[PRETRAIN]
+    alone = replace(plan, jobs=tuple(j for j in plan.jobs if j.kind is not JobKind.DATASET))
+    assert "declare num_train" in Volumes(alone).of(job).caveat
+    told = Volumes(alone, {index.name: DatasetSize(num_train=51_200, num_val=1)}).of(job)
+    assert told.caveat == ""
+    assert told.work.num_steps == 1600
+
+
+def test_estimate_all_kinds_without_history_come_from_the_model() -> None:
+    estimates = estimate(plan_of())
+    assert set(estimates.sources) == {Source.MODEL}
+    assert all(job.seconds > 0 and job.kept_bytes > 0 for job in estimates.jobs.values())
+    assert estimates.gpu_hours == 0
+    assert estimates.cpu_hours > 0
+    assert estimates.cost is None
+    assert estimates.assumed_accelerator == ""
+
+
+def test_estimate_skipped_jobs_take_nothing() -> None:
+    plan = plan_of()
+    skip = {job.name for job in plan.jobs if job.kind is not JobKind.PROBE}
+    estimates = estimate(plan, skip=skip)
+    assert set(estimates.jobs) == {job.name for job in plan.jobs if job.kind is JobKind.PROBE}
+    assert set(estimates.durations_s()) == set(estimates.jobs)
+
+
+def test_estimate_unknown_gpus_are_assumed_and_said() -> None:
+    plan = on_gpus(plan_of())
+    assert estimate(plan).assumed_accelerator == "A100"
+    assert estimate(plan, accelerator="H100").assumed_accelerator == ""
+    named = estimate(on_gpus(plan_of(), accelerator="H100"))
+    assert named.assumed_accelerator == ""
+    assert {job.accelerator for job in named.jobs.values() if job.gpus} == {"H100"}
+
+
+def test_estimate_history_of_the_same_model_sets_its_seconds() -> None:
+    plan = plan_of()
+    job = plan.by_name()[PRETRAIN]
+    subject = subject_of(job.identity)
+    history = History([measurement(JobKind.PRETRAIN, subject, 3.0, setup_s=0.5)])
+    found = estimate(plan, history=history).jobs[PRETRAIN]
+    work = Volumes(plan).of(job).work.without_evaluation()
+    assert found.source is Source.HISTORY
+    assert found.num_results == 1
+    assert found.seconds == pytest.approx(0.5 + 3.0 * steady_s(work, Machine()))
+
+
+def test_estimate_history_of_another_model_corrects_the_models_seconds() -> None:
+    plan, other = plan_of(), '{"image_size": 64, "kwargs": {}, "name": "resnet50"}'
+    plain = estimate(plan).jobs[PRETRAIN]
+    history = History([measurement(JobKind.FINETUNE, other, ratio) for ratio in (1.0, 2.0, 9.0)])
+    found = estimate(plan, history=history).jobs[PRETRAIN]
+    work = Volumes(plan).of(plan.by_name()[PRETRAIN]).work
+    assert found.source is Source.CALIBRATED
+    assert found.seconds == pytest.approx(start_s(Machine()) + 2.0 * steady_s(work.without_evaluation(), Machine()))
+    assert plain.source is Source.MODEL
+
+
+def test_estimate_history_of_another_accelerator_says_nothing() -> None:
+    subject = subject_of(plan_of().by_name()[PRETRAIN].identity)
+    history = History([measurement(JobKind.PRETRAIN, subject, 3.0, "H100")])
+    assert estimate(plan_of(), history=history).jobs[PRETRAIN].source is Source.MODEL
+    on_h100 = estimate(on_gpus(plan_of()), history=history).jobs[PRETRAIN]
+    assert (on_h100.source, on_h100.accelerator) == (Source.HISTORY, "H100")  # what the GPUs here usually are
+
+
+def test_estimate_networks_that_kwargs_change_correct_no_others() -> None:
+    unknown = measurement(JobKind.PRETRAIN, '{"name": "x"}', 50.0)
+    history = History([replace(unknown, is_known=False)])
+    assert estimate(plan_of(), history=history).jobs[PRETRAIN].source is Source.MODEL
+    assert history.model_error() is None
+
+
+def test_model_error_tells_the_factor_that_nine_of_ten_stay_within() -> None:
+    ratios = [1.0] * 5 + [2.0, 0.5, 2.0, 0.5, 8.0]
+    error = History([measurement(JobKind.PRETRAIN, "", ratio) for ratio in ratios]).model_error()
+    assert error is not None
+    assert (error.num_results, error.median_ratio, error.within) == (10, 1.0, 2.0)
+
+
+def test_measure_a_record_gives_its_own_speed_back() -> None:
+    plan = plan_of()
+    job = plan.by_name()[PRETRAIN]
+    work = Volumes(plan).of(job).work.without_evaluation()
+    seconds = 7 * steady_s(work, Machine(num_cores=2))
+    summary = {
+        "measured": {"images_per_s": work.images / seconds, "setup_s": 1.5},
+        "fingerprint": {"device": "x86_64 something", "num_threads": 2, "world_size": 1},
+    }
+    found = measure(job.identity, {"num_steps": 16.0, "num_classes": 8.0}, summary)
+    assert found is not None
+    assert found.ratio == pytest.approx(7)
+    assert found.setup_s == 1.5
+    assert found.machine == Machine(num_cores=2)
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {},
+        {"measured": {}},
+        {"measured": {"images_per_s": 0.0}},
+        {"measured": "fast"},
+        {"measured": {"images_per_s": -1}},
+    ],
+)
+def test_measure_a_record_without_a_speed_is_left_out(summary: dict[str, object]) -> None:
+    job = plan_of().by_name()[PRETRAIN]
+    assert measure(job.identity, {"num_steps": 16.0}, summary) is None
+
+
+def test_network_of_shipped_variants_is_known_and_of_others_a_guess() -> None:
+    quickstart = {"patch_size": 8, "embed_dim": 64, "depths": [1], "feature_dim": 256}
+    assert network_of({"name": "fasternet_t0", "image_size": 32, "kwargs": quickstart}).fit is Fit.KNOWN
+    assert network_of({"name": "fasternet_t0", "image_size": 32, "kwargs": {"depths": [7]}}).fit is Fit.CHANGED
+    assert network_of({"name": "no_such_model", "image_size": 32, "kwargs": {}}).fit is Fit.UNKNOWN
+    assert network_of({"name": "resnet18", "image_size": 112, "kwargs": {}}).macs == pytest.approx(RESNET18_MACS / 4)
+
+
+def test_estimate_more_workers_are_faster_but_not_cheaper() -> None:
+    one, eight = estimate(on_gpus(plan_of(), 1)), estimate(on_gpus(plan_of(), 8))
+    assert eight.gpu_hours > one.gpu_hours
+
+
+def test_prices_give_the_cost_of_gpu_hours_and_core_hours() -> None:
+    prices = PriceTable.parse("{currency: USD, A100: {hour: 2.0, spot: 0.5}, cpu: 0.1}", "prices.yaml")
+    estimates = estimate(on_gpus(plan_of(), accelerator="A100"), prices=prices)
+    assert estimates.cost == pytest.approx(2.0 * estimates.gpu_hours + 0.1 * estimates.cpu_hours)
+    assert prices.show(1234.5) == "1,234.50 USD"
+    hour = Resources(gpus=2, spot=Spot.REQUIRE)
+    assert prices.cost(3600, hour, "A100", is_spot=True) == pytest.approx(1.0)
+    assert prices.cost(3600, hour, "T4", is_spot=False) is None
+
+
+def test_prices_of_a_missing_accelerator_leave_the_cost_unknown_and_name_it() -> None:
+    estimates = estimate(on_gpus(plan_of()), prices=PriceTable.parse("{H100: 3}", "p.yaml"))
+    assert estimates.cost is None
+    assert estimates.unpriced() == ["A100", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "no table"),
+        ("- 1", "no table"),
+        ("{A100: {hourly: 2}}", "hourly"),
+        ("{A100: {spot: 2}}", "lacks 'hour'"),
+        ("{A100: -1}", "A100.hour is -1"),
+        ("{A100: {hour: .inf}}", "inf"),
+        ("{A100: {hour: true}}", "True"),
+        ("{A100: [", "not YAML"),
+    ],
+)
+def test_prices_wrong_table_is_refused_with_its_place(text: str, what: str) -> None:
+    with pytest.raises(UserError, match=r"prices\.yaml") as refused:
+        PriceTable.parse(text, "prices.yaml")
+    assert what in str(refused.value)
+
+
+CACHED = TEXT.replace(
+    "  - {name: linear, target: levels/depth1, protocol: probe, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}}\n",
+    "  - {name: fast, target: levels/depth1, protocol: probe, recipe: {features: cached}}\n"
+    "  - {name: near, target: levels/depth1, protocol: knn}\n",
+)
+
+
+def test_estimate_probes_on_cached_features_decode_no_image_and_trust_no_history_of_others() -> None:
+    plan = plan_of(CACHED)
+    volumes = Volumes(plan)
+    jobs = [job for job in plan.jobs if job.kind in {JobKind.PROBE, JobKind.KNN}]
+    assert {job.kind for job in jobs} == {JobKind.PROBE, JobKind.KNN}
+    assert {volumes.of(job).work.images for job in jobs} == {0}
+    online = measurement(JobKind.PROBE, subject_of(jobs[0].identity), 1000.0)
+    found = estimate(plan, history=History([online]))
+    assert {found.jobs[job.name].source for job in jobs} == {Source.MODEL}
+    assert {source for name, job in found.jobs.items() if name.startswith("embed") for source in [job.source]} == {
+        Source.MODEL
+    }

@@ -1,0 +1,41 @@
+"""Shipped sweeps keep their jobs and keys: whoever has their results must find them again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.captures import make
+from tests.golden_plans import FOLDER, golden_text, shipped
+from workloads.models.variants import main as variants
+
+ROOT = Path(__file__).parents[2]
+UPDATE = "if this is meant, run `python -m tests.golden_plans` and say in CHANGELOG.md what has to run again"
+NEEDS_FAISS = {"clusters"}
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_plan_of_shipped_sweep_is_the_golden_one(name: str) -> None:
+    if name in NEEDS_FAISS and importlib.util.find_spec("faiss") is None:
+        pytest.skip("without faiss, k-means is another library's, and so are the keys")
+    golden = FOLDER / f"{name}.txt"
+    assert golden.is_file(), f"{name} has no golden plan: {UPDATE}"
+    found, expected = golden_text(name).splitlines(), golden.read_text(encoding="utf-8").splitlines()
+    gone, come = [line for line in expected if line not in found], [line for line in found if line not in expected]
+    assert found == expected, f"{len(gone)} lines went ({gone[:3]}), {len(come)} came ({come[:3]}): {UPDATE}"
+
+
+def test_networks_of_shipped_sweeps_are_in_the_table_of_variants() -> None:
+    file = ROOT / "orchestrator" / "plan" / "variants.json"
+    assert variants([str(file), "--check"]) == 0, f"run `python -m workloads.models.variants {file.relative_to(ROOT)}`"
+    assert all(len(row) == 4 for row in json.loads(file.read_text(encoding="utf-8")).values())
+
+
+def test_capture_of_plan_shows_what_the_command_prints(tmp_path: Path) -> None:
+    text = make("plan", tmp_path).read_text(encoding="utf-8")
+    assert "orchestrator&#160;plan&#160;quickstart" in text
+    assert "52&#160;jobs" in text
+    assert "critical" in text
