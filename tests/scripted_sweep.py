@@ -9,6 +9,7 @@ from orchestrator.contract import JobKind, Resources
 from orchestrator.controller import client
 from orchestrator.controller.controller import Controller
 from orchestrator.plan.graph import Job, Plan
+from orchestrator.spec.policy import Policy
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore
@@ -27,7 +28,8 @@ def make_job(name: str, *needs: str, cpus: float = 1.0, key: str = "") -> Job:
 
 
 def make_plan(*jobs: Job, sweep: str = "sweep", store_uri: str = "", max_failures: int = 3) -> Plan:
-    return Plan(sweep=sweep, revision=0, store_uri=store_uri, jobs=jobs, baseline="", max_failures=max_failures)
+    policy = Policy(max_failures=max_failures)
+    return Plan(sweep=sweep, revision=0, store_uri=store_uri, jobs=jobs, baseline="", policy=policy)
 
 
 def diamond() -> tuple[Job, ...]:
@@ -44,8 +46,10 @@ def diamond() -> tuple[Job, ...]:
 class World:
     """A store, a clock, a backend that outlives its controllers, and the controller of the moment."""
 
-    def __init__(self, root: Path, backend: ScriptedBackend | None = None) -> None:
-        self.store = LocalStore(root)
+    def __init__(
+        self, root: Path, backend: ScriptedBackend | None = None, *, store: ObjectStore | None = None
+    ) -> None:
+        self.store: ObjectStore = store or LocalStore(root)
         self.clock = FakeClock()
         self.backend = backend or ScriptedBackend(self.store)
         self.num_controllers = 0

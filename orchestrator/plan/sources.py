@@ -15,7 +15,7 @@ from orchestrator.plan.draft import (
     subset_parameters,
 )
 from orchestrator.plan.readable import readable_rule
-from orchestrator.spec.model import Checkpoints, Dataset, LabelSpace, Pretrain
+from orchestrator.spec.model import Checkpoints, Dataset, LabelSpace, Pretrain, Sweep
 
 
 def dataset_job(kind: JobKind, dataset: Dataset, parameters: Mapping[str, Any], inputs: Mapping[str, str]) -> Draft:
@@ -28,6 +28,15 @@ def dataset_job(kind: JobKind, dataset: Dataset, parameters: Mapping[str, Any], 
         inputs=inputs,
         facets={"dataset": dataset.name},
     )
+
+
+def missing_datasets(sweep: Sweep) -> list[str]:
+    """One line for each data set that is planned from its declaration, because it cannot be read."""
+    return [
+        f"{dataset.missing}; planned from what the file declares: it cannot be submitted, and its keys are not final"
+        for dataset in sweep.datasets.values()
+        if dataset.missing
+    ]
 
 
 def labels_job(space: LabelSpace, clusters: Mapping[str, str]) -> Draft:

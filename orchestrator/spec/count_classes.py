@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UserError
+from orchestrator.spec.counted import Counted, Definition
 from orchestrator.spec.model import Dataset
-from orchestrator.spec.resolve_labels import Counted, Definition
 
 _TIMEOUT_S = 300.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -62,15 +62,29 @@ def canonical(value: object) -> object:
     return value
 
 
+def refuse_unread(model: BaseModel, fields: Iterable[str], why: str) -> None:
+    """Refuse given fields that nothing reads; ``why`` ends the sentence "it means nothing ..."."""
+    for name in fields:
+        if name in model.model_fields_set:
+            context = {"why": why, "at": (name,)}
+            raise PydanticCustomError("refused", "it means nothing {why}; remove it", context)
+
+
 class OneRule(Strict):
-    """Exactly one of the fields in ``RULES`` is given."""
+    """Exactly one of the fields in ``RULES`` is given, and of those in ``OF_RULE`` only such as belong to it."""
 
     RULES: ClassVar[tuple[str, ...]] = ()
+    OF_RULE: ClassVar[Mapping[str, str]] = {}
+    """Fields and the rule without which they mean nothing."""
 
     @model_validator(mode="after")
     def _exactly_one_rule(self) -> Self:
         given = [rule for rule in self.RULES if getattr(self, rule) is not None]
         if len(given) != 1:
-            context = {"given": ", ".join(given) or "none", "rules": ", ".join(self.RULES)}
-            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {given}", context)
+            found = f"{', '.join(given)}; keep one" if given else "none; add one"
+            context = {"found": found, "rules": ", ".join(self.RULES)}
+            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {found}", context)
+        for field, rule in self.OF_RULE.items():
+            if rule not in given:
+                refuse_unread(self, (field,), f"without '{rule}'")
         return self

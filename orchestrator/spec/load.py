@@ -3,45 +3,84 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import SpecError
+from orchestrator.spec.canonical import canonical_text
 from orchestrator.spec.count_classes import count_classes, read_table
+from orchestrator.spec.document import SCALES, Changes, read_document
 from orchestrator.spec.model import Sweep
 from orchestrator.spec.plugins import LABEL_SPACES, OBJECTIVES, InstalledPlugins
 from orchestrator.spec.problems import validate
+from orchestrator.spec.recipe_book import Recipe
 from orchestrator.spec.resolve import resolve_sweep
 from orchestrator.spec.resolve_labels import LabelSources
 from orchestrator.spec.resolve_recipe import RecipeBook
 from orchestrator.spec.schema import SweepSpec
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.survey import Surveys, survey_datasets
-from orchestrator.spec.tree import parse_tree
+from orchestrator.spec.tree import MAX_BYTES, parse_tree, too_large
 
 
-def load_sweep(reference: str) -> tuple[Sweep, str]:
-    """Read the file at a path, or the shipped sweep of that name; returns the sweep and the file's text.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A sweep and the texts that say it."""
+
+    sweep: Sweep
+    canonical: str
+    """Its canonical form: complete in itself."""
+    text: str
+    """What is kept with the sweep: its file where that says all of it, else the canonical form."""
+
+
+def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[Sweep, str]:
+    """Read the file at a path, or the shipped sweep of that name; returns the sweep and the text to keep with it.
+
+    Args:
+        reference: path or name.
+        overrides: arguments of ``--set``: ``path=value``.
+        scale: block of the file that makes it small (``tiny``); empty: as it is.
 
     Raises:
         SpecError: no such file or shipped sweep, or the file is wrong.
     """
+    loaded = load_all(reference, Changes(overrides=overrides, scale=scale))
+    return loaded.sweep, loaded.text
+
+
+def canonical_yaml(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> str:
+    """The canonical form of a sweep.yaml: one that plans the same and needs no other file. Arguments as above."""
+    return load_all(reference, Changes(overrides=overrides, scale=scale)).canonical
+
+
+def load_all(reference: str, changes: Changes) -> Loaded:
+    """As ``load_sweep``, with both texts."""
     path = find_sweep(reference)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SpecError(
-            (f"{path}:1:1: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8",)
-        ) from error
-    except OSError as error:
-        raise SpecError((f"{path}:1:1: cannot be read: {error.strerror}",)) from error
-    tree = parse_tree(text, _shown_path(path))
+    shown = _shown_path(path)
+    text = read_text(str(path), shown)
+    document = read_document(
+        text, shown, changes=changes, environment=os.environ, read_text=lambda name: read_text(name, name)
+    )
+    tree = document.tree
     spec = validate(SweepSpec, tree.value, tree)
     surveys, objectives = survey_datasets(spec, tree), InstalledPlugins(OBJECTIVES)
     labels = LabelSources(
         count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES), kmeans=_kmeans()
     )
-    return resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels), text
+    sweep = resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels)
+    canonical = canonical_text(document.portable, sweep.recipes)
+    return Loaded(sweep=sweep, canonical=canonical, text=text if document.is_own_text else canonical)
+
+
+def scales_of(reference: str) -> tuple[str, ...]:
+    """Which scales the file has itself; what it includes is not looked at. Raises ``SpecError`` as ``load_sweep``."""
+    path = find_sweep(reference)
+    tree = parse_tree(read_text(str(path), _shown_path(path)), _shown_path(path))
+    return tuple(name for name in SCALES if name in tree.value)
 
 
 def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | None = None) -> Sweep:
@@ -50,8 +89,27 @@ def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | No
     Raises:
         SpecError: every problem found, one line each.
     """
-    tree = parse_tree(text, file)
+    tree = read_document(text, file).tree
     return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, recipes, surveys)
+
+
+def read_text(path: str, shown: str) -> str:
+    """The text of a file, called ``shown`` in errors. Raises ``SpecError``: it is not there or no text of that size."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)  # whatever it is: a device has no size
+        return content.decode("utf-8-sig" if content.startswith(BOM_UTF8) else "utf-8")
+    except UnicodeDecodeError as error:
+        if len(content) > MAX_BYTES:
+            raise SpecError((f"{shown}:1:1: {too_large()}",)) from error
+        before = content[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        place = f"{shown}:{line}:{column}"
+        raise SpecError(
+            (f"{place}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8",)
+        ) from error
+    except OSError as error:
+        raise SpecError((f"{shown}:1:1: cannot be read: {error.strerror}; check the path",)) from error
 
 
 def find_sweep(reference: str) -> Path:
@@ -66,12 +124,32 @@ def find_sweep(reference: str) -> Path:
     raise SpecError((f"{reference}: {what}; shipped sweeps: {did_you_mean(reference, shipped)}",))
 
 
+class ShippedRecipes(Mapping[str, Recipe]):
+    """The recipes of the package by name; each is read when it is asked for."""
+
+    def __init__(self) -> None:
+        self._files = {file.stem: file for file in sorted((_shipped_folder() / "recipes").glob("*.yaml"))}
+        self._read: dict[str, Recipe] = {}
+
+    def __getitem__(self, name: str) -> Recipe:
+        if name not in self._read:
+            file = self._files[name]
+            self._read[name] = parse_tree(file.read_text(encoding="utf-8"), str(file)).value
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 def shipped_recipes() -> RecipeBook:
     """Fields of every shipped recipe, by name."""
-    book: dict[str, dict[str, Any]] = {}
-    for file in sorted((_shipped_folder() / "recipes").glob("*.yaml")):
-        book[file.stem] = parse_tree(file.read_text(encoding="utf-8"), str(file)).value
-    return book
+    return ShippedRecipes()
 
 
 def _kmeans() -> str:

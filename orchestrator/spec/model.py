@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.contract import JobKind, Resources
+from orchestrator.spec.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class Dataset:
     """Whether a validation split is known to be there, or may be."""
     components: tuple[str, ...] = ()
     """Data sets that this one mixes; empty otherwise."""
+    missing: str = ""
+    """Why it cannot be read, where it is known by its declaration alone; empty if it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,18 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InitialBackbone:
+    """A backbone of this sweep that others start from."""
+
+    pretrain: str
+    """Name of its block."""
+    labels: str = ""
+    """Its label space; empty: the same as that of the backbone that starts from it."""
+    seed: int | None = None
+    """Its seed; None: the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrain:
     """Backbones to make: ``labels`` (names of label spaces, in order) x ``seeds``."""
 
@@ -105,9 +120,22 @@ class Pretrain:
     """Part of the training split; empty = all of it."""
     initial: Mapping[str, str] = field(default_factory=dict)
     """Where the backbone's weights start: one of ``artifact``, ``uri`` with ``sha256``, ``timm``; empty = random."""
+    initial_from: InitialBackbone | None = None
+    """The backbone of this sweep that it starts from, in place of ``initial``."""
     keep: Mapping[str, Any] = field(default_factory=dict)
     """Checkpoints that become part of the artifact, and so of its identity; empty = none."""
+    baselines: tuple[str, ...] = ()
+    """Label spaces that are pretrained for the baselines of transfers alone."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One combination of a grid's values; without a grid the only one, with an empty name."""
+
+    recipe: Mapping[str, Any]
+    name: str = ""
+    """Such as ``lr=0.4,batch_size=512``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +145,34 @@ class Transfer:
     name: str
     target: str
     protocol: JobKind
-    recipe: Mapping[str, Any]
+    cells: tuple[Cell, ...]
+    """Recipes to run: one, or those of a grid."""
     seeds: tuple[int, ...]
     subset: Mapping[str, Any] = field(default_factory=dict)
     """As in `Pretrain`."""
+    fractions: tuple[float, ...] = ()
+    """Parts of the training split, one job each; empty = ``subset`` alone."""
+    subset_seed: int | None = None
+    """What draws the fractions; None: each transfer seed its own ones."""
+    checkpoints: tuple[int, ...] = ()
+    """Epochs of the pretraining to measure; empty = its final weights."""
+    select_on: str = ""
+    """Where a grid's cell is chosen: ``train``, ``val``; empty without a grid."""
+    baselines: tuple[str, ...] = ()
+    """``one_pass``, ``retrain``."""
     pretrains: tuple[str, ...] = ("",)
     """Names of the blocks whose backbones are measured."""
+    labels: tuple[str, ...] | None = None
+    """Label spaces whose backbones are measured; None = all that a block pretrains."""
+
+    def measures(self, space: str) -> bool:
+        """Whether backbones of a label space are measured; those of its own baselines always are."""
+        return self.labels is None or space in self.labels
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """Of the first cell."""
+        return self.cells[0].recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +195,13 @@ class Sweep:
     store: str
     tracking_uri: str
     experiment: str
-    max_failures: int
+    policy: Policy
+    register: str = ""
+    """``best``: MLflow's model registry gets the best backbone; empty: it gets none."""
+    published: tuple[Mapping[str, Any], ...] = ()
+    """Printed numbers for the report (fields of ``Published``)."""
+    recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Recipes that it names, by name, with the fields of their bases."""
 
     def pretrain(self, name: str) -> Pretrain:
         """The block of a name. Raises ``KeyError``."""

@@ -62,11 +62,21 @@ def _message(detail: ErrorDetails) -> str:
         return f"{_shown(value)} is not one of the allowed values; {did_you_mean(str(value), allowed)}"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         return _tag_message(kind, context)
-    if kind == "string_pattern_mismatch":
-        return f"{_shown(value)} is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
     if kind in {"unknown_key", "one_rule", "refused"}:
         return detail["msg"]
-    return f"{_shown(value)} is refused: {detail['msg'].removeprefix('Input ')}"
+    if kind in {"too_short", "too_long"}:
+        return _size_message(kind, context)
+    if kind == "string_pattern_mismatch":
+        why = "is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
+    else:
+        why = f"is refused: {detail['msg'].removeprefix('Input ')}"
+    return f"{_shown(value)} {why}"
+
+
+def _size_message(kind: str, context: dict[str, Any]) -> str:
+    number = context["min_length" if kind == "too_short" else "max_length"]
+    bound = f"at {'least' if kind == 'too_short' else 'most'} {number} item{'s' * (number != 1)}"
+    return f"it has {context['actual_length']}, and needs {bound}; write {bound}"
 
 
 def _tag_message(kind: str, context: dict[str, Any]) -> str:

@@ -19,6 +19,10 @@ _UNREAD_BY_PROBES = dict.fromkeys(
     ("freeze", "dropout", "drop_path", "norm_group"),
     "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or choose finetune",
 )
+_UNREAD_FROM_CACHE = dict.fromkeys(
+    ("augment", "crop_scale", "crop_ratio", "color_jitter", "mixup", "cutmix", "mix_prob", "cutmix_share"),
+    "is ignored by features: cached, which were computed once, of whole images; remove it, or use features: online",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ _NEEDS = (
 def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:
     """Fields, given or not, that a training by this recipe never reads, and why; ``protocol`` is a transfer's."""
     found = dict(_UNREAD_BY_PROBES) if protocol == "probe" else {}
+    found |= _UNREAD_FROM_CACHE if getattr(recipe, "features", "") == "cached" else {}
     found |= {
         use.field: f"is ignored by {use.of}: {chosen}; remove it, or choose {' or '.join(use.among)}"
         for use in _USES

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from dataclasses import replace
 
-from orchestrator.contract import JobKind, Resources
+from orchestrator.contract import JobKind
 from orchestrator.errors import StorageError
 from orchestrator.spec.complaints import Complaints
-from orchestrator.spec.model import Dataset, LabelSpace, Model, Pretrain, Sweep, Transfer
-from orchestrator.spec.resolve_checkpoints import resolve_checkpoints, resolve_keep
+from orchestrator.spec.model import Dataset, LabelSpace, Pretrain, Sweep, Transfer
+from orchestrator.spec.recipe_book import Recipes
 from orchestrator.spec.resolve_clusters import check_embeddings
 from orchestrator.spec.resolve_datasets import resolve_dataset
 from orchestrator.spec.resolve_labels import LabelSources, resolve_label_spaces, thinned
 from orchestrator.spec.resolve_mixture import resolve_mixture
 from orchestrator.spec.resolve_model import check_model, check_recipe_of_model
+from orchestrator.spec.resolve_policy import resolve_policy, resolve_resources
+from orchestrator.spec.resolve_pretrain import blocks_of, check_origins, path_of, resolve_pretrain
 from orchestrator.spec.resolve_recipe import Objectives, RecipeBook, RecipeResolver, check_labels_of, check_recipe_on
-from orchestrator.spec.resolve_transfer import check_targets, resolve_transfer
+from orchestrator.spec.resolve_transfer import Use, check_targets, resolve_transfer, uses_of, with_baselines
 from orchestrator.spec.schema import SweepSpec
 from orchestrator.spec.schema_datasets import MixtureSpec
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.survey import Surveys
 from orchestrator.spec.timm_table import shipped_models
-from orchestrator.spec.tree import Path, Tree
+from orchestrator.spec.tree import Tree
 from orchestrator.storage.open import check_store_uri
 
 _GROUPS = {
@@ -34,6 +36,7 @@ _GROUPS = {
     JobKind.PRETRAIN: "pretrain",
     JobKind.FINETUNE: "transfer",
     JobKind.PROBE: "transfer",
+    JobKind.KNN: "transfer",
 }
 
 
@@ -60,8 +63,10 @@ def resolve_sweep(
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
     """
     complaints = Complaints(tree)
-    recipe_resolver = RecipeResolver(recipes, objectives or {}, tree, complaints)
-    return _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
+    book = Recipes(spec.recipes, recipes, tree, complaints)
+    recipe_resolver = RecipeResolver(book, objectives or {}, tree, complaints)
+    sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
+    return replace(sweep, recipes=book.used)
 
 
 class _Resolver:
@@ -88,36 +93,44 @@ class _Resolver:
             if not isinstance(entry, MixtureSpec)
         }
         datasets |= self._mixtures(datasets)
-        labels = resolve_label_spaces(spec.labels, datasets, self._complaints, self._labels)
-        pretrain = self._pretrain(labels)
-        transfer = tuple(
-            resolve_transfer(position, entry, labels, self._recipes, self._complaints)
-            for position, entry in enumerate(spec.transfer)
-        )
-        self._check_models(pretrain, transfer)
-        check_embeddings(labels, pretrain, self._complaints)
-        self._check_batches(pretrain, transfer, labels, datasets)
-        self._check_splits([*pretrain.labels, *(item.target for item in transfer)], labels, datasets)
+        blocks = blocks_of(spec.pretrain)
+        only_block = blocks[0].name if len(blocks) == 1 else ""
+        sources = replace(self._labels or LabelSources(), only_block=only_block)
+        labels = resolve_label_spaces(spec.labels, datasets, self._complaints, sources)
+        pretrains = tuple(resolve_pretrain(block, labels, self._recipes, self._complaints) for block in blocks)
+        transfer = self._transfer(labels, pretrains)
+        spaces = with_baselines(pretrains, transfer)
+        pretrains = tuple(replace(pretrain, baselines=spaces[pretrain.name]) for pretrain in pretrains)
+        self._check_models(pretrains, transfer)
+        check_embeddings(labels, pretrains, self._complaints)
+        check_origins(pretrains, labels, self._complaints)
+        self._check_batches(pretrains, transfer, labels, datasets)
+        pretrained = [name for pretrain in pretrains for name in pretrain.labels]
+        self._check_splits([*pretrained, *(item.target for item in transfer)], labels, datasets)
         check_targets(transfer, labels, self._complaints)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
-        baseline = self._baseline(pretrain)
+        baseline = self._baseline(pretrained)
+        self._check_published(pretrained, pretrains)
         self._check_store()
+        policy = resolve_policy(spec.policy, spec.resources, self._complaints)
         self._complaints.raise_any()
         return Sweep(
             name=spec.name,
             datasets=datasets,
             labels=labels,
-            pretrains=(pretrain,),
+            pretrains=pretrains,
             transfer=transfer,
             baseline=baseline,
             metric=spec.report.metric,
-            resources={kind: self._resources(group) for kind, group in _GROUPS.items()},
+            resources={kind: resolve_resources(getattr(spec.resources, group)) for kind, group in _GROUPS.items()},
             num_workers={kind: getattr(spec.resources, group).num_workers for kind, group in _GROUPS.items()},
             compute=spec.compute.model_dump(),
             store=spec.store,
             tracking_uri=spec.tracking.uri,
             experiment=spec.tracking.experiment,
-            max_failures=spec.policy.failures,
+            register="" if spec.tracking.register_ == "none" else spec.tracking.register_,
+            published=tuple(entry.model_dump(exclude_none=True) for entry in spec.report.published),
+            policy=policy,
         )
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -129,66 +142,46 @@ class _Resolver:
         }
         return {name: mixture for name, mixture in mixtures.items() if mixture is not None}
 
-    def _pretrain(self, labels: Mapping[str, LabelSpace]) -> Pretrain:
-        spec = self._spec.pretrain
-        self._complaints.refuse_repeats(("pretrain", "seeds"), [str(seed) for seed in spec.seeds])
-        recipe = self._recipes.resolve(("pretrain", "recipe"), spec.recipe)
-        keep_path = ("pretrain", "checkpoints", "keep")
-        return Pretrain(
-            model=Model(name=spec.model.name, image_size=spec.model.image_size, kwargs=spec.model.kwargs),
-            labels=self._globs(spec.labels, labels),
-            recipe=recipe,
-            seeds=tuple(spec.seeds),
-            subset=spec.subset.resolved() if spec.subset else {},
-            initial=self._initial(),
-            keep=resolve_keep(spec.checkpoints.keep, recipe, keep_path, self._complaints),
-            checkpoints=resolve_checkpoints(spec.checkpoints),
+    def _transfer(self, labels: Mapping[str, LabelSpace], pretrains: Sequence[Pretrain]) -> tuple[Transfer, ...]:
+        return tuple(
+            resolve_transfer(position, entry, labels, self._recipes, self._complaints, pretrains=pretrains)
+            for position, entry in enumerate(self._spec.transfer)
         )
 
-    def _initial(self) -> Mapping[str, str]:
-        spec = self._spec.pretrain
-        if spec.init is not None and spec.init.timm is not None:
-            problem = shipped_models().tag_problem(spec.model.name, spec.init.timm)
-            if problem:
-                self._complaints.add(("pretrain", "init", "timm"), problem)
-        return {} if spec.init is None else spec.init.model_dump(exclude_none=True)
-
-    def _check_models(self, pretrain: Pretrain, transfer: Sequence[Transfer]) -> None:
-        table, model = shipped_models(), pretrain.model
-        check_model(("pretrain", "model"), model, table, self._complaints)
-        where, workers = ("pretrain", "recipe"), self._spec.resources.pretrain.num_workers
-        check_recipe_of_model(where, pretrain.recipe, model, table, self._complaints, num_workers=workers)
+    def _check_models(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:
+        table, workers = shipped_models(), self._spec.resources.pretrain.num_workers
+        for pretrain in pretrains:
+            path, model = path_of(pretrain), pretrain.model
+            check_model((*path, "model"), model, table, self._complaints)
+            where = (*path, "recipe")
+            check_recipe_of_model(where, pretrain.recipe, model, table, self._complaints, num_workers=workers)
         workers = self._spec.resources.transfer.num_workers
         for position, item in enumerate(transfer):
-            if item.protocol is JobKind.FINETUNE:  # a probe trains no backbone
-                path = ("transfer", position, "recipe")
-                check_recipe_of_model(path, item.recipe, model, table, self._complaints, num_workers=workers)
-
-    def _globs(self, globs: Sequence[str], labels: Mapping[str, LabelSpace]) -> tuple[str, ...]:
-        chosen: dict[str, None] = {}
-        for position, glob in enumerate(globs):
-            matches = [name for name in labels if fnmatchcase(name, glob)]
-            if not matches:
-                message = f"'{glob}' matches no label space: {did_you_mean(glob, labels)}"
-                self._complaints.add(("pretrain", "labels", position), message)
-            chosen.update(dict.fromkeys(matches))
-        return tuple(chosen)
+            if item.protocol is not JobKind.FINETUNE:  # a probe trains no backbone
+                continue
+            path = ("transfer", position, "recipe")
+            for model in {pretrain.model.name: pretrain.model for pretrain in pretrains}.values():
+                for cell in item.cells:
+                    check_recipe_of_model(path, cell.recipe, model, table, self._complaints, num_workers=workers)
 
     def _check_batches(
         self,
-        pretrain: Pretrain,
+        pretrains: Sequence[Pretrain],
         transfer: Sequence[Transfer],
         labels: Mapping[str, LabelSpace],
         datasets: Mapping[str, Dataset],
     ) -> None:
-        uses: list[tuple[Path, Pretrain | Transfer, Sequence[str]]] = [(("pretrain",), pretrain, pretrain.labels)]
-        uses += [(("transfer", position), item, (item.target,)) for position, item in enumerate(transfer)]
-        for path, use, names in uses:
-            where = (*path, "recipe")
-            for name in dict.fromkeys(labels[name].dataset for name in names if name in labels):
-                dataset = thinned(datasets[name], use.subset, (*path, "subset"), self._complaints)
+        uses = [
+            Use(path=path_of(block), recipe=block.recipe, subset=block.subset, labels=(*block.labels, *block.baselines))
+            for block in pretrains
+        ]
+        uses += [use for position, item in enumerate(transfer) for use in uses_of(position, item)]
+        for use in uses:
+            where = (*use.path, "recipe")
+            for name in dict.fromkeys(labels[name].dataset for name in use.labels if name in labels):
+                dataset = thinned(datasets[name], use.subset, (*use.path, "subset"), self._complaints)
                 check_recipe_on(where, use.recipe, dataset, self._complaints)
-            for space in (labels[name] for name in names if name in labels):
+            for space in (labels[name] for name in use.labels if name in labels):
                 check_labels_of(where, use.recipe, space, datasets[space.dataset], self._complaints)
 
     def _check_splits(
@@ -201,12 +194,25 @@ class _Resolver:
                     message += " (`orchestrator data index --split train=... --split val=...` prints the entry)"
                 self._complaints.add(("datasets", name), message)
 
-    def _baseline(self, pretrain: Pretrain) -> str:
+    def _baseline(self, pretrained: Sequence[str]) -> str:
         baseline = self._spec.report.baseline
-        if baseline is not None and pretrain.labels and baseline not in pretrain.labels:
-            hint = did_you_mean(baseline, pretrain.labels)
+        if baseline is not None and pretrained and baseline not in pretrained:
+            hint = did_you_mean(baseline, pretrained)
             self._complaints.add(("report", "baseline"), f"'{baseline}' is not pretrained in this sweep: {hint}")
         return baseline or ""
+
+    def _check_published(self, pretrained: Sequence[str], pretrains: Sequence[Pretrain]) -> None:
+        known = {
+            "transfer": [entry.name for entry in self._spec.transfer],
+            "label_space": ["", *pretrained],
+            "pretrain": [*(pretrain.name for pretrain in pretrains)],
+        }
+        for position, entry in enumerate(self._spec.report.published):
+            for field, names in known.items():
+                if (value := getattr(entry, field)) not in names:
+                    hint = did_you_mean(value, filter(None, names))
+                    message = f"'{value}' is no {field} of this sweep: {hint}" if value else f"say which one: {hint}"
+                    self._complaints.add(("report", "published", position, field), message)
 
     def _check_store(self) -> None:
         try:
@@ -214,6 +220,3 @@ class _Resolver:
                 check_store_uri(self._spec.store)
         except StorageError as error:
             self._complaints.add(("store",), str(error))
-
-    def _resources(self, group: str) -> Resources:
-        return Resources(**getattr(self._spec.resources, group).model_dump(exclude={"workers"}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.spec.complaints import Complaints
@@ -24,6 +24,7 @@ def resolve_clusters(
     complaints: Complaints,
     *,
     auto_library: str,
+    only_block: str = "",
 ) -> list[LabelSpace]:
     """The label spaces of one entry.
 
@@ -34,10 +35,11 @@ def resolve_clusters(
         within: whose classes are clustered each by itself; None = the whole set.
         complaints: takes what is wrong.
         auto_library: what ``library: auto`` means here.
+        only_block: name of the pretrain block where the sweep has a single one.
     """
     path: Path = ("labels", name, "clusters")
     complaints.refuse_repeats((*path, "k"), [str(k) for k in spec.k or ()])
-    embedding = _embedding((*path, "embed"), spec.embed, complaints)
+    embedding = _embedding((*path, "embed"), spec.embed, only_block, complaints)
     common = {
         "within": within.space if within is not None else None,
         "seed": spec.seed,
@@ -70,45 +72,45 @@ def resolve_clusters(
     return [space(f"/{k}", str(k), {"k": k}, k * num_groups) for k in spec.k or ()]
 
 
-def check_embeddings(labels: Mapping[str, LabelSpace], pretrain: Pretrain, complaints: Complaints) -> None:
-    """Complain about embeddings of backbones that this sweep does not pretrain, or that wait for themselves."""
+def check_embeddings(labels: Mapping[str, LabelSpace], pretrains: Sequence[Pretrain], complaints: Complaints) -> None:
+    """Complain about embeddings of backbones that this sweep does not pretrain."""
     seen: set[str] = set()
     for space in labels.values():
-        origin = space.clustering.embedding.backbone if space.clustering else None
-        if origin is None or space.entry in seen:
+        if space.clustering is None or space.clustering.embedding.backbone is None or space.entry in seen:
             continue
         seen.add(space.entry)
         path: Path = ("labels", space.entry, "clusters", "embed", "backbone")
-        if origin not in labels or (pretrain.labels and origin not in pretrain.labels):
-            hint = did_you_mean(origin, pretrain.labels or labels)
-            message = f"'{origin}' is not pretrained in this sweep, so there is no such backbone: {hint}"
-            complaints.add((*path, "labels"), message)
-            continue
-        seed = space.clustering.embedding.seed if space.clustering else 0
-        if seed not in pretrain.seeds:
-            message = f"no backbone is pretrained with seed {seed}; pretrain.seeds are {list(pretrain.seeds)}"
-            complaints.add((*path, "seed"), message)
-        chain = list(_chain(space.name, labels))
-        if space.name in chain[1:]:
-            circle = " -> ".join(f"pretrain/{name}" for name in chain)
-            message = f"these clusters need a backbone that needs these clusters ({circle}); embed another backbone"
-            complaints.add((*path, "labels"), message)
+        _check_swept(path, space.clustering.embedding, labels, pretrains, complaints)
 
 
-def _chain(name: str, labels: Mapping[str, LabelSpace]) -> Iterator[str]:
-    """A space, the one that the backbone of its embedding is pretrained on, and so on; ends after a repetition."""
-    passed: set[str] = set()
-    current: str | None = name
-    while current is not None and current in labels:
-        yield current
-        if current in passed:
-            return
-        passed.add(current)
-        clustering = labels[current].clustering
-        current = clustering.embedding.backbone if clustering is not None else None
+def _check_swept(
+    path: Path,
+    embedding: Embedding,
+    labels: Mapping[str, LabelSpace],
+    pretrains: Sequence[Pretrain],
+    complaints: Complaints,
+) -> None:
+    origin = embedding.backbone or ""
+    blocks = {pretrain.name: pretrain for pretrain in pretrains}
+    pretrain = blocks.get(embedding.pretrain)
+    if pretrain is None and not embedding.pretrain:
+        message = f"'pretrain' is missing: which block's backbone is it? the blocks are {', '.join(blocks)}"
+        complaints.add(path, message)
+    elif pretrain is None:
+        named = did_you_mean(embedding.pretrain, blocks)
+        hint = "the only block has no name; remove this" if "" in blocks else named
+        complaints.add((*path, "pretrain"), f"'{embedding.pretrain}' is not a block of pretrain: {hint}")
+    elif origin not in labels or (pretrain.labels and origin not in pretrain.labels):
+        hint = did_you_mean(origin, pretrain.labels or labels)
+        where = f"by block '{pretrain.name}'" if pretrain.name else "in this sweep"
+        message = f"'{origin}' is not pretrained {where}, so there is no such backbone: {hint}"
+        complaints.add((*path, "labels"), message)
+    elif embedding.seed not in pretrain.seeds:
+        message = f"no backbone is pretrained with seed {embedding.seed}; pretrain.seeds are {list(pretrain.seeds)}"
+        complaints.add((*path, "seed"), message)
 
 
-def _embedding(path: Path, spec: EmbedSpec, complaints: Complaints) -> Embedding:
+def _embedding(path: Path, spec: EmbedSpec, only_block: str, complaints: Complaints) -> Embedding:
     model, initial = None, {}
     if spec.model is not None:
         model = Model(name=spec.model.name, image_size=spec.model.image_size, kwargs=spec.model.kwargs)
@@ -120,7 +122,9 @@ def _embedding(path: Path, spec: EmbedSpec, complaints: Complaints) -> Embedding
     problem = shipped_models().tag_problem(model.name, initial["timm"]) if model and "timm" in initial else ""
     if problem:
         complaints.add((*path, "init", "timm"), problem)
+    block = only_block if spec.backbone is None or spec.backbone.pretrain is None else spec.backbone.pretrain
     return Embedding(
+        pretrain=block,
         backbone=spec.backbone.labels if spec.backbone is not None else None,
         seed=spec.backbone.seed if spec.backbone is not None else 0,
         model=model,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from orchestrator.contract import MISSING_DATA
 from orchestrator.spec.complaints import Complaints
 from orchestrator.spec.model import Dataset
 from orchestrator.spec.schema_datasets import Digits, ExternalShards, SyntheticHierarchy
+from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.survey import Survey
 from orchestrator.spec.tree import Path
 from orchestrator.storage.dataset_files import level_counts
@@ -50,7 +52,10 @@ def resolve_dataset(
 
 def _resolve_external(name: str, entry: ExternalShards, survey: Survey, complaints: Complaints) -> Dataset:
     described, path = survey.described, ("datasets", name)
+    if survey.missing:
+        return _declared(name, entry, survey)
     _check_described(path, entry, survey, complaints)
+    _check_levels((*path, "levels"), entry, survey, complaints)
     num_classes = len(survey.class_table) or entry.num_classes or (described.num_classes if described else 1)
     num_train = entry.num_train or (described.num_samples("train") if described else 0)
     digest = entry.digest or (described.digest if described else "")
@@ -82,6 +87,33 @@ def _resolve_external(name: str, entry: ExternalShards, survey: Survey, complain
         multi_label=multi_label,
         has_val=bool(described.num_samples("val")) if described else "val" in survey.splits,
     )
+
+
+def _declared(name: str, entry: ExternalShards, survey: Survey) -> Dataset:
+    """A data set that is not there, as its file declares it; its keys are those of no real one."""
+    return Dataset(
+        name=name,
+        readable=f"declared-{name}",
+        parameters={"declared": entry.model_dump(include={"num_train", "num_val", "num_classes", "levels"})},
+        levels=entry.levels or {},
+        num_classes=entry.num_classes or 1,
+        num_train=entry.num_train or 0,
+        location={MISSING_DATA: survey.missing, "num_samples": {"train": entry.num_train, "val": entry.num_val}},
+        multi_label=bool(entry.multi_label),
+        missing=survey.missing,
+    )
+
+
+def _check_levels(path: Path, entry: ExternalShards, survey: Survey, complaints: Complaints) -> None:
+    """Levels that the file declares must be those of the class table."""
+    found = level_counts(survey.class_table)
+    for level, number in (entry.levels or {}).items():
+        if level not in found:
+            hint = did_you_mean(level, found) if found else "it has none; remove the line"
+            complaints.add((*path, level), f"'{level}' is not a level of the class table: {hint}")
+        elif found[level] != number:
+            message = f"{number} is declared, but the class table has {found[level]}; is it the right data set?"
+            complaints.add((*path, level), message)
 
 
 def _check_described(path: Path, entry: ExternalShards, survey: Survey, complaints: Complaints) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from orchestrator.spec.complaints import Complaints
+from orchestrator.spec.counted import Counted, Definition, check_declared, counted_as_declared
 from orchestrator.spec.model import Dataset, LabelSpace
 from orchestrator.spec.resolve_clusters import WHOLE_SET, resolve_clusters
 from orchestrator.spec.resolve_mixture import ReadClassTable
@@ -18,23 +19,6 @@ from orchestrator.spec.tree import Path
 
 _LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
 _TAXONOMIC_CLASS = "taxonomic_class"  # what the rank "class" is called where `class` numbers the leaf classes
-
-Definition = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """What the data plane says of one definition."""
-
-    num_classes: int = 0
-    multi_label: bool = False
-    """A leaf class has several targets."""
-    space: Definition = field(default_factory=dict)
-    """The definition with the digests of its files."""
-    problem: str = ""
-    """Why it does not fit the data set; empty if it does."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Where its files lie, as absolute paths or URIs."""
 
 
 class CountClasses(Protocol):
@@ -57,6 +41,8 @@ class LabelSources:
     """Installed label spaces of other packages: name -> what identities hold."""
     kmeans: str = "scikit-learn"
     """What ``library: auto`` of clusters means."""
+    only_block: str = ""
+    """Name of the pretrain block where the sweep has a single one; empty also where it has no name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +56,8 @@ class _Draft:
     num_classes: int = 0
     """0 = not known without the class table."""
     base: LabelSpace | None = None
+    num_within: int = 0
+    """The number of classes if all classes of ``base`` have samples enough; 0 = not known without the class table."""
 
 
 def resolve_label_spaces(
@@ -114,7 +102,7 @@ class _LabelResolver:
     ) -> None:
         self._entries, self._datasets, self._complaints = entries, datasets, complaints
         self._count, self._plugins = sources.count, sources.plugins
-        self._kmeans = sources.kmeans
+        self._sources = sources
         self._resolved: dict[str, list[LabelSpace]] = {}
         self._bases: dict[str, LabelSpace | None] = {}
         self._open: list[str] = []
@@ -135,10 +123,14 @@ class _LabelResolver:
             self._complaints.add(("labels", name, "dataset"), message)
             return []
         if entry.clusters is not None:
-            return self._clusters(name, entry, entry.clusters, dataset)
+            spaces = self._clusters(name, entry, entry.clusters, dataset)
+            check_declared(name, entry, spaces, self._complaints)
+            return spaces
         drafts = list(_RULES[_rule_of(entry)](self, name, entry, dataset))
         modifiers: dict[str, Any] = {} if entry.classes is None else {"classes": _choice(entry.classes)}
-        return self._counted(name, entry, dataset, drafts, modifiers)
+        found = self._counted(name, entry, dataset, drafts, modifiers)
+        check_declared(name, entry, found, self._complaints)
+        return found
 
     def _counted(
         self, name: str, entry: LabelEntry, dataset: Dataset, drafts: Sequence[_Draft], modifiers: Definition
@@ -148,6 +140,9 @@ class _LabelResolver:
         if all(draft.num_classes for draft in drafts) and not modifiers:
             pairs = zip(drafts, spaces, strict=True)
             found = [Counted(num_classes=draft.num_classes, space=space) for draft, space in pairs]
+        elif dataset.missing:
+            numbers = [draft.num_classes or draft.num_within for draft in drafts]
+            found = counted_as_declared(self._complaints, name, entry, dataset=dataset, known=numbers, spaces=spaces)
         elif self._count is None:
             self._complaints.add(("labels", name), "its classes can only be counted where the data set can be read")
             return []
@@ -179,6 +174,8 @@ class _LabelResolver:
             self._complaints.add(path, f"'{reference}' starts from itself ({chain}); break the circle")
             return None
         known = {space.name: space for space in self.entry(entry)} if entry in self._entries else {}
+        if not known and self._complaints.doubts(("labels", entry)):
+            return None
         if reference not in known:
             hint = did_you_mean(reference, known or self._entries)
             self._complaints.add(path, f"'{reference}' is not a label space of this sweep: {hint}")
@@ -204,7 +201,8 @@ class _LabelResolver:
             if within.multi_label or "random" in within.space or "split" in within.space:
                 message = f"'{spec.within}' gives a class no single target; use a level, modulo, merge or binary"
                 self._complaints.add(("labels", name, "clusters", "within"), message)
-        return resolve_clusters(name, spec, dataset, within, self._complaints, auto_library=self._kmeans)
+        library, block = self._sources.kmeans, self._sources.only_block
+        return resolve_clusters(name, spec, dataset, within, self._complaints, auto_library=library, only_block=block)
 
     def _on_base(self, entry: LabelEntry, dataset: Dataset, draft: _Draft) -> Iterator[_Draft]:
         """The draft started from the entry's base; nothing if the space it names is wrong."""
@@ -262,6 +260,7 @@ class _LabelResolver:
                 space={"random": {"num_classes": number, **rule}},
                 path=(*path, "num_classes", position),
                 num_classes=0 if base else number,
+                num_within=total if base else 0,
                 base=base,
             )
 

@@ -5,7 +5,7 @@ Every field has a description with its unit and range, because the schema is als
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from orchestrator.spec.schema_datasets import DatasetSpec
 from orchestrator.spec.schema_labels import LabelEntry
 from orchestrator.spec.schema_model import ComputeSpec
 from orchestrator.spec.schema_policy import PolicySpec
-from orchestrator.spec.schema_pretrain import PretrainSpec
+from orchestrator.spec.schema_pretrain import PretrainBlocks
 from orchestrator.spec.schema_report import ReportSpec, TrackingSpec
 from orchestrator.spec.schema_resources import ResourceGroups
 from orchestrator.spec.schema_transfer import TransferSpec
@@ -23,15 +23,23 @@ from orchestrator.spec.schema_transfer import TransferSpec
 class SweepSpec(Strict):
     """A whole sweep.yaml."""
 
-    version: Literal[1]
-    name: Name
-    datasets: Annotated[dict[Name, DatasetSpec], Field(min_length=1)]
-    labels: Annotated[dict[Name, LabelEntry], Field(min_length=1)]
-    pretrain: PretrainSpec
-    transfer: list[TransferSpec] = Field(default_factory=list)
-    report: ReportSpec = ReportSpec()
-    resources: ResourceGroups = ResourceGroups()
-    compute: ComputeSpec = ComputeSpec()
+    version: Literal[1] = Field(description="Version of the language.")
+    name: Name = Field(description="Name of the sweep, which is its id: a changed file of the same name revises it.")
+    datasets: Annotated[dict[Name, DatasetSpec], Field(min_length=1)] = Field(description="Data sets by name.")
+    labels: Annotated[dict[Name, LabelEntry], Field(min_length=1)] = Field(
+        description="Label spaces by name; an entry with several levels or numbers makes one each (NAME/LEVEL)."
+    )
+    recipes: dict[Name, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Training hyper-parameters by name, for recipe and base; they win over shipped ones of that name.",
+    )
+    pretrain: PretrainBlocks = Field(description="The backbones: one block, or a mapping of names to blocks.")
+    transfer: list[TransferSpec] = Field(
+        default_factory=list, description="How every backbone is measured; none: they are only pretrained."
+    )
+    report: ReportSpec = Field(ReportSpec(), description="What is compared, and with what.")
+    resources: ResourceGroups = Field(ResourceGroups(), description="What attempts occupy. Changes no key.")
+    compute: ComputeSpec = Field(ComputeSpec(), description="How training computes. Changes no key.")
     store: str = Field("", description="URI of the object store; default: the project's own directory.")
-    tracking: TrackingSpec = TrackingSpec()
-    policy: PolicySpec = PolicySpec()
+    tracking: TrackingSpec = Field(TrackingSpec(), description="Where MLflow is. Changes no key.")
+    policy: PolicySpec = Field(PolicySpec(), description="Budgets, ranks and failures. Changes no key.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.spec.fields import Count, Strict
+from orchestrator.spec.fields import Count, Strict, refuse_unread
 
 MAX_BEST = 100
 
@@ -57,7 +57,13 @@ class CheckpointsSpec(Strict):
         gt=0,
         description="For auto: mean time between deaths of an attempt to start from, seconds; observed ones move it.",
     )
-    keep: KeepSpec = KeepSpec()
+    keep: KeepSpec = Field(KeepSpec(), description="Which checkpoints stay.")
+
+    @model_validator(mode="after")
+    def _time_between_deaths_is_used(self) -> Self:
+        if self.every != "auto":
+            refuse_unread(self, ("mtbf_s",), "without every: auto")
+        return self
 
     @field_validator("every", mode="before")
     @classmethod

@@ -16,6 +16,7 @@ Deviations = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=3, 
 class SweptBackbone(Strict):
     """A backbone that this sweep pretrains."""
 
+    pretrain: str | None = Field(None, description="Its block; needed where the sweep has several.")
     labels: str = Field(description="Label space that it is pretrained on, by its path (levels/depth4).")
     seed: Seed = Field(0, description="Pretraining seed.")
 
@@ -63,7 +64,7 @@ class ClustersSpec(OneRule):
     within: str = Field(
         "dataset", description="Label space whose classes are clustered each by itself; dataset: the whole set."
     )
-    embed: EmbedSpec
+    embed: EmbedSpec = Field(description="Whose features are clustered, and how images are seen.")
     seed: Seed = Field(0, description="Seed of the first centroids; never follows the pretrain seed.")
     iterations: Count = Field(25, description="Steps of Lloyd's algorithm at most.")
     num_init: Count = Field(1, description="Starts, of which the one with the smallest inertia is kept.")

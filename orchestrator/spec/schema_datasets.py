@@ -8,13 +8,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.spec.fields import MAX_INTEGER, Count, Fraction, Name, Seed, Strict
+from orchestrator.spec.fields import MAX_INTEGER, Count, Fraction, Name, Seed, Strict, refuse_unread
 
 
 class SyntheticHierarchy(Strict):
     """Procedural images of a label tree; levels are ``depth1`` (coarsest) ... ``depthN`` (leaf)."""
 
-    builtin: Literal["synthetic-hierarchy"]
+    builtin: Literal["synthetic-hierarchy"] = Field(description="Which generator.")
     branching: Annotated[list[Count], Field(min_length=2, max_length=8)] = Field(
         [2, 4, 4, 4], description="Children per node, from the root down; the product is the number of leaf classes."
     )
@@ -38,7 +38,7 @@ class SyntheticHierarchy(Strict):
 class Digits(Strict):
     """The handwritten digits inside scikit-learn: 1,797 real scans of 8x8 pixels; one level, ``digit``."""
 
-    builtin: Literal["digits"]
+    builtin: Literal["digits"] = Field(description="Which data set.")
     val_fraction: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for validation, per class.")
     seed: Seed = Field(0, description="Seed of the split.")
 
@@ -50,6 +50,12 @@ class BadSamplesSpec(Strict):
         "fail", description="fail: so does the job. replace: counted and left out, or replaced if it fails to decode."
     )
     budget: Fraction = Field(0.01, description="Share of a split's samples above which jobs fail nevertheless.")
+
+    @model_validator(mode="after")
+    def _budget_is_used(self) -> Self:
+        if self.policy != "replace":
+            refuse_unread(self, ("budget",), "without policy: replace, because the first bad sample fails the job")
+        return self
 
 
 class ExternalShards(Strict):
@@ -64,11 +70,16 @@ class ExternalShards(Strict):
     num_train: Count | None = Field(None, description="Training samples; needed with shards.")
     num_val: Count | None = Field(None, description="Validation samples.")
     num_classes: Count | None = Field(None, description="Leaf classes; needed where there is no class table.")
+    levels: dict[str, Count] | None = Field(
+        None,
+        description="Classes of each level of the class table, which is checked. With num_train, num_val and "
+        "num_classes the sweep can be planned, though not submitted, where the data set is not there.",
+    )
     multi_label: bool | None = Field(None, description="Whether samples have any number of classes; default: no.")
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="Digest of the shards, as `orchestrator data index` prints it: then it alone identifies them."
     )
-    bad_samples: BadSamplesSpec = BadSamplesSpec()
+    bad_samples: BadSamplesSpec = Field(BadSamplesSpec(), description="What samples do that cannot be used.")
 
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
@@ -84,6 +95,11 @@ class ExternalShards(Strict):
             message = "there is neither 'classes' (URI of a class table) nor 'num_classes'; add one"
             raise PydanticCustomError("refused", message)
         return self
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the file says all that planning asks of a data set."""
+        return None not in (self.levels, self.num_train, self.num_val, self.num_classes)
 
 
 class MixtureSpec(Strict):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.spec.fields import Count, OneRule, Seed, Strict, canonical
+from orchestrator.spec.fields import Count, OneRule, Seed, Strict, canonical, refuse_unread
 from orchestrator.spec.schema_clusters import ClustersSpec
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
@@ -40,6 +41,7 @@ class Merge(OneRule):
     """Classes merged into groups, listed or random."""
 
     RULES: ClassVar[tuple[str, ...]] = ("groups", "num_classes")
+    OF_RULE: ClassVar[Mapping[str, str]] = {"others": "groups", "seed": "num_classes"}
 
     groups: dict[str, Annotated[list[ClassName], Field(min_length=1)]] | None = Field(
         None, description="Classes of each group, by name or number."
@@ -57,6 +59,7 @@ class WordNetLevels(OneRule):
     """Levels of WordNet's noun hierarchy, or what lies below one synset."""
 
     RULES: ClassVar[tuple[str, ...]] = ("levels", "contains")
+    OF_RULE: ClassVar[Mapping[str, str]] = {"paths": "levels", "seed": "levels"}
 
     levels: Annotated[list[Annotated[int, Field(ge=0, le=32)]], Field(min_length=1)] | None = Field(
         None, description="Steps upwards from the classes; a class has every end point as a label."
@@ -67,11 +70,18 @@ class WordNetLevels(OneRule):
     key: str = Field("synset", description="Column of the class table that names synsets (n01440764).")
     file: str = Field("", description="Path or URI of WordNet's data.noun; default: where packages put it.")
 
+    @model_validator(mode="after")
+    def _seed_is_used(self) -> Self:
+        if self.paths != "random":
+            refuse_unread(self, ("seed",), "without paths: random")
+        return self
+
 
 class Taxonomy(OneRule):
     """Levels that the class table does not hold: from another table, or from the class names themselves."""
 
     RULES: ClassVar[tuple[str, ...]] = ("table", "folders")
+    OF_RULE: ClassVar[Mapping[str, str]] = {"key": "table", "class_key": "table", "separator": "folders"}
 
     levels: Annotated[list[str], Field(min_length=1)] = Field(description="One label space per level.")
     table: str | None = Field(None, description="Path or URI of a csv, json or parquet file with a row per class.")
@@ -97,6 +107,7 @@ class ClassChoice(OneRule):
     """Leaf classes that are part of the label space; samples of others are not part of the data."""
 
     RULES: ClassVar[tuple[str, ...]] = ("names", "under", "num")
+    OF_RULE: ClassVar[Mapping[str, str]] = {"seed": "num", "key": "under", "file": "under"}
 
     names: Annotated[list[ClassName], Field(min_length=1)] | None = Field(None, description="By name or number.")
     under: Synset | None = Field(None, description="Those with this synset on any path upwards.")
@@ -140,6 +151,11 @@ class LabelEntry(OneRule):
         None, description="Label space that modulo, split, merge and binary start from; default: the leaf classes."
     )
     classes: ClassChoice | None = Field(None, description="Leaf classes that are part of it; default: all.")
+    num_classes: Annotated[list[AtLeastTwo], Field(min_length=1)] | None = Field(
+        None,
+        description="How many classes its label spaces have, in their order: another number is refused, and the sweep "
+        "can be planned with these where the data set is not there.",
+    )
 
     @model_validator(mode="after")
     def _base_is_used(self) -> Self:

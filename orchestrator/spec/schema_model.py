@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -47,7 +47,9 @@ def _readable_uri(uri: str) -> str:
 
 
 class InitialSpec(Strict):
-    """Initial weights of a backbone; exactly one of ``artifact``, ``uri`` and ``timm``."""
+    """Initial weights of a network; exactly one of ``artifact``, ``uri`` and ``timm``."""
+
+    SOURCES: ClassVar[tuple[str, ...]] = ("artifact", "uri", "timm")
 
     artifact: Annotated[str, Field(pattern=r"(pretrain|finetune)-\S+")] | None = Field(
         None, description="Key of a finished pretrain or finetune job in the sweep's store."
@@ -64,10 +66,10 @@ class InitialSpec(Strict):
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        given = [name for name in ("artifact", "uri", "timm") if getattr(self, name) is not None]
+        given = [name for name in self.SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
-            found = " and ".join(given) or "none of them"
-            raise PydanticCustomError("one_rule", f"give exactly one of artifact, uri and timm; here: {found}")
+            found, known = " and ".join(given) or "none of them", ", ".join(self.SOURCES[:-1])
+            raise PydanticCustomError("one_rule", f"give exactly one of {known} and {self.SOURCES[-1]}; here: {found}")
         if (self.uri is None) != (self.sha256 is None):
             message = "uri and sha256 belong together: a file may change, and results must not; run sha256sum FILE"
             raise PydanticCustomError("one_rule", message)

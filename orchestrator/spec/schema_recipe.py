@@ -152,10 +152,13 @@ class RecipeSpec(Strict):
     mean: Triple = Field([0.5, 0.5, 0.5], description="Channel means of the input in [0, 1].")
     std: Scales = Field([0.5, 0.5, 0.5], description="Channel standard deviations of the input, > 0.")
     eval_every_epochs: Count = Field(1, description="Epochs between validations; the last epoch is always validated.")
+    select_holdout: float = Field(
+        0.0, ge=0, le=0.5, description="Share of the training samples kept out of training, for select_error; 0 = none."
+    )
 
     def resolved(self) -> dict[str, Any]:
         """The fields of an identity: those of ``ALWAYS_RESOLVED``, and the others where they are not at default."""
-        defaults = {name: field.default for name, field in RecipeSpec.model_fields.items()}
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
         return {
             name: value
             for name, value in self.model_dump().items()

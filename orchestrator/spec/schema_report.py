@@ -8,7 +8,22 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.spec.fields import Strict
+from orchestrator.spec.fields import Count, Fraction, Strict
+
+
+class PublishedSpec(Strict):
+    """A printed number to stand beside ours: what it measures, as the report's rows are called."""
+
+    transfer: str = Field(description="Name of the transfer that it belongs to.")
+    label_space: str = Field("", description="Label space of the pretraining, by its path; default: one-pass training.")
+    value: Fraction = Field(description="The metric as a fraction of 1, not in percent: 0.0525.")
+    std: Fraction | None = Field(None, description="Its standard deviation, a fraction of 1; default: not printed.")
+    source: str = Field("", description="Where it is printed: paper and table.")
+    pretrain: str = Field("", description="Block of pretrain; default: the unnamed one.")
+    checkpoint: str = Field("", description="Checkpoint that was measured (epoch50); default: the final weights.")
+    fraction: str = Field("", description="Share of the labels as text ('0.1'); default: all.")
+    cell: str = Field("", description="Cell of a grid (lr=0.4); default: the selected one.")
+    num_runs: Count | None = Field(None, description="Runs behind the number; default: not printed.")
 
 
 class ReportSpec(Strict):
@@ -18,6 +33,9 @@ class ReportSpec(Strict):
         None, description="Label space to compare with: pretrained on the target's own labels."
     )
     metric: Literal["val_error", "best_val_error"] = Field("val_error", description="What is compared.")
+    published: list[PublishedSpec] = Field(
+        default_factory=list, description="Numbers of papers, shown beside those of this sweep."
+    )
 
 
 class TrackingSpec(Strict):
@@ -25,6 +43,9 @@ class TrackingSpec(Strict):
 
     uri: str = Field("", description="Tracking URI without user and password; default: the project's own.")
     experiment: str = Field("", description="Experiment; default: the sweep's name.")
+    register_: Literal["none", "best"] = Field(
+        "none", alias="register", description="best: MLflow's model registry gets the backbone of the best level."
+    )
 
     @field_validator("uri")
     @classmethod

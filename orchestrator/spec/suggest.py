@@ -6,13 +6,38 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 _MAX_LISTED = 12
+# What others call the same, or what people type.
+_SYNONYMS = {
+    "learning_rate": "lr",
+    "lerning_rate": "lr",
+    "max_lr": "lr",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "warmup": "warmup_epochs",
+    "arch": "model",
+    "backbone": "model",
+    "architecture": "model",
+    "gpu": "gpus",
+    "mem": "memory_gib",
+    "memory": "memory_gib",
+    "max_failures": "failures",
+    "retries": "failures",
+    "val_size": "num_val",
+    "finetuning": "finetune",
+    "fine-tune": "finetune",
+    "linear": "probe",
+    "linear_probe": "probe",
+}
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """``did you mean 'x'? known: ...`` for a name that is not among the known ones."""
     names = list(dict.fromkeys(known))
     lowered = {name.lower(): name for name in names}
-    near = get_close_matches(wrong.lower(), lowered, n=1, cutoff=0.5)
+    synonym = _SYNONYMS.get(wrong.lower(), "")
+    near = [synonym] if synonym in lowered else get_close_matches(wrong.lower(), lowered, n=1, cutoff=0.5)
     listed = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
     guess = f"did you mean '{lowered[near[0]]}'? " if near else ""
     return f"{guess}known: {listed}" if names else "there are none"

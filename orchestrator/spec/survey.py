@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.errors import BadDataError, SpecError, StorageError
+from orchestrator.errors import BadDataError, NotFoundError, SpecError, StorageError
+from orchestrator.spec.model import Sweep
 from orchestrator.spec.schema import SweepSpec
 from orchestrator.spec.schema_datasets import ExternalShards
 from orchestrator.spec.tree import Path, Tree
@@ -34,6 +35,8 @@ class Survey:
     classes_sha256: str = ""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """URI patterns of ``shards``."""
+    missing: str = ""
+    """Why the data set cannot be read, where it is declared in full; empty if it was."""
 
 
 Surveys = Mapping[str, Survey]
@@ -43,7 +46,8 @@ def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
     """Look at every external data set of a schema-valid sweep.
 
     Raises:
-        SpecError: a store, shard or file is not there or not what it should be; one line each.
+        SpecError: a store, shard or file is not there or not what it should be; one line each. Where a data set is
+            declared in full, it need not be there, but what is there must be right.
     """
     surveys, problems = {}, []
     for name, entry in spec.datasets.items():
@@ -51,16 +55,27 @@ def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
             try:
                 surveys[name] = _survey(entry)
             except _SurveyError as error:
-                problems.append(tree.problem(("datasets", name, *error.path), error.message))
+                problem = tree.problem(("datasets", name, *error.path), error.message)
+                if entry.is_declared and not error.is_damage:
+                    surveys[name] = Survey(splits=_splits(entry), missing=problem)
+                else:
+                    problems.append(problem)
     if problems:
         raise SpecError(tuple(problems))
     return surveys
 
 
+def require_datasets(sweep: Sweep) -> None:
+    """What may only be planned is not run. Raises ``SpecError``: a data set is declared, but not there."""
+    missing = [dataset.missing for dataset in sweep.datasets.values() if dataset.missing]
+    if missing:
+        raise SpecError(tuple(f"{line}; what is declared suffices to plan, but not to run" for line in missing))
+
+
 class _SurveyError(Exception):
-    def __init__(self, path: Path, message: str) -> None:
+    def __init__(self, path: Path, message: str, *, is_damage: bool) -> None:
         super().__init__(path, message)
-        self.path, self.message = path, message
+        self.path, self.message, self.is_damage = path, message, is_damage
 
 
 def _survey(entry: ExternalShards) -> Survey:
@@ -69,15 +84,19 @@ def _survey(entry: ExternalShards) -> Survey:
         uri = entry.classes or f"{entry.from_.rstrip('/')}/{CLASSES_FILE}"
         rows, digest = _at(("classes",) if entry.classes else ("from",), lambda: read_class_table(uri))
         return Survey(described=described, class_table=rows, classes_uri=uri, classes_sha256=digest)
-    splits = {
-        split: (patterns,) if isinstance(patterns, str) else tuple(patterns) for split, patterns in entry.shards.items()
-    }
+    splits = _splits(entry)
     listed = {split: _at(("shards", split), _lister(patterns)) for split, patterns in splits.items()}
     listing = "" if entry.digest else listing_digest(listed)
     if not entry.classes:
         return Survey(listing=listing, splits=splits)
     rows, digest = _at(("classes",), lambda: read_class_table(entry.classes))
     return Survey(listing=listing, splits=splits, class_table=rows, classes_uri=entry.classes, classes_sha256=digest)
+
+
+def _splits(entry: ExternalShards) -> dict[str, tuple[str, ...]]:
+    return {
+        split: (patterns,) if isinstance(patterns, str) else tuple(patterns) for split, patterns in entry.shards.items()
+    }
 
 
 def _lister(patterns: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
@@ -92,4 +111,6 @@ def _at(path: Path, read: Callable[[], Found]) -> Found:
         # The reader speaks of stores; here somebody wrote a data set.
         if message.startswith("store "):
             message = message.replace("store", "data set", 1)
-        raise _SurveyError(path, message) from error
+        if isinstance(error, NotFoundError):
+            message += "; check the URI (`orchestrator data shard` and `orchestrator data index` print the entry)"
+        raise _SurveyError(path, message, is_damage=isinstance(error, BadDataError)) from error

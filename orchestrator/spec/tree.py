@@ -8,6 +8,7 @@ depth and the expansion of aliases are bounded.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 40
 MAX_NODES = 200_000
 
+_MAX_SHOWN = 40
+
 _NULL = "tag:yaml.org,2002:null"
 _BOOL = "tag:yaml.org,2002:bool"
 _INT = "tag:yaml.org,2002:int"
@@ -28,6 +31,9 @@ _FLOAT = "tag:yaml.org,2002:float"
 _STR = "tag:yaml.org,2002:str"
 
 _TAGS = {_NULL, _BOOL, _INT, _FLOAT, _STR, "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
+
+# What no text holds; the YAML reader would refuse it with a position in bytes.
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 _SCALARS = (
     (_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
@@ -50,24 +56,61 @@ for _tag, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_tag, _pattern, _first)
 
 
+@dataclass(slots=True)
+class Places:
+    """Where a value stands, and where its parts do: the same shape as the value."""
+
+    here: SourceLocation
+    children: dict[str | int, Places] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True)
 class Tree:
-    """A parsed file: ``value`` is plain Python, ``locate`` finds where a path of it stands."""
+    """A parsed document: ``value`` is plain Python, ``locate`` finds where a path of it stands.
+
+    Parts may come from other files, as ``places`` says; ``file`` is the one that was asked for.
+    """
 
     file: str
     value: Any = None
-    _places: dict[Path, SourceLocation] = field(default_factory=dict)
+    places: Places
 
     def locate(self, path: Path) -> SourceLocation:
         """Place of a key or item, else of its nearest ancestor that exists."""
-        while path and path not in self._places:
-            path = path[:-1]
-        return self._places.get(path, SourceLocation(file=self.file, line=1, column=1))
+        places = self.places
+        for step in path:
+            if step not in places.children:
+                break
+            places = places.children[step]
+        return places.here
 
     def problem(self, path: Path, message: str) -> str:
         """One line of a ``SpecError``: ``file:line:column: path: message``."""
-        dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-        return f"{self.locate(path)}: {dotted + ': ' if dotted else ''}{message}"
+        return f"{self.locate(path)}: {dotted(path) + ': ' if path else ''}{message}"
+
+
+@dataclass(slots=True, kw_only=True)
+class MovedTree(Tree):
+    """A tree in which some values stand elsewhere than their path says."""
+
+    moved: Mapping[Path, Path]
+
+    @classmethod
+    def of(cls, tree: Tree, moved: Mapping[Path, Path]) -> MovedTree:
+        """A tree in which the paths ``moved``, and what is below them, are found and named as those they map to."""
+        return cls(file=tree.file, value=tree.value, places=tree.places, moved=moved)
+
+    def problem(self, path: Path, message: str) -> str:
+        """See `Tree`."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.moved:
+                return Tree.problem(self, (*self.moved[path[:end]], *path[end:]), message)
+        return Tree.problem(self, path, message)
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it: ``transfer[0].recipe.lr``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def parse_tree(text: str, file: str) -> Tree:
@@ -77,74 +120,115 @@ def parse_tree(text: str, file: str) -> Tree:
         SpecError: not YAML, not a mapping, a key twice, too large, too deep or too much expansion.
     """
     if len(text.encode()) > MAX_BYTES:
-        raise SpecError(
-            (f"{file}:1:1: the file has more than {MAX_BYTES} bytes; a sweep.yaml is text that people read",)
-        )
-    tree = Tree(file=file)
+        raise SpecError((f"{file}:1:1: {too_large()}",))
+    node = _compose(text, file)
+    if not isinstance(node, yaml.MappingNode):
+        raise SpecError((f"{file}:1:1: the file is not a mapping of keys; begin with 'version: 1' and 'name: ...'",))
+    value, places = _Builder(file).build(node, 0)
+    return Tree(file=file, value=value, places=places)
+
+
+def too_large() -> str:
+    """What is wrong with a file above the limit."""
+    return f"the file has more than {MAX_BYTES} bytes; a sweep.yaml is text that people read: name data, do not list it"
+
+
+def parse_value(text: str, file: str) -> Any:  # noqa: ANN401 - YAML holds anything
+    """One value as a sweep.yaml would hold it; ``file`` is what errors call the text. Raises ``SpecError``."""
+    node = _compose(text, file)
+    return None if node is None else _Builder(file).build(node, 0)[0]
+
+
+def implicit_scalars() -> Iterator[tuple[str, re.Pattern[str], list[str]]]:
+    """Tags of plain scalars, how they are written, and with which signs they begin."""
+    yield from _SCALARS
+
+
+def plain_value(text: str) -> str | int | float | bool:
+    """What a text means without quotes: a number or boolean where it is written like one, else itself."""
+    for tag, pattern, _ in _SCALARS:
+        if tag != _NULL and pattern.match(text):
+            value: str | int | float | bool = yaml.constructor.SafeConstructor().construct_object(
+                yaml.ScalarNode(tag, text)
+            )
+            return value
+    return text
+
+
+def _compose(text: str, file: str) -> yaml.Node | None:
+    if (sign := _UNREADABLE.search(text)) is not None:
+        line, column = text.count("\n", 0, sign.start()) + 1, sign.start() - text.rfind("\n", 0, sign.start())
+        message = f"{file}:{line}:{column}: the character {sign.group()!r} is not text; remove it"
+        raise SpecError((message,))
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        raise SpecError((_syntax_problem(error, file),)) from error
+        raise SpecError((_syntax_problem(error, file, text),)) from error
     except yaml.YAMLError as error:
         raise SpecError((f"{file}:1:1: not readable as YAML: {error}",)) from error
     except RecursionError as error:
         raise SpecError((f"{file}:1:1: nested too deeply; at most {MAX_DEPTH} levels are read",)) from error
-    if not isinstance(node, yaml.MappingNode):
-        raise SpecError((f"{file}:1:1: the file is not a mapping of keys; begin with 'version: 1' and 'name: ...'",))
-    tree.value = _Builder(tree).build(node, ())
-    return tree
+    return node
 
 
 class _Builder:
     """Turns nodes into values and remembers places; counts nodes so that aliases cannot explode."""
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
+    def __init__(self, file: str) -> None:
+        self._file = file
         self._num_nodes = 0
         self._scalars = yaml.constructor.SafeConstructor()
 
-    def build(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - YAML holds anything
+    def build(self, node: yaml.Node, depth: int) -> tuple[Any, Places]:
         self._num_nodes += 1
         place = self._place(node)
-        self._tree._places.setdefault(path, place)  # noqa: SLF001 - the builder fills its own tree
-        if self._num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            limit = f"more than {MAX_NODES} values after expanding aliases, or more than {MAX_DEPTH} levels"
-            raise SpecError((f"{place}: {limit}; write the file out flat",))
+        if self._num_nodes > MAX_NODES:
+            limit = f"the file has more than {MAX_NODES} values after expanding aliases"
+            raise SpecError((f"{place}: {limit}; a sweep.yaml is text that people read: use fewer aliases",))
+        if depth > MAX_DEPTH:
+            raise SpecError((f"{place}: nested more than {MAX_DEPTH} levels deep; write the file out flat",))
         if node.tag not in _TAGS:
             raise SpecError(
                 (f"{place}: the tag {node.tag!r} is refused; write plain text, numbers, lists and mappings",)
             )
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
+            return self._mapping(node, depth)
         if isinstance(node, yaml.SequenceNode):
-            return [self.build(item, (*path, position)) for position, item in enumerate(node.value)]
-        return self._scalar(node, place)
+            items = [self.build(item, depth + 1) for item in node.value]
+            return [value for value, _ in items], Places(place, {n: places for n, (_, places) in enumerate(items)})
+        return self._scalar(node, place), Places(place)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> tuple[dict[str, Any], Places]:
         mapping: dict[str, Any] = {}
+        places = Places(self._place(node))
         for key_node, value_node in node.value:
-            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
-            if key is None:
-                raise SpecError((f"{self._place(key_node)}: a key must be plain text",))
             place = self._place(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise SpecError((f"{place}: a key must be plain text",))
+            key = str(key_node.value)
             _refuse_half_characters(key, place)
             if key in mapping:
-                first = self._tree.locate((*path, key))
+                first = places.children[key].here
                 raise SpecError((f"{place}: key '{key}' stands here a second time (first at {first}); keep one",))
-            self._tree._places[(*path, key)] = place  # noqa: SLF001
-            mapping[key] = self.build(value_node, (*path, key))
-        return mapping
+            if key == "<<":
+                message = "merge keys (<<) are not read; write the keys out, or use 'base' in recipes and 'include'"
+                raise SpecError((f"{place}: {message}",))
+            mapping[key], below = self.build(value_node, depth + 1)
+            places.children[key] = Places(place, below.children)  # a value is where its key is
+        return mapping, places
 
     def _scalar(self, node: yaml.Node, place: SourceLocation) -> Any:  # noqa: ANN401
         _refuse_half_characters(str(node.value), place)
         try:
             return self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
-            raise SpecError((f"{place}: {node.value!r} is not readable: {error}",)) from error
+            shown = node.value if len(node.value) <= _MAX_SHOWN else f"{node.value[:_MAX_SHOWN]}..."
+            message = f"{place}: {shown!r} cannot be read as a number; write one of at most 15 digits, or quote text"
+            raise SpecError((message,)) from error
 
     def _place(self, node: yaml.Node) -> SourceLocation:
         mark = node.start_mark
-        return SourceLocation(file=self._tree.file, line=mark.line + 1, column=mark.column + 1)
+        return SourceLocation(file=self._file, line=mark.line + 1, column=mark.column + 1)
 
 
 def _refuse_half_characters(text: str, place: SourceLocation) -> None:
@@ -155,7 +239,10 @@ def _refuse_half_characters(text: str, place: SourceLocation) -> None:
         )
 
 
-def _syntax_problem(error: yaml.MarkedYAMLError, file: str) -> str:
+def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> str:
     mark = error.problem_mark
+    if mark is not None and text[mark.index : mark.index + 1] == "\t":
+        place = f"{file}:{mark.line + 1}:{mark.column + 1}"
+        return f"{place}: a tab stands here, and YAML is indented by spaces only; replace it with spaces"
     place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
     return f"{place}: not valid YAML: {error.problem}; check indentation, quotes and brackets here"

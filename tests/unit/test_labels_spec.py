@@ -17,10 +17,11 @@ from orchestrator.contract import JobKind
 from orchestrator.errors import SpecError
 from orchestrator.plan.build import build_plan
 from orchestrator.spec import Sweep
+from orchestrator.spec.counted import Counted
 from orchestrator.spec.load import shipped_recipes
 from orchestrator.spec.problems import validate
 from orchestrator.spec.resolve import resolve_sweep
-from orchestrator.spec.resolve_labels import Counted, LabelSources
+from orchestrator.spec.resolve_labels import LabelSources
 from orchestrator.spec.schema import SweepSpec
 from orchestrator.spec.tree import parse_tree
 from workloads.labels.commands import count

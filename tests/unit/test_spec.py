@@ -124,7 +124,7 @@ WRONG = [
         ["sweep.yaml:11:52: pretrain.model.kwargs.depth: 99999999999999999999 "],
     ),
     ("{depth: 2}", "{a: {b: [1, 1e999]}}", ["sweep.yaml:11:63: pretrain.model.kwargs.a.b[1]: inf ", "finite numbers"]),
-    (f"  recipe: {RECIPE}", "  recipe: {base: [small], lr: 1}", ["sweep.yaml:13:12", "['small'] is not a shipped"]),
+    (f"  recipe: {RECIPE}", "  recipe: {base: [small], lr: 1}", ["sweep.yaml:13:12", "['small'] is not a recipe"]),
     (f"  recipe: {RECIPE}", "  recipe: {base: {a: b}, lr: 1}", ["sweep.yaml:13:12", "known: small"]),
     ("{cpus: 2}", "{gpus: 4, workers: 2}", ["sweep.yaml:18:33", "4 GPUs need as many workers"]),
     ("{pretrain: {cpus: 2}}", "{data: {workers: 2}}", ["sweep.yaml:18:13: resources.data", "run as one process"]),

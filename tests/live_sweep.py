@@ -1,0 +1,100 @@
+"""A large sweep on disk in the midst of its run, as its controller and runners would have left it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+from orchestrator.contract import JobKind, Outcome, Progress, Resources
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.spec import load_sweep
+from orchestrator.state import events
+from orchestrator.storage.journal import Journal
+from orchestrator.storage.layout import plan_name, progress_name
+from orchestrator.storage.protocol import ObjectStore
+
+SWEEP = "live"
+CLUSTER = "ray-0123456789ab"
+NUM_RUNNING = 100
+NUM_PRETRAIN_SEEDS = 4
+_EVENTS_PER_SEGMENT = 100
+
+
+def write_live_sweep(store: ObjectStore, *, num_transfers: int, now: float) -> Plan:
+    """Label spaces and backbones are done, half of the transfers too, a hundred run, one of them a second time."""
+    transfer_seeds = ", ".join(str(seed) for seed in range(num_transfers // (2 * 5 * NUM_PRETRAIN_SEEDS)))
+    overrides = (
+        f"name={SWEEP}",
+        f"pretrain.seeds={list(range(NUM_PRETRAIN_SEEDS))}",
+        f"transfer.*.seeds=[{transfer_seeds}]",
+        "resources={pretrain: {gpus: 1, cpus: 8}, transfer: {gpus: 1, cpus: 8}}",
+    )
+    sweep, _ = load_sweep("quickstart", overrides)
+    plan = replace(build_plan(sweep, store_uri=store.uri), revision=1, owner="ann")
+    store.put(plan_name(SWEEP, 1), json.dumps(plan.to_json()).encode())
+    told = list(_story(plan, now))
+    journal = Journal(store, SWEEP, holder="test")
+    for start in range(0, len(told), _EVENTS_PER_SEGMENT):
+        journal.append([events.encode_event(event) for event in told[start : start + _EVENTS_PER_SEGMENT]])
+    store.put(progress_name(SWEEP), json.dumps({"at_s": now, "jobs": dict(_progress(plan))}).encode())
+    return plan
+
+
+def _transfers(plan: Plan) -> list[Job]:
+    return [job for job in plan.jobs if job.kind in {JobKind.FINETUNE, JobKind.PROBE}]
+
+
+def _running(plan: Plan) -> list[Job]:
+    transfers = _transfers(plan)
+    half = len(transfers) // 2
+    return transfers[half : half + NUM_RUNNING]
+
+
+def _story(plan: Plan, now: float) -> Iterator[events.Event]:
+    yield events.SweepAdopted(at_s=now - 7200, cluster=CLUSTER, epoch=1, holder="h")
+    yield events.PlanAccepted(at_s=now - 7200, message_id="m", revision=1)
+    running = _running(plan)
+    waiting = {job.name for job in _transfers(plan)[len(_transfers(plan)) // 2 :]}
+    for job in plan.jobs:
+        if job.name not in waiting:
+            attempt = f"{job.key}.1"
+            yield _launch(job, 1, now - 3600)
+            yield events.AttemptSucceeded(
+                at_s=now - 1800,
+                job=job.name,
+                attempt_id=attempt,
+                outcome=Outcome.COMMITTED,
+                metrics={"val_error": 0.25},
+            )
+    first = running[0]
+    yield _launch(first, 1, now - 900)
+    yield events.AttemptLost(at_s=now - 700, job=first.name, attempt_id=f"{first.key}.1", reason="its node is gone")
+    for job in running:
+        yield _launch(job, 2 if job is first else 1, now - 600)
+
+
+def _launch(job: Job, number: int, at_s: float) -> events.Event:
+    return events.AttemptLaunched(
+        at_s=at_s,
+        job=job.name,
+        attempt_id=f"{job.key}.{number}",
+        key=job.key,
+        number=number,
+        epoch=1,
+        resources=Resources(cpus=8.0, gpus=1.0),
+    )
+
+
+def _progress(plan: Plan) -> Iterator[tuple[str, object]]:
+    running = _running(plan)
+    for job in running:
+        number = 2 if job is running[0] else 1
+        progress = Progress(
+            phase="train", step=96, total_steps=512, images_per_s=1234.5, eta_s=190.0, metrics={"val_error": 0.31}
+        )
+        yield job.name, {"attempt_id": f"{job.key}.{number}", "progress": asdict(progress)}
+    last = _transfers(plan)[-1]
+    phase = f"the budget of sweep {plan.sweep} is nearly spent"
+    yield last.name, {"attempt_id": "", "progress": asdict(Progress(phase=phase))}

@@ -1,0 +1,188 @@
+"""Every field of the language, what changing it does to keys, and a sweep that uses them all.
+
+A new field of the schema fails ``tests/property/test_sweep_fields.py`` until it stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
+from typing import Any
+
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Plan
+from orchestrator.spec.canonical import canonical_text
+from orchestrator.spec.counted import Counted, Definition
+from orchestrator.spec.document import Changes, Document, read_document
+from orchestrator.spec.load import shipped_recipes
+from orchestrator.spec.model import Dataset, Sweep
+from orchestrator.spec.problems import validate
+from orchestrator.spec.resolve import resolve_sweep
+from orchestrator.spec.resolve_labels import LabelSources
+from orchestrator.spec.schema import SweepSpec
+from orchestrator.spec.survey import Survey
+from orchestrator.storage.dataset_files import DatasetFile, ShardEntry
+
+TREE = "{builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}"
+RECIPE = "{epochs: 2, batch_size: 64, lr: 1e-3}"
+VIT = "{name: test_vit, image_size: 32}"
+TEXT = f"""\
+version: 1
+name: fields
+datasets:
+  tree: {TREE}
+  scans: {{builtin: digits}}
+  photos: {{shards: {{train: "file:///p/", val: "file:///v/"}}, classes: file:///c.json, num_train: 512}}
+  counted: {{shards: {{train: "file:///p/", val: "file:///v/"}}, num_classes: 4, num_train: 512}}
+  described: {{from: file:///d}}
+  both: {{mixture: [photos, described]}}
+labels:
+  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
+  rnd: {{dataset: tree, random: {{num_classes: [16]}}}}
+  mod: {{dataset: tree, modulo: 2}}
+  split: {{dataset: tree, split: 2}}
+  splits: {{dataset: tree, split: {{num: 2}}}}
+  groups: {{dataset: tree, merge: {{groups: {{one: [0, 1]}}}}}}
+  merges: {{dataset: tree, merge: {{num_classes: [3]}}}}
+  parity: {{dataset: tree, binary: [0]}}
+  scan: {{dataset: scans, hierarchy: [digit]}}
+  plain: {{dataset: counted, hierarchy: [leaf]}}
+  joined: {{dataset: both, hierarchy: [leaf]}}
+  wn: {{dataset: photos, wordnet: {{levels: [1], paths: random}}}}
+  below: {{dataset: photos, wordnet: {{contains: n00000001}}}}
+  tax: {{dataset: photos, taxonomy: {{levels: [a, b], table: /t.csv}}}}
+  folders: {{dataset: photos, taxonomy: {{levels: [a, b], folders: [a, b]}}}}
+  plug: {{dataset: tree, plugin: {{name: mine}}}}
+  some: {{dataset: tree, hierarchy: [leaf], classes: {{num: 3}}}}
+  under: {{dataset: photos, hierarchy: [leaf], classes: {{under: n00000001}}}}
+  named: {{dataset: tree, hierarchy: [leaf], classes: {{names: [0, 1]}}}}
+  k:
+    dataset: tree
+    clusters: {{k: [4], embed: {{backbone: {{pretrain: first, labels: levels/depth2}}}}, library: faiss}}
+  even:
+    dataset: tree
+    clusters: {{rebalanced: {{min_samples: 4}}, embed: {{model: {VIT}, init: {{timm: r160_in1k}}}}}}
+  file:
+    dataset: tree
+    clusters: {{k: [2], embed: {{model: {VIT}, init: {{uri: file:///w/x.safetensors, sha256: {"a" * 64}}}}}}}
+  kept: {{dataset: tree, clusters: {{k: [2], embed: {{model: {VIT}, init: {{artifact: pretrain-x-0}}}}}}}}
+recipes: {{short: {{epochs: 3, batch_size: 64, lr: 1e-3}}}}
+pretrain:
+  first: {{model: {VIT}, labels: ["*"], recipe: {RECIPE}, seeds: [0, 1]}}
+  second: {{model: {VIT}, init: {{pretrain: first}}, labels: [levels/depth1], recipe: short, seeds: [0]}}
+  third:
+    model: {VIT}
+    init: {{uri: file:///w/x.safetensors, sha256: {"b" * 64}}}
+    labels: [levels/depth1]
+    recipe: short
+  fourth: {{model: {VIT}, init: {{timm: r160_in1k}}, labels: [levels/depth1], recipe: short, subset: {{fraction: 0.5}}}}
+  fifth:
+    model: {VIT}
+    init: {{artifact: pretrain-x-0}}
+    labels: [levels/depth1]
+    recipe: short
+    checkpoints: {{every: auto, keep: {{epochs: [1, 3], best: {{k: 2}}}}}}
+transfer:
+  - {{name: tune, target: levels/depth1, protocol: finetune, recipe: {RECIPE}, pretrain: [fifth]}}
+  - name: line
+    target: scan/digit
+    protocol: probe
+    recipe: {RECIPE}
+    pretrain: [fifth]
+    subset: {{num_samples: 300}}
+  - {{name: opti, target: levels/depth1, protocol: probe, recipe: cached-probe, pretrain: [fifth], fractions: [0.5]}}
+  - {{name: sgd, target: levels/depth1, protocol: probe, recipe: cached-probe-sgd, pretrain: [fifth]}}
+  - {{name: near, target: levels/depth1, protocol: knn, pretrain: [fifth]}}
+  - name: grid
+    target: levels/depth1
+    protocol: finetune
+    recipe: {RECIPE}
+    grid: {{momentum: [0.8, 0.9]}}
+    pretrain: [fifth]
+report:
+  baseline: levels/depth1
+  published: [{{transfer: tune, pretrain: fifth, label_space: levels/depth1, value: 0.1}}]
+resources: {{embed: {{gpus: 1}}, pretrain: {{gpus: 2}}, transfer: {{gpus: 1}}}}
+policy: {{budget: {{gpu_hours: 5}}}}
+"""
+_ROWS = tuple({"class": number, "name": f"c{number}", "a": f"a{number // 2}"} for number in range(4))
+
+
+class Role(Enum):
+    """What changing a field does."""
+
+    EXECUTION = auto()
+    """No key changes, and no job comes or goes."""
+    IDENTITY = auto()
+    """Jobs of ``kinds`` change, and with them exactly those that need them."""
+    SELECTION = auto()
+    """Jobs come or go; those that stay keep their keys, or change as for an identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How to change a field, as arguments of ``--set``, and what that does."""
+
+    role: Role
+    overrides: tuple[str, ...]
+    kinds: frozenset[str] = frozenset()
+    given: tuple[str, ...] = ()
+    """What is changed before and after alike."""
+
+
+@cache
+def shipped() -> Mapping[str, Mapping[str, Any]]:
+    """The recipes that the sweep names."""
+    return shipped_recipes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portable:
+    """A sweep's document and its canonical form."""
+
+    portable: Mapping[str, Any]
+    canonical: str
+
+
+def plan_of(*overrides: str, text: str = TEXT) -> Plan:
+    """The plan of the sweep with overrides; nothing is read but recipes."""
+    return build_plan(
+        _resolved(read_document(text, "fields.yaml", changes=Changes(overrides=overrides))), store_uri="file:///store"
+    )
+
+
+def portable_of(*overrides: str, text: str = TEXT) -> Portable:
+    """The sweep's forms that others can plan from."""
+    document = read_document(text, "fields.yaml", changes=Changes(overrides=overrides))
+    return Portable(
+        portable=document.portable, canonical=canonical_text(document.portable, _resolved(document).recipes)
+    )
+
+
+def _resolved(document: Document) -> Sweep:
+    spec = validate(SweepSpec, document.tree.value, document.tree)
+    sources = LabelSources(count=_count, plugins={"mine": "pkg==1:mine", "other": "pkg==1:other"}, kmeans="faiss")
+    return resolve_sweep(spec, document.tree, shipped(), _surveys(document.tree.value), labels=sources)
+
+
+def _surveys(document: Mapping[str, Any]) -> Mapping[str, Survey]:
+    splits = {"train": ("file:///p/0.tar",), "val": ("file:///v/0.tar",)}
+    shards = {split: (_shard(f"{split}-0.tar"),) for split in ("train", "val")}
+    found = DatasetFile(splits=shards, num_classes=4, levels={"a": 2}, classes_sha256="c" * 64, digest="d" * 64)
+    classes: dict[str, Any] = {"class_table": _ROWS, "classes_uri": "file:///c.json", "classes_sha256": "c" * 64}
+    surveys = {
+        "photos": Survey(listing="1" * 64, splits=splits, **classes),
+        "counted": Survey(listing="2" * 64, splits=splits),
+        "described": Survey(described=found, **classes),
+    }
+    return {name: survey for name, survey in surveys.items() if name in document["datasets"]}
+
+
+def _shard(name: str) -> ShardEntry:
+    return ShardEntry(name=name, size_bytes=1, sha256="0" * 64, num_samples=512)
+
+
+def _count(dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]) -> Sequence[Counted]:
+    return [Counted(num_classes=4, space=space, files=files) for space in spaces]

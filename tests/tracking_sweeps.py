@@ -1,0 +1,152 @@
+"""Large finished sweeps in memory, and what MLflow must hold of them once they are published."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract import JobKind, Outcome
+from orchestrator.ids import make_key
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.state import events
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import Record
+from orchestrator.storage.journal import Journal
+from orchestrator.storage.layout import plan_name, record_name
+from orchestrator.testing.memory_store import MemoryStore
+from tests.sample_sweep import START_S
+
+NUM_METRICS = 20
+NUM_PARAMS = 20
+"""Without the key, which makes one more."""
+_EVENTS_PER_SEGMENT = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BigSweep:
+    """A finished sweep of many small jobs."""
+
+    store: ObjectStore
+    plan: Plan
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """By job name."""
+        return {job.name: metrics_of(position) for position, job in enumerate(self.plan.jobs)}
+
+    def metrics_of(self, job: str) -> dict[str, float]:
+        """Of one job, by its name."""
+        return metrics_of(int(job.rpartition("/")[2]))
+
+
+def metrics_of(position: int) -> dict[str, float]:
+    return {f"metric_{number}": position + number / NUM_METRICS for number in range(NUM_METRICS - 1)} | {
+        "val_error": (position % 97) / 100
+    }
+
+
+def big_sweep(num_jobs: int, *, sweep: str = "big", store: ObjectStore | None = None, is_over: bool = True) -> BigSweep:
+    """All jobs succeeded, and the sweep with them if ``is_over``."""
+    store = store or MemoryStore()
+    jobs = tuple(_job(position) for position in range(num_jobs))
+    plan = Plan(sweep=sweep, revision=1, store_uri=store.uri, jobs=jobs, baseline="")
+    store.put(plan_name(sweep, 1), _json(plan.to_json()))
+    story: list[events.Event] = [
+        events.SweepAdopted(at_s=START_S, cluster="local", epoch=1, holder="test"),
+        events.PlanAccepted(at_s=START_S, message_id="message-1", revision=1),
+    ]
+    for position, job in enumerate(jobs):
+        metrics = metrics_of(position)
+        store.put(record_name(job.key), _record(job, sweep, metrics))
+        attempt_id = f"{job.key}.1"
+        launched = events.AttemptLaunched(
+            at_s=START_S + 1, job=job.name, attempt_id=attempt_id, key=job.key, number=1, epoch=1
+        )
+        ended = events.AttemptSucceeded(
+            at_s=START_S + 2, job=job.name, attempt_id=attempt_id, outcome=Outcome.COMMITTED, metrics=metrics
+        )
+        story += [launched, ended]
+    if is_over:
+        story.append(events.SweepFinished(at_s=START_S + 3, status=events.SweepStatus.SUCCEEDED))
+    journal = Journal(store, sweep, holder="test")
+    for start in range(0, len(story), _EVENTS_PER_SEGMENT):
+        journal.append([events.encode_event(event) for event in story[start : start + _EVENTS_PER_SEGMENT]])
+    return BigSweep(store=store, plan=plan)
+
+
+def _job(position: int) -> Job:
+    recipe = {f"param_{number}": number for number in range(NUM_PARAMS - 10)}
+    parameters = {"model": {"name": "resnet18"}, "recipe": recipe, "seed": position}
+    identity = {"kind": "probe", "code_version": 1, "parameters": parameters, "inputs": {}}
+    facets: dict[str, str | int] = {
+        "label_space": f"levels/depth{position % 5}",
+        "level": f"depth{position % 5}",
+        "granularity": 2 ** (position % 5),
+        "pretrain_seed": position // 5,
+        "transfer": "top",
+        "protocol": "probe",
+        "target": "levels/depth0",
+        "transfer_seed": 0,
+    }
+    key = make_key("probe", "big", identity)
+    return Job(name=f"probe/top/{position:05d}", kind=JobKind.PROBE, key=key, identity=identity, facets=facets)
+
+
+def _record(job: Job, sweep: str, metrics: dict[str, float]) -> bytes:
+    return Record(
+        key=job.key,
+        identity=job.identity,
+        attempt_id=f"{job.key}.1",
+        job=job.name,
+        sweep=sweep,
+        created_at_s=START_S + 2,
+        parts={},
+        metrics=metrics,
+    ).to_bytes()
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode()
+
+
+def problems(database: Path, big: BigSweep) -> list[str]:
+    """Whatever of the sweep a SQLite database of MLflow lacks, has twice or has wrongly, read without MLflow."""
+    found: list[str] = []
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        rows = connection.execute(
+            "SELECT r.run_uuid, t.value, r.status, r.end_time FROM runs r JOIN tags t ON t.run_uuid = r.run_uuid "
+            "AND t.key = 'job' WHERE r.lifecycle_stage = 'active'"
+        ).fetchall()
+        by_id = {row[0]: row[1] for row in rows}
+        expected = {job.name for job in big.plan.jobs} | {"(sweep)"}
+        counts = Counter(by_id.values())
+        found += [f"{name} has {count} runs" for name, count in counts.items() if count != 1]
+        found += [f"{name} is missing" for name in expected - counts.keys()]
+        found += [f"{row[1]} is {row[2]}" for row in rows if row[2] != "FINISHED" or row[3] is None]
+        for table in ("metrics", "latest_metrics"):
+            found += _wrong_metrics(connection, table, by_id, big.metrics)
+        params = dict(connection.execute("SELECT run_uuid, count(*) FROM params GROUP BY run_uuid").fetchall())
+        found += [
+            f"{name} has {params.get(run_id)} parameters"
+            for run_id, name in by_id.items()
+            if name != "(sweep)" and params.get(run_id) != NUM_PARAMS + 1
+        ]
+    return found
+
+
+def _wrong_metrics(
+    connection: sqlite3.Connection, table: str, by_id: dict[str, str], expected: dict[str, dict[str, float]]
+) -> list[str]:
+    told: dict[str, list[tuple[str, float]]] = {name: [] for name in by_id.values()}
+    for run_id, key, value in connection.execute(f"SELECT run_uuid, key, value FROM {table}"):  # noqa: S608 - ours
+        if run_id in by_id:
+            told[by_id[run_id]].append((key, value))
+    return [
+        f"{name} has other {table}"
+        for name, metrics in expected.items()
+        if sorted(told.get(name, [])) != sorted(metrics.items())
+    ]

@@ -1,0 +1,291 @@
+"""The transfers of a sweep.yaml: what they become as jobs, and what is refused where."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from orchestrator.errors import SpecError
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.spec.grids import cell_name
+from orchestrator.spec.load import parse_sweep, shipped_recipes
+from orchestrator.spec.model import Sweep
+
+HEAD = """\
+version: 1
+name: small
+datasets:
+  tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}
+  digits: {builtin: digits}
+labels:
+  levels: {dataset: tree, hierarchy: [depth1, depth2]}
+  digit: {dataset: digits, hierarchy: [digit]}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: [levels/depth2]
+  recipe: {epochs: 4, batch_size: 64, lr: 1e-3}
+  checkpoints: {keep: {epochs: [2]}}
+  seeds: [0, 1]
+transfer:
+"""
+TOP = "name: top, target: levels/depth1"
+STEPS = "epochs: 2, batch_size: 64"
+TWO_BLOCKS = """\
+pretrain:
+  small: &block
+    model: {name: test_vit, image_size: 32}
+    labels: [levels/depth2]
+    recipe: {epochs: 4, batch_size: 64, lr: 1e-3}
+  large: *block
+transfer:
+"""
+
+
+def sweep_of(*transfers: str, head: str = HEAD) -> Sweep:
+    text = head + "".join(f"  - {{{transfer}}}\n" for transfer in transfers)
+    return parse_sweep(text, "sweep.yaml", shipped_recipes())
+
+
+def plan_of(*transfers: str, head: str = HEAD) -> Plan:
+    return build_plan(sweep_of(*transfers, head=head), store_uri="file:///store")
+
+
+def measuring(plan: Plan) -> list[Job]:
+    return [job for job in plan.jobs if "transfer" in job.facets]
+
+
+def problems_of(*transfers: str, head: str = HEAD) -> str:
+    with pytest.raises(SpecError) as caught:
+        sweep_of(*transfers, head=head)
+    return str(caught.value)
+
+
+def test_transfer_without_new_fields_has_the_parameters_it_always_had() -> None:
+    (job, *_) = measuring(plan_of(f"{TOP}, protocol: probe, recipe: {{{STEPS}, lr: 0.1}}"))
+    assert job.name == "probe/top/levels/depth2/seed0/seed0"
+    assert job.identity["parameters"].keys() == {"model", "recipe", "seed"}
+    assert not job.identity["parameters"]["recipe"].keys() & {"features", "solver", "select_holdout"}
+    assert not job.facets.keys() & {"checkpoint", "fraction", "cell", "baseline", "select_on"}
+
+
+def test_probe_that_says_online_is_the_one_that_says_nothing() -> None:
+    plain, said = (
+        measuring(plan_of(f"{TOP}, protocol: probe, recipe: {{{STEPS}, lr: 0.1{more}}}"))[0].key
+        for more in ("", ", features: online")
+    )
+    assert plain == said
+
+
+def test_cached_probes_and_neighbours_share_the_features_of_a_backbone() -> None:
+    plan = plan_of(
+        "name: a, target: digit/digit, protocol: probe, recipe: cached-probe, fractions: [0.1, 0.5, 1], seeds: [0, 1]",
+        "name: b, target: digit/digit, protocol: knn",
+        "name: c, target: digit/digit, protocol: probe, recipe: {base: cached-probe, loss: sigmoid}",
+    )
+    counts = Counter(job.kind.value for job in plan.jobs)
+    assert (counts["pretrain"], counts["embed"], counts["probe"], counts["knn"]) == (2, 4, 2 * (3 * 2 + 1), 2)
+    assert [job.name for job in plan.jobs if job.kind.value == "embed"] == [
+        f"embed/levels/depth2/seed{seed}/digits/{split}" for seed in (0, 1) for split in ("train", "val")
+    ]
+    assert {job.needs for job in measuring(plan) if job.facets["pretrain_seed"] == 1} == {
+        ("index/digits", "labels/digit/digit", *(f"embed/levels/depth2/seed1/digits/{s}" for s in ("train", "val")))
+    }
+
+
+def test_cached_probe_looks_at_images_as_the_backbone_did_unless_told_otherwise() -> None:
+    head = HEAD.replace("lr: 1e-3", "lr: 1e-3, resize: 40, mean: [0.4, 0.4, 0.4]")
+    plan = plan_of(
+        f"{TOP}, protocol: knn", "name: b, target: levels/depth1, protocol: knn, recipe: {resize: 32}", head=head
+    )
+    embeds = {job.name: job.identity["parameters"] for job in plan.jobs if job.kind.value == "embed"}
+    usual = embeds["embed/levels/depth2/seed0/tree/train"]
+    other = embeds["embed/levels/depth2/seed0/tree/train/resize=32"]
+    assert (usual["resize"], usual["mean"]) == (40, [0.4] * 3)
+    assert {**usual, "resize": 32} == other
+    names = {job.facets["transfer"]: job for job in measuring(plan)}
+    assert names["top"].identity["parameters"] == names["b"].identity["parameters"]
+    assert names["top"].key != names["b"].key
+
+
+def test_mirrored_view_is_another_job_of_the_training_split_alone() -> None:
+    plan = plan_of(
+        f"{TOP}, protocol: probe, recipe: {{features: cached, views: [center, mirrored]}}",
+        head=HEAD.replace("seeds: [0, 1]", "seeds: [0]"),
+    )
+    assert [job.name.rpartition("tree/")[2] for job in plan.jobs if job.kind.value == "embed"] == [
+        "train",
+        "train/mirrored",
+        "val",
+    ]
+
+
+def test_checkpoints_are_measured_by_epoch_and_the_last_is_the_final_result() -> None:
+    plan = plan_of(
+        f"{TOP}, protocol: finetune, from_checkpoints: [2, 4]", "name: end, target: levels/depth1, protocol: finetune"
+    )
+    jobs = [job for job in measuring(plan) if job.facets["pretrain_seed"] == 0]
+    assert [job.facets.get("checkpoint") for job in jobs] == ["epoch2", "epoch4", None]
+    assert [job.identity["parameters"].get("checkpoint") for job in jobs] == [2, None, None]
+    assert jobs[1].key == jobs[2].key
+    assert jobs[0].name == "finetune/top/levels/depth2/seed0/epoch2/seed0"
+
+
+def test_cached_features_of_a_checkpoint_are_its_own() -> None:
+    plan = plan_of(f"{TOP}, protocol: knn, from_checkpoints: [2, 4]")
+    names = [job.name for job in plan.jobs if job.kind.value == "embed" and "seed0" in job.name]
+    assert names == [
+        f"embed/levels/depth2/seed0/{part}tree/{split}" for part in ("epoch2/", "") for split in ("train", "val")
+    ]
+
+
+def test_fractions_are_drawn_by_the_transfer_seed_unless_the_subset_names_one() -> None:
+    own, fixed = (
+        [
+            job.identity["parameters"].get("subset")
+            for job in measuring(plan_of(f"{TOP}, protocol: knn, fractions: [0.1, 1.0], seeds: [3, 4]{more}"))
+            if job.facets["pretrain_seed"] == 0
+        ]
+        for more in ("", ", subset: {seed: 7, max_per_class: 20}")
+    )
+    assert own == [{"fraction": 0.1, "seed": 3}, {"fraction": 0.1, "seed": 4}, None, None]
+    assert fixed == [{"max_per_class": 20, "fraction": 0.1, "seed": 7}] * 2 + [{"max_per_class": 20, "seed": 7}] * 2
+
+
+def test_whole_fraction_is_the_transfer_without_fractions() -> None:
+    whole, plain = (measuring(plan_of(f"{TOP}, protocol: knn{more}"))[0] for more in (", fractions: [1.0]", ""))
+    assert (whole.key, whole.facets["fraction"]) == (plain.key, "1")
+
+
+def test_grid_makes_every_combination_and_holds_samples_out() -> None:
+    jobs = measuring(
+        plan_of(f"{TOP}, protocol: finetune, recipe: {{{STEPS}}}, grid: {{lr: [0.1, 0.4], weight_decay: [0, 1e-4]}}")
+    )
+    cells = {job.facets["cell"]: job.identity["parameters"]["recipe"] for job in jobs}
+    assert list(cells) == [f"lr={lr},weight_decay={decay}" for lr in ("0.1", "0.4") for decay in ("0", "0.0001")]
+    assert {(recipe["lr"], recipe["weight_decay"]) for recipe in cells.values()} == {
+        (lr, decay) for lr in (0.1, 0.4) for decay in (0.0, 1e-4)
+    }
+    assert {recipe["select_holdout"] for recipe in cells.values()} == {0.1}
+    assert {job.facets["select_on"] for job in jobs} == {"train"}
+    assert jobs[0].name == "finetune/top/levels/depth2/seed0/lr=0.1,weight_decay=0/seed0"
+
+
+def test_grid_selected_on_validation_trains_on_everything_and_says_so() -> None:
+    (job, *_) = measuring(
+        plan_of(f"{TOP}, protocol: finetune, recipe: {{{STEPS}}}, grid: {{lr: [0.1, 0.4]}}, select_on: val")
+    )
+    assert "select_holdout" not in job.identity["parameters"]["recipe"]
+    assert job.facets["select_on"] == "val"
+
+
+def test_grid_over_a_shipped_recipe_by_name() -> None:
+    jobs = measuring(plan_of(f"{TOP}, protocol: knn, grid: {{temperature: [0.07, 0.2], k: [[1, 5], [10]]}}"))
+    assert [job.facets["cell"] for job in jobs][:4] == [
+        "temperature=0.07,k=1;5",
+        "temperature=0.07,k=10",
+        "temperature=0.2,k=1;5",
+        "temperature=0.2,k=10",
+    ]
+
+
+def test_cell_name_holds_nothing_that_paths_or_tables_trip_over() -> None:
+    chosen = {"betas": [0.9, 0.99], "freeze": "back/bone x", "nesterov": True, "lr": 1e-5}
+    assert cell_name(chosen) == "betas=0.9;0.99,freeze=backbonex,nesterov=true,lr=1e-05"
+
+
+def test_baselines_pretrain_on_the_target_and_measure_it_alike() -> None:
+    plan = plan_of("name: top, target: digit/digit, protocol: finetune, baselines: [one_pass, retrain]")
+    pretrained = {job.name: job.facets.get("baseline") for job in plan.jobs if job.kind.value == "pretrain"}
+    assert pretrained == {f"pretrain/levels/depth2/seed{seed}": None for seed in (0, 1)} | {
+        f"pretrain/digit/digit/seed{seed}": "one_pass" for seed in (0, 1)
+    }
+    rows = {job.name: job.facets.get("baseline") for job in measuring(plan)}
+    assert rows == {f"finetune/top/levels/depth2/seed{seed}/seed0": None for seed in (0, 1)} | {
+        f"finetune/top/digit/digit/seed{seed}/seed0": "retrain" for seed in (0, 1)
+    }
+
+
+def test_one_pass_alone_measures_nothing_more() -> None:
+    plan = plan_of("name: top, target: digit/digit, protocol: finetune, baselines: [one_pass]")
+    assert {job.facets["label_space"] for job in measuring(plan)} == {"levels/depth2"}
+    assert "pretrain/digit/digit/seed0" in plan.by_name()
+
+
+def test_baseline_that_is_a_row_already_adds_no_job() -> None:
+    head = HEAD.replace("[levels/depth2]", '["levels/*"]')
+    plain, asked = (plan_of(f"{TOP}, protocol: finetune{more}", head=head) for more in ("", ", baselines: [retrain]"))
+    assert [job.key for job in plain.jobs] == [job.key for job in asked.jobs]
+    marked = {job.facets["label_space"] for job in measuring(asked) if job.facets.get("baseline") == "retrain"}
+    assert marked == {"levels/depth1"}
+
+
+def test_transfer_measures_the_blocks_that_it_names() -> None:
+    head = HEAD[: HEAD.index("pretrain:")] + TWO_BLOCKS
+    jobs = measuring(
+        plan_of(
+            f"{TOP}, protocol: knn", "name: one, target: levels/depth1, protocol: knn, pretrain: ['sm*']", head=head
+        )
+    )
+    assert [(job.facets["transfer"], job.facets["pretrain"]) for job in jobs] == [
+        ("top", "small"),
+        ("top", "large"),
+        ("one", "small"),
+    ]
+
+
+REFUSED: dict[str, tuple[str, list[str]]] = {
+    "empty grid": ("grid: {}", ["16:", "transfer[0].grid: the grid is empty"]),
+    "no value": ("grid: {lr: []}", ["transfer[0].grid.lr: no value is nothing to choose from"]),
+    "one value": ("grid: {lr: [0.1]}", ["transfer[0].grid.lr: the single value 0.1 is nothing to choose from"]),
+    "unknown field": ("grid: {learning_rate: [1, 2]}", ["transfer[0].grid.learning_rate", "did you mean"]),
+    "value twice": ("grid: {lr: [0.1, 0.1]}", ["transfer[0].grid.lr[1]: 0.1 stands here a second time"]),
+    "bad value": ("grid: {lr: [0.1, -1]}", ["transfer[0].grid.lr[1]: -1 is refused"]),
+    "also in recipe": ("grid: {epochs: [1, 2], lr: [0.1, 0.2]}", ["transfer[0].grid.epochs: recipe says epochs: 2"]),
+    "too large a batch": (
+        "grid: {lr: [0.1, 0.2], norm_group: [7, 32]}",
+        ["transfer[0].grid.norm_group[0]", "not a whole number of norm groups"],
+    ),
+    "select without grid": ("select_on: val", ["transfer[0].select_on", "there is no 'grid' here"]),
+    "epoch not kept": ("from_checkpoints: [3]", ["keeps no weights of epoch 3", "keep.epochs: [2, 3]"]),
+    "epoch too late": ("from_checkpoints: [5]", ["epoch 5 never ends: the pretraining trains 4 epochs"]),
+    "fraction twice": ("fractions: [0.5, 0.5]", ["transfer[0].fractions[1]", "a second time"]),
+    "fraction 0": ("fractions: [0]", ["transfer[0].fractions[0]: 0 is refused"]),
+    "fraction of a batch": ("fractions: [0.01]", ["batch_size 64 is more than the"]),
+    "fraction in subset": ("fractions: [0.5], subset: {fraction: 0.1}", ["transfer[0].subset.fraction", "keep one"]),
+    "block without names": ("pretrain: [small]", ["transfer[0].pretrain[0]", "the only block has no name"]),
+    "unknown baseline": ("baselines: [two_pass]", ["transfer[0].baselines[0]", "did you mean"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_transfer_mistake_is_told_where_it_stands(case: str) -> None:
+    fields, expected = REFUSED[case]
+    recipe = f"{{{STEPS}}}" if "grid" in fields else f"{{{STEPS}, lr: 0.1}}"
+    text = problems_of(f"{TOP}, protocol: finetune, recipe: {recipe}, {fields}")
+    assert len(text.splitlines()) == 1, text
+    for part in expected:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("{features: cached, lr: 0.1}", "unknown key 'lr'"),
+        ("{features: cached, solver: sdg}", "did you mean 'sgd'"),
+        ("{features: cashed}", "did you mean 'cached'"),
+        ("{features: cached, l2: [1.0, 1.0]}", "1.0 stands here a second time"),
+        ("{features: cached, l2: []}", "at least 1 item"),
+        ("{features: cached, select_holdout: 0}", "greater than 0"),
+        (f"{{features: cached, solver: sgd, {STEPS}, lr: 0.1, augment: flip}}", "is ignored by features: cached"),
+        ("{base: cached-probe-sgd, mixup: 0.2}", "is ignored by features: cached"),
+    ],
+)
+def test_probe_recipe_mistakes_are_told(recipe: str, expected: str) -> None:
+    assert expected in problems_of(f"{TOP}, protocol: probe, recipe: {recipe}")
+
+
+def test_random_ids_are_no_target_of_neighbours_either() -> None:
+    head = HEAD.replace("labels:\n", "labels:\n  ids: {dataset: tree, random: {num_classes: [16]}}\n", 1)
+    assert "random ids" in problems_of("name: top, target: ids/16, protocol: knn", head=head)
