@@ -39,6 +39,10 @@ test-all: $(VENV)/.installed-dev ## every test, the slow ones included
 bench: $(VENV)/.installed-dev ## measure speed and memory
 	$(BIN)/python -m pytest -m bench -s --timeout=0 $(ARGS)
 
+.PHONY: mutants
+mutants: $(VENV)/.installed-dev ## plant bugs and show that the simulation finds each
+	$(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## ruff, mypy, import layers, sizes and names
 	$(BIN)/ruff check .

@@ -8,10 +8,10 @@ version or a person with ``jq`` can read them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from orchestrator.errors import FailureKind
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINT = "workloads.run:execute"
 """The one function of the data plane that backends call, by name, inside a runner."""
+MISSING_DATA: Final = "missing"
+"""See ``Execution.data_location``."""
 
 
 class JobKind(StrEnum):
@@ -47,24 +49,56 @@ class Outcome(StrEnum):
     """Another writer committed the key first; this attempt's parts are garbage."""
 
 
+class Spot(StrEnum):
+    """Whether an attempt may run on nodes that their provider may take back."""
+
+    ALLOW = "allow"
+    REQUIRE = "require"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one attempt occupies on the cluster. Execution, never identity."""
+    """What one attempt occupies on the cluster, and where it may. Execution, never identity."""
 
     cpus: float = 1.0
     gpus: float = 0.0
     memory_gib: float = 0.0
+    min_gpus: float = 0.0
+    """Fewest GPUs that it also runs on, one worker each; 0 = it runs on ``gpus`` only."""
+    accelerator: str = ""
+    """Type of GPU, such as ``A100``; empty = any."""
+    spot: Spot = Spot.ALLOW
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels that its nodes must have, sorted; a mapping is taken too."""
+
+    def __post_init__(self) -> None:
+        pairs = self.labels.items() if isinstance(self.labels, Mapping) else self.labels
+        object.__setattr__(self, "labels", tuple(sorted((str(key), str(value)) for key, value in pairs)))
+        object.__setattr__(self, "spot", Spot(self.spot))
+
+    @property
+    def bare(self) -> Resources:
+        """The amounts alone: what a runner of it is reused by."""
+        return Resources(cpus=self.cpus, gpus=self.gpus, memory_gib=self.memory_gib)
 
     def share(self, num_workers: int) -> Resources:
         """What each of some equal workers gets."""
-        return Resources(
-            cpus=self.cpus / num_workers, gpus=self.gpus / num_workers, memory_gib=self.memory_gib / num_workers
+        return self.scaled(1.0 / num_workers)
+
+    def scaled(self, factor: float) -> Resources:
+        """A multiple of the amounts, under the same conditions."""
+        return replace(
+            self, cpus=self.cpus * factor, gpus=self.gpus * factor, memory_gib=self.memory_gib * factor, min_gpus=0.0
         )
 
     def __str__(self) -> str:
         parts = [f"{self.cpus:g} CPU"]
         parts += [f"{self.gpus:g} GPU"] if self.gpus else []
+        parts += [f"of type {self.accelerator}"] if self.accelerator else []
         parts += [f"{self.memory_gib:g} GiB"] if self.memory_gib else []
+        parts += [f"{key}={value}" for key, value in self.labels]
+        parts += {Spot.REQUIRE: ["on spot nodes"], Spot.NEVER: ["not on spot nodes"]}.get(self.spot, [])
         return ", ".join(parts)
 
 
@@ -92,7 +126,7 @@ class Execution:
     data_location: Mapping[str, Any] = field(default_factory=dict)
     """Where an external data set lies now: ``{"splits": {split: [URI patterns]}, "classes": URI}``, or with
     ``"dataset": URI`` of the folder of a ``dataset.json`` for the splits. Empty: shards are artifacts, or where the
-    index found them."""
+    index found them. With `MISSING_DATA`: why it cannot be read; such a job can be planned, not run."""
     checkpoint_every_steps: int = 0
     """0 = at the ends of epochs."""
     checkpoint_every_epochs: int = 1
@@ -209,6 +243,12 @@ class Progress:
     step: int = 0
     total_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    images_per_s: float = 0.0
+    """Images that training itself takes per second, over all ranks; 0 = not known."""
+    step_s: float = 0.0
+    """Seconds per step, averaged over the latest ones; 0 = not known."""
+    eta_s: float = 0.0
+    """Seconds to the end at this pace; 0 = not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""

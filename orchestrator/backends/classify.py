@@ -1,29 +1,102 @@
-"""From an exception that ended an attempt to a failure value; shared by all backends."""
+"""From what ended an attempt (an exception, an exit status, a log's end) to a failure value; for all backends."""
 
 from __future__ import annotations
 
 import errno
+import signal
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from orchestrator.contract import JobFailure, JobRequest
 from orchestrator.errors import FailureKind, OrchestratorError
+from orchestrator.state.signatures import signature_of
 
-# By class name, because the control plane does not import torch.
-_OUT_OF_MEMORY_NAMES = {"MemoryError", "OutOfMemoryError"}
-_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "CUDA out of memory")
+# By class name, because the control plane does not import torch, and Ray only in its backend. Ray's errors:
+# https://docs.ray.io/en/latest/ray-core/api/exceptions.html
+_KINDS_BY_NAME = {
+    "MemoryError": FailureKind.OUT_OF_MEMORY,
+    "OutOfMemoryError": FailureKind.OUT_OF_MEMORY,  # torch's, Ray's for a worker killed by its memory monitor, and ours
+    "ObjectStoreFullError": FailureKind.OUT_OF_MEMORY,
+    "OutOfDiskError": FailureKind.STORAGE,
+    "PreemptionError": FailureKind.PREEMPTED,
+    "NodeDiedError": FailureKind.NODE_LOST,
+    "LocalRayletDiedError": FailureKind.NODE_LOST,
+    "ActorDiedError": FailureKind.NODE_LOST,
+    "ActorUnavailableError": FailureKind.NODE_LOST,
+    "WorkerCrashedError": FailureKind.NODE_LOST,
+    "OwnerDiedError": FailureKind.NODE_LOST,
+    "ObjectLostError": FailureKind.NODE_LOST,
+    "DistNetworkError": FailureKind.NODE_LOST,
+    "DistBackendError": FailureKind.NODE_LOST,
+    "GetTimeoutError": FailureKind.TIMEOUT,
+    "TimeoutError": FailureKind.TIMEOUT,
+    "ActorPlacementGroupRemoved": FailureKind.NODE_LOST,
+    "TaskUnschedulableError": FailureKind.INFEASIBLE,
+    "ActorUnschedulableError": FailureKind.INFEASIBLE,
+    "RuntimeEnvSetupError": FailureKind.USER_ERROR,
+    "ModuleNotFoundError": FailureKind.USER_ERROR,
+    "ReadError": FailureKind.BAD_DATA,  # tarfile's
+    "UnidentifiedImageError": FailureKind.BAD_DATA,
+}
 _STORAGE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 _MAX_MESSAGE = 2000
 _MAX_TRACEBACK = 20_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why something ended: its kind, and in words what that means and what to do, where more is known."""
+
+    kind: FailureKind
+    advice: str = ""
+
+
+_SIGNALS = {
+    signal.SIGTERM: Diagnosis(kind=FailureKind.PREEMPTED, advice="its node is being taken back, or somebody ended it"),
+    signal.SIGINT: Diagnosis(kind=FailureKind.PREEMPTED, advice="somebody interrupted it"),
+    signal.SIGKILL: Diagnosis(
+        kind=FailureKind.NODE_LOST,
+        advice=(
+            "something killed it: mostly the kernel for want of host memory (`dmesg` of its node says so; set "
+            "memory_gib of the jobs), or the end of its container"
+        ),
+    ),
+    signal.SIGBUS: Diagnosis(
+        kind=FailureKind.OUT_OF_MEMORY, advice="shared memory (/dev/shm) is full: give the container more of it"
+    ),
+    signal.SIGXCPU: Diagnosis(kind=FailureKind.TIMEOUT, advice="its limit of CPU time is over"),
+}
+
+
 def classify(error: BaseException) -> FailureKind:
     """Kind of an exception, or of the first of its causes that has a known one."""
+    return diagnose(error).kind
+
+
+def diagnose(error: BaseException) -> Diagnosis:
+    """What is known of an exception by its class, its number or its text, or of the first of its causes."""
     for link in _causes(error):
-        kind = _classify_one(link)
-        if kind is not FailureKind.UNKNOWN:
-            return kind
-    return FailureKind.UNKNOWN
+        found = _diagnose_one(link)
+        if found.kind is not FailureKind.UNKNOWN:
+            return found
+    return Diagnosis(kind=FailureKind.UNKNOWN)
+
+
+def diagnose_exit(status: int, log_tail: str = "") -> Diagnosis:
+    """What a process ended by.
+
+    Args:
+        status: as ``subprocess`` tells it: minus a signal's number, or an exit code; shells and containers give 128 +
+            signal.
+        log_tail: the last lines that it wrote.
+    """
+    signature = signature_of(log_tail)
+    if signature is not None:
+        return Diagnosis(kind=signature.kind, advice=f"{signature.name}: {signature.advice}")
+    number = -status if status < 0 else status - 128
+    known = next((known for one, known in _SIGNALS.items() if one.value == number), None)
+    return known or Diagnosis(kind=FailureKind.UNKNOWN)
 
 
 def failure_from(error: BaseException, request: JobRequest) -> JobFailure:
@@ -31,24 +104,35 @@ def failure_from(error: BaseException, request: JobRequest) -> JobFailure:
     text = str(error) or repr(error)
     message = text if isinstance(error, OrchestratorError) else f"{type(error).__name__}: {text}"
     trace = "".join(traceback.format_exception(error))
+    diagnosis = diagnose(error)
+    advice = f"\n{diagnosis.advice}" if diagnosis.advice else ""
     return JobFailure(
         attempt_id=request.attempt_id,
         key=request.key,
-        kind=classify(error),
-        message=message[:_MAX_MESSAGE],
+        kind=diagnosis.kind,
+        message=message[: _MAX_MESSAGE - len(advice)] + advice,
         traceback=trace[-_MAX_TRACEBACK:],
     )
 
 
-def _classify_one(error: BaseException) -> FailureKind:
+def _diagnose_one(error: BaseException) -> Diagnosis:
     if isinstance(error, OrchestratorError):
-        return error.failure_kind
-    names = {base.__name__ for base in type(error).__mro__}
-    if names & _OUT_OF_MEMORY_NAMES or any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS):
-        return FailureKind.OUT_OF_MEMORY
-    if isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
-        return FailureKind.STORAGE
-    return FailureKind.UNKNOWN
+        # Ours say themselves what to do; those that do not know their kind may quote somebody who does.
+        if error.failure_kind is not FailureKind.UNKNOWN:
+            return Diagnosis(kind=error.failure_kind)
+    elif isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
+        signature = signature_of(str(error))
+        return Diagnosis(kind=FailureKind.STORAGE, advice=signature.advice if signature else "")
+    signature = signature_of(str(error))
+    if signature is not None and signature.kind is FailureKind.PREEMPTED:
+        signature = None  # words alone must not make an error free of charge: it could come back for ever
+    if signature is not None and signature.blames_node:
+        return Diagnosis(kind=signature.kind, advice=f"{signature.name}: {signature.advice}")
+    names = [base.__name__ for base in type(error).__mro__]
+    kind = next((_KINDS_BY_NAME[name] for name in names if name in _KINDS_BY_NAME), FailureKind.UNKNOWN)
+    if signature is not None and kind in {FailureKind.UNKNOWN, signature.kind}:
+        return Diagnosis(kind=signature.kind, advice=f"{signature.name}: {signature.advice}")
+    return Diagnosis(kind=kind)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.backends.classify import failure_from
-from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Capacity
+from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Placement
 from orchestrator.contract import (
     ENTRY_POINT,
     ExecutionContext,
@@ -21,6 +21,7 @@ from orchestrator.contract import (
     Progress,
     Resources,
 )
+from orchestrator.errors import FailureKind
 from orchestrator.storage.protocol import ObjectStore
 
 Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
@@ -69,7 +70,7 @@ class InprocessBackend:
         """See ``Backend``."""
         return Capacity(total=_UNBOUNDED, nodes=(_UNBOUNDED,))
 
-    def launch(self, request: JobRequest, resources: Resources) -> None:
+    def launch(self, request: JobRequest, resources: Resources, placement: Placement = ANYWHERE) -> None:
         """Run an attempt to its end."""
         if request.attempt_id in self._reports:
             return
@@ -101,6 +102,9 @@ class InprocessBackend:
     def stop(self, attempt_id: str) -> None:
         """See ``Backend``; an attempt sees it only when this comes from another thread."""
         self._stopping.add(attempt_id)
+
+    def kill(self, attempt_id: str, reason: str, kind: FailureKind = FailureKind.NODE_LOST) -> None:
+        """Nothing to do: when somebody can ask for it, the attempt has ended."""
 
     def release(self, attempt_id: str) -> None:
         """See ``Backend``."""

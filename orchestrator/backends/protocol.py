@@ -8,6 +8,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
+from orchestrator.errors import FailureKind
+from orchestrator.state.nodes import Node
+
+__all__ = ["ANYWHERE", "AttemptReport", "AttemptStatus", "Backend", "Capacity", "Node", "Placement"]
 
 
 class AttemptStatus(StrEnum):
@@ -18,6 +22,8 @@ class AttemptStatus(StrEnum):
     FAILED = "failed"
     LOST = "lost"
     """Its runner is gone, or it was never there: nothing of it will ever take effect again."""
+    OVERTAKEN = "overtaken"
+    """Its runner obeys a later controller, and says no more to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,8 @@ class AttemptReport:
     result: JobResult | None = None
     failure: JobFailure | None = None
     lost_reason: str = ""
+    node: str = ""
+    """Name of the node where it runs or ran, of a gang that of its runner; empty = not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,23 @@ class Capacity:
     total: Resources
     nodes: tuple[Resources, ...] = ()
     """The different shapes of its nodes: none has all of the cluster, and none need be the largest in everything."""
+    machines: tuple[Node, ...] = ()
+    """The nodes themselves; empty where a backend knows none."""
+    maximum: tuple[Node, ...] | None = None
+    """Kinds of nodes that an autoscaler would add; none = the cluster does not grow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where an attempt should go."""
+
+    nodes: tuple[str, ...] = ()
+    """Names of nodes, one per worker of a gang, or one; empty = anywhere."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes that it must not go to."""
+
+
+ANYWHERE = Placement()
 
 
 class Backend(Protocol):
@@ -50,14 +75,24 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """Resources of the whole cluster at this moment."""
 
-    def launch(self, request: JobRequest, resources: Resources) -> None:
-        """Start an attempt; a second call with the same attempt id changes nothing."""
+    def launch(self, request: JobRequest, resources: Resources, placement: Placement = ANYWHERE) -> None:
+        """Start an attempt; a second call with the same attempt id changes nothing.
+
+        A node that is gone meanwhile is no error: the attempt goes elsewhere, or is reported as lost.
+        """
 
     def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
         """One report for each attempt asked for; an ended one is reported until ``release``."""
 
     def stop(self, attempt_id: str) -> None:
         """Ask an attempt to write a checkpoint and end."""
+
+    def kill(self, attempt_id: str, reason: str, kind: FailureKind = FailureKind.NODE_LOST) -> None:
+        """End an attempt whatever it does; ``observe`` then reports it as lost, or as failed in the given way.
+
+        Of one that hangs (``HANG``) the stacks of its processes come into its log first, so it may end seconds later.
+        One that has ended already, or that nobody knows, is left alone.
+        """
 
     def release(self, attempt_id: str) -> None:
         """Say that the end of an attempt is on record: its runner may take the next one."""

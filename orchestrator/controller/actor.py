@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from orchestrator.backends.ray.backend import RayBackend
@@ -17,6 +17,7 @@ from orchestrator.controller.client import SweepLedger, list_sweeps
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import new_holder
 from orchestrator.controller.lease import LeaseLostError
+from orchestrator.controller.limits import AttemptLimits
 from orchestrator.errors import OrchestratorError
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
@@ -34,6 +35,8 @@ class ControllerSettings:
     namespace: str
     runners: Mapping[str, Any]
     """``RunnerSettings`` as JSON."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """``AttemptLimits`` as JSON; what is left out is at its default."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -89,13 +92,16 @@ class ControllerActor(LoopActor):
         if controller.is_idle:
             return IDLE_PAUSE_S
         self._keep_stack_alive()
-        return BUSY_PAUSE_S if has_changed else ACTIVE_PAUSE_S
+        if not has_changed and backend is not None:
+            backend.wait(ACTIVE_PAUSE_S - BUSY_PAUSE_S)  # a short job's end is met at once, not at the next look
+        return BUSY_PAUSE_S
 
     def _start(self) -> tuple[Controller, RayBackend]:
         settings = self._settings
         backend = RayBackend(settings.namespace, settings=RunnerSettings.from_json(settings.runners))
         store = open_store(settings.store_uri)
-        controller = Controller(store, backend, settings.cluster, new_holder(), on_alive=self.stamp)
+        limits = AttemptLimits.from_json(settings.limits)
+        controller = Controller(store, backend, settings.cluster, new_holder(), on_alive=self.stamp, limits=limits)
         self._backend, self._controller = backend, controller
         return controller, backend
 

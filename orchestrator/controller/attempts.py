@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
-from orchestrator.contract import JobRequest, JobResult, Outcome, Timings
+from orchestrator.contract import JobRequest, Outcome, Timings
 from orchestrator.errors import CorruptObjectError, FailureKind, NotFoundError, PreconditionFailedError
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state.events import AttemptEvent, AttemptFailed, AttemptLost, AttemptSucceeded
@@ -73,16 +73,17 @@ def judge_report(store: ObjectStore, attempt: Attempt, report: AttemptReport, no
             attempt_id=attempt.attempt_id,
             kind=FailureKind.STORAGE,
             message=str(error)[:_MAX_TEXT],
+            node=report.node,
         )
 
 
 def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now: float) -> AttemptEvent:
     if report.status is AttemptStatus.SUCCEEDED:
-        return _success(store, attempt, report.result, now)
+        return _success(store, attempt, report, now)
     # A runner may die between its commit and its report.
     record = find_record(store, attempt.key)
     if record is not None and record.attempt_id == attempt.attempt_id:
-        return _success(store, attempt, None, now)
+        return _success(store, attempt, report, now)
     if report.status is AttemptStatus.FAILED and report.failure is not None:
         return AttemptFailed(
             at_s=now,
@@ -91,9 +92,12 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
             kind=report.failure.kind,
             message=report.failure.message[:_MAX_TEXT],
             traceback=report.failure.traceback[-_MAX_TEXT:],
+            node=report.node,
         )
     reason = report.lost_reason or f"the backend reports {report.status} and says nothing more"
-    return AttemptLost(at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, reason=reason[:_MAX_TEXT])
+    return AttemptLost(
+        at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, reason=reason[:_MAX_TEXT], node=report.node
+    )
 
 
 def find_record(store: ObjectStore, key: str) -> Record | None:
@@ -119,7 +123,8 @@ def _claim(store: ObjectStore, job: Job, number: int, claimant: Claimant) -> boo
     return True
 
 
-def _success(store: ObjectStore, attempt: Attempt, result: JobResult | None, now: float) -> AttemptEvent:
+def _success(store: ObjectStore, attempt: Attempt, report: AttemptReport, now: float) -> AttemptEvent:
+    result = report.result
     record = find_record(store, attempt.key)
     if record is None:
         return AttemptFailed(
@@ -128,6 +133,7 @@ def _success(store: ObjectStore, attempt: Attempt, result: JobResult | None, now
             attempt_id=attempt.attempt_id,
             kind=FailureKind.STORAGE,
             message=f"the attempt reports success, but {store.uri} holds no record of {attempt.key}; it runs again",
+            node=report.node,
         )
     own = record.attempt_id == attempt.attempt_id
     return AttemptSucceeded(
@@ -138,6 +144,7 @@ def _success(store: ObjectStore, attempt: Attempt, result: JobResult | None, now
         metrics=_finite(record.metrics),
         timings=Timings() if result is None else result.timings,
         resumed_from_step=None if result is None else result.resumed_from_step,
+        node=report.node,
     )
 
 

@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+import getpass
 import time
+from collections.abc import Collection
+from typing import Any
 
-from orchestrator.controller.inbox import Cancel, Ownership, Submit, new_message_id, post
+from orchestrator.controller.drain import Drain, drain, end_drain, read_drain
+from orchestrator.controller.inbox import (
+    Cancel,
+    ClientMessage,
+    Consent,
+    Ownership,
+    Pause,
+    Resume,
+    Retry,
+    SetPriority,
+    Stop,
+    Submit,
+    new_message_id,
+    post,
+)
 from orchestrator.controller.ledger import SweepLedger, read_plan
 from orchestrator.controller.progress import LiveProgress, read_progress
 from orchestrator.controller.submission import check_plan
 from orchestrator.errors import ControllerError, NotFoundError, StorageError
 from orchestrator.plan.graph import Plan
+from orchestrator.state.events import Running
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.layout import sweep_folder
 from orchestrator.storage.protocol import ObjectStore, check_name
 
 __all__ = [
+    "Consent",
+    "Drain",
     "LiveProgress",
     "Ownership",
+    "Running",
     "SweepLedger",
     "cancel",
+    "current_user",
+    "drain",
+    "end_drain",
     "list_sweeps",
     "load_plan",
     "load_snapshot",
+    "pause",
+    "read_drain",
     "read_progress",
+    "resume",
+    "retry",
+    "set_priority",
+    "stop",
     "submit",
 ]
 
@@ -35,12 +65,15 @@ def submit(
     cluster: str,
     *,
     ownership: Ownership = Ownership.KEEP,
+    sender: str | None = None,
+    consent: Consent = Consent.ASK,
     now: float | None = None,
 ) -> str:
     """Ask the controller of ``cluster`` to run a plan; returns the message's id, found in ``Snapshot.handled`` later.
 
     A plan that differs from the sweep's current one becomes its next revision; the same plan gives failed jobs another
-    chance.
+    chance. ``sender`` (default: this user) becomes the owner of a new sweep; a message to a sweep of somebody else is
+    refused unless its plan lists the sender among ``policy.users`` or ``consent`` is ``FORCE``.
 
     Raises:
         ControllerError: the sweep is unfinished and belongs to another cluster, or the plan cannot run on this store.
@@ -53,7 +86,7 @@ def submit(
     if ownership is Ownership.KEEP:
         _check_owner(store, plan.sweep, cluster)
     message = Submit(
-        message_id=new_message_id(time.time() if now is None else now),
+        **_envelope(sender, consent, now),
         cluster=cluster,
         plan=plan.to_json(),
         spec_text=spec_text,
@@ -63,10 +96,119 @@ def submit(
     return message.message_id
 
 
-def cancel(store: ObjectStore, sweep: str, *, now: float | None = None) -> str:
-    """Ask for the end of a sweep; returns the message's id. Raises ``NotFoundError`` for an unknown sweep."""
+def cancel(
+    store: ObjectStore,
+    sweep: str,
+    *,
+    jobs: Collection[str] | None = None,
+    sender: str | None = None,
+    consent: Consent = Consent.ASK,
+    now: float | None = None,
+) -> str:
+    """Ask for the end of a sweep, or only of some jobs (names, or patterns as of a shell); returns the message's id.
+
+    What runs is stopped with a checkpoint; what needs a cancelled job is skipped. As with all messages, the id is found
+    in ``Snapshot.handled`` once a controller has followed it, or with the reason in ``Snapshot.refusals``.
+
+    Raises:
+        NotFoundError: the store knows no such sweep.
+        ControllerError: ``jobs`` is there and empty.
+    """
+    return _send(store, sweep, Cancel(**_envelope(sender, consent, now), jobs=_named(jobs)))
+
+
+def pause(
+    store: ObjectStore,
+    sweep: str,
+    *,
+    running: Running = Running.FINISH,
+    sender: str | None = None,
+    consent: Consent = Consent.ASK,
+    now: float | None = None,
+) -> str:
+    """Ask that nothing new starts for now; see ``cancel``. Submitting the sweep again resumes it, too."""
+    return _send(store, sweep, Pause(**_envelope(sender, consent, now), running=running))
+
+
+def resume(
+    store: ObjectStore,
+    sweep: str,
+    *,
+    sender: str | None = None,
+    consent: Consent = Consent.ASK,
+    now: float | None = None,
+) -> str:
+    """Ask that a paused sweep goes on; see ``cancel``."""
+    return _send(store, sweep, Resume(**_envelope(sender, consent, now)))
+
+
+def stop(
+    store: ObjectStore,
+    sweep: str,
+    *,
+    sender: str | None = None,
+    consent: Consent = Consent.ASK,
+    now: float | None = None,
+) -> str:
+    """Ask that a sweep ends when its running attempts have ended; see ``cancel``."""
+    return _send(store, sweep, Stop(**_envelope(sender, consent, now)))
+
+
+def retry(
+    store: ObjectStore,
+    sweep: str,
+    *,
+    jobs: Collection[str] | None = None,
+    sender: str | None = None,
+    consent: Consent = Consent.ASK,
+    now: float | None = None,
+) -> str:
+    """Ask for another chance of some jobs, or of all that failed or were skipped; see ``cancel``.
+
+    With a job comes what it needs and does not exist, and what was skipped because of it. Finished sweeps go on.
+    """
+    return _send(store, sweep, Retry(**_envelope(sender, consent, now), jobs=_named(jobs)))
+
+
+def set_priority(
+    store: ObjectStore,
+    sweep: str,
+    priority: int,
+    *,
+    sender: str | None = None,
+    consent: Consent = Consent.ASK,
+    now: float | None = None,
+) -> str:
+    """Give a sweep another priority (higher goes first) until its plan changes; see ``cancel``."""
+    return _send(store, sweep, SetPriority(**_envelope(sender, consent, now), priority=priority))
+
+
+def current_user() -> str:
+    """Name of whoever runs this process; empty where the system has none (as in some containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def _envelope(sender: str | None, consent: Consent, now: float | None) -> dict[str, Any]:
+    return {
+        "message_id": new_message_id(time.time() if now is None else now),
+        "sender": current_user() if sender is None else sender,
+        "consent": consent,
+    }
+
+
+def _named(jobs: Collection[str] | None) -> tuple[str, ...]:
+    if jobs is not None and not jobs:
+        # An empty message means all of them, which a script with an empty list did not mean.
+        message = "no job is named: name some, or leave jobs out to mean the whole sweep"
+        raise ControllerError(message)
+    return tuple(jobs or ())
+
+
+def _send(store: ObjectStore, sweep: str, message: ClientMessage) -> str:
     _check_exists(store, sweep)
-    message = Cancel(message_id=new_message_id(time.time() if now is None else now))
     post(store, sweep, message)
     return message.message_id
 

@@ -20,8 +20,11 @@ from orchestrator.backends.ray.digest import code_digest
 from orchestrator.backends.ray.service import LoopActor
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.actor import ControllerActor, ControllerSettings, PublisherActor
-from orchestrator.controller.lease import LEASE_DURATION_S
+from orchestrator.controller.lease import LEASE_DURATION_S, read_lease
+from orchestrator.controller.limits import AttemptLimits
 from orchestrator.errors import ClusterError, ControllerError
+from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
 
 CONTROLLER_NAME = "controller"
 WATCHDOG_NAME = "watchdog"
@@ -61,12 +64,25 @@ class WatchdogActor(LoopActor):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = ControllerSettings.from_json(settings)
+        self._store: ObjectStore | None = None
         super().__init__()
 
     def turn(self) -> float:
-        """Ask the controller for a sign of life."""
-        revive_controller(self._settings)
+        """Ask the controller for a sign of life, and look at its lease."""
+        pong = revive_controller(self._settings)
+        if pong["turn_age_s"] > LEASE_DURATION_S and self._has_expired():
+            handle = _find(CONTROLLER_NAME, self._settings.namespace)
+            if handle is not None:
+                # Its methods answer, its loop is stuck. The store answers us, so that it is not the store's fault.
+                _end(handle, f"its lease has expired and its loop has not turned for {pong['turn_age_s']:.0f} s")
+                revive_controller(self._settings)
         return WATCH_EVERY_S
+
+    def _has_expired(self) -> bool:
+        if self._store is None:
+            self._store = open_store(self._settings.store_uri)
+        lease = read_lease(self._store, self._settings.cluster)
+        return lease is not None and time.time() > lease.expires_at_s
 
 
 def ensure_controller(
@@ -75,15 +91,22 @@ def ensure_controller(
     namespace: str = NAMESPACE,
     *,
     runners: RunnerSettings | None = None,
+    limits: AttemptLimits | None = None,
 ) -> ControllerLink:
     """The controller of a namespace: found, replaced or created; also starts its watchdog.
+
+    ``runners`` and ``limits`` are for a controller that must be created.
 
     Raises:
         ControllerError: the namespace's controller serves another store or cluster.
         ClusterError: no controller answers in time.
     """
     settings = ControllerSettings(
-        store_uri=store_uri, cluster=cluster, namespace=namespace, runners=(runners or RunnerSettings()).to_json()
+        store_uri=store_uri,
+        cluster=cluster,
+        namespace=namespace,
+        runners=(runners or RunnerSettings()).to_json(),
+        limits=(limits or AttemptLimits()).to_json(),
     )
     pong = revive_controller(settings)
     _check_same(settings, pong)
@@ -98,7 +121,7 @@ def ensure_controller(
                 f"the controller (pid {pong['pid']}) runs other code than this command and has unfinished sweeps; it "
                 "goes on with its own code and is replaced by the first command after they have ended"
             )
-    _get_or_create(ray.remote(WatchdogActor), WATCHDOG_NAME, namespace, settings.to_json())
+    _ensure_watchdog(settings)
     return ControllerLink(
         handle=_controller(settings),
         epoch=pong["epoch"],
@@ -107,6 +130,19 @@ def ensure_controller(
         is_idle=pong["is_idle"],
         notice=notice,
     )
+
+
+def _ensure_watchdog(settings: ControllerSettings) -> None:
+    """One that answers: a watchdog that hangs would let a controller hang, too. A starting one is not waited for."""
+    existed = _find(WATCHDOG_NAME, settings.namespace)
+    if existed is not None:
+        try:
+            _ping(existed, PING_TIMEOUT_S)
+        except GetTimeoutError:
+            _end_named(WATCHDOG_NAME, settings.namespace, "it does not answer")
+        except RayActorError:
+            _LOG.info("the watchdog of namespace %s is restarting", settings.namespace)
+    _get_or_create(ray.remote(WatchdogActor), WATCHDOG_NAME, settings.namespace, settings.to_json())
 
 
 def ensure_publisher(store_uri: str, tracking_uri: str, namespace: str = NAMESPACE) -> ActorHandle[Any]:

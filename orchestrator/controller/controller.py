@@ -9,21 +9,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
 from orchestrator.controller.attempts import judge_report
+from orchestrator.controller.drain import Drain, note_drained, read_drain
+from orchestrator.controller.durations import Durations
 from orchestrator.controller.execution import Executor
 from orchestrator.controller.fleet import Fleet, Holding, Identification
+from orchestrator.controller.heartbeats import Heartbeats
 from orchestrator.controller.inbox import Message, discard
 from orchestrator.controller.lease import Lease
-from orchestrator.controller.submission import settle
-from orchestrator.errors import OrchestratorError
-from orchestrator.state.events import AttemptSucceeded
-from orchestrator.state.scheduler import Command, decide
+from orchestrator.controller.limits import AttemptLimits
+from orchestrator.controller.settlement import settle
+from orchestrator.controller.stops import Stops
+from orchestrator.errors import ControllerError, FailureKind, OrchestratorError
+from orchestrator.state.commands import Command, LaunchJob
+from orchestrator.state.events import AttemptSucceeded, Running
+from orchestrator.state.scheduler import Scheduler
+from orchestrator.state.snapshot import Attempt
+from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 
 INBOX_EVERY_S = 1.0
+_ENDS_OF_CONTACT = {AttemptStatus.LOST, AttemptStatus.OVERTAKEN}
 _LOG = logging.getLogger(__name__)
 
 
@@ -32,7 +42,7 @@ class Controller:
 
     ``holder`` names this very incarnation (host, pid, something random); ``now`` is the clock in unix seconds.
     ``max_live_attempts`` bounds how many attempts run at once, whatever fits. ``on_alive`` is called again and again
-    within a tick that takes long because it reads many sweeps.
+    within a tick that takes long because it reads many sweeps. ``limits`` say what attempts are allowed.
     """
 
     def __init__(
@@ -45,6 +55,7 @@ class Controller:
         *,
         max_live_attempts: int | None = None,
         on_alive: Callable[[], None] = lambda: None,
+        limits: AttemptLimits | None = None,
     ) -> None:
         self._store = store
         self._backend = backend
@@ -55,7 +66,15 @@ class Controller:
         self._holder = holder
         self._on_alive = on_alive
         self._fleet: Fleet | None = None
-        self._executor = Executor(store, backend, cluster)
+        limits = limits or AttemptLimits()
+        self._stops = Stops(backend)
+        self._executor = Executor(store, backend, cluster, self._stops, grace_s=limits.grace_s)
+        self._heartbeats = Heartbeats(limits.hangs)
+        self._scheduler = Scheduler()
+        self._durations = Durations()
+        self._remaining_s: dict[str, float] = {}
+        """What live attempts say of the time to their end."""
+        self._drain: Drain | None = None
         self._orphans: set[str] = set()
         self._inbox_at_s = 0.0
         self._woken: set[str] = set()
@@ -72,8 +91,10 @@ class Controller:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every sweep in its hands has ended (false before the first tick)."""
-        return self._fleet is not None and not self._fleet.active()
+        """Whether every sweep in its hands has ended, or rests because the cluster is drained (false at first)."""
+        if self._fleet is None:
+            return False
+        return not self._fleet.active() or (self._drain is not None and self._drain.drained_at_s is not None)
 
     def wake(self, sweep: str = "") -> None:
         """Make the next tick look into the inbox of a sweep (or of all); callable from any thread."""
@@ -93,7 +114,9 @@ class Controller:
         self._release_ended(fleet)
         self._read_inbox(fleet)
         self._observe(fleet)
+        self._bring_to_rest(fleet)
         self._act(fleet)
+        self._stops.insist(self._now())
         self._executor.keep_claims(fleet, self._now())
         self._drop_fenced(fleet)
         self._show_progress(fleet)
@@ -104,17 +127,31 @@ class Controller:
         # Runners refuse the former controller from here on; only then does this one read what that one wrote last.
         self._backend.announce(epoch)
         me = Identification(cluster=self._cluster, epoch=epoch, holder=self._holder)
-        fleet = Fleet(self._store, me, self._now, self._on_alive)
+        fleet = Fleet(self._store, me, self._now, self._stay_alive)
         fleet.adopt_all()
         self._fleet = fleet
         return fleet
 
+    def _stay_alive(self) -> None:
+        """Reading many sweeps may outlast a lease; whoever sees an expired one would replace this controller."""
+        self._on_alive()
+        self._lease.keep()
+
     def _release_ended(self, fleet: Fleet) -> None:
         """An end may be in the journal and its runner not released: the writer died, or lost the acknowledgement."""
         for holding in fleet.take_loaded():
+            leaving = holding.snapshot.leaving
             for view in holding.snapshot.jobs.values():
-                if view.attempt is None and view.last_attempt_id:
+                if view.attempt is None and view.last_attempt_id and view.last_attempt_id not in leaving:
                     self._backend.release(view.last_attempt_id)
+            for attempt in holding.snapshot.live_attempts:
+                self._resume_stop(attempt)
+
+    def _resume_stop(self, attempt: Attempt) -> None:
+        """A former controller preempted it, and may have died before it told the runner."""
+        if attempt.preempting_at_s is not None:
+            grace_s = max(0.0, attempt.preempting_at_s + attempt.grace_s - self._now())
+            self._stops.ask(attempt.attempt_id, "its room is needed", self._now(), grace_s)
 
     def _read_inbox(self, fleet: Fleet) -> None:
         woken, self._woken = self._woken, set()
@@ -122,11 +159,19 @@ class Controller:
             self._inbox_at_s = self._now() + INBOX_EVERY_S
             sweeps: Sequence[str] = self._store.list_children("sweeps/")
             fleet.check_fences()
+            self._drain = self._wish_to_rest()
         else:
             sweeps = sorted(woken)
         for holding, message in fleet.messages(sweeps):
             with fleet.guard(holding.snapshot.sweep):
                 self._settle(fleet, holding, message)
+
+    def _wish_to_rest(self) -> Drain | None:
+        try:
+            return read_drain(self._store, self._cluster)
+        except ControllerError as error:
+            _LOG.error("%s", error)
+            return Drain(cluster=self._cluster, running=Running.FINISH, reason=str(error))
 
     def _settle(self, fleet: Fleet, holding: Holding, message: Message) -> None:
         if message.message_id not in holding.snapshot.handled:
@@ -139,17 +184,24 @@ class Controller:
     def _observe(self, fleet: Fleet) -> None:
         holdings = fleet.active()
         asked = {attempt.attempt_id for holding in holdings for attempt in holding.snapshot.live_attempts}
+        asked |= {attempt.attempt_id for snapshot in fleet.shelved() for attempt in snapshot.live_attempts}
         asked |= self._orphans
         if not asked:
             return
         reports = {report.attempt_id: report for report in self._backend.observe(sorted(asked))}
+        if any(report.status in _ENDS_OF_CONTACT for report in reports.values()):
+            # A controller that slept past its lease finds runners that do not talk to it any more. Its journals may be
+            # open to it still, and there must never stand that they are lost.
+            self._lease.verify()
         for holding in holdings:
             with fleet.guard(holding.snapshot.sweep):
                 self._record(fleet, holding, reports)
-        for attempt_id in self._orphans & reports.keys():
+        for attempt_id in sorted(self._orphans & reports.keys()):
             if reports[attempt_id].status is not AttemptStatus.RUNNING:
                 self._orphans.discard(attempt_id)
+                self._stops.forget(attempt_id)
                 self._backend.release(attempt_id)
+        self._heartbeats.retain(asked)
 
     def _record(self, fleet: Fleet, holding: Holding, reports: Mapping[str, AttemptReport]) -> None:
         ended = []
@@ -163,12 +215,36 @@ class Controller:
                 forget(attempt.key)
             elif report is not None and report.progress is not None:
                 holding.board.show(attempt.job, attempt.attempt_id, report.progress)
+                if report.progress.eta_s:
+                    self._remaining_s[attempt.attempt_id] = report.progress.eta_s
+                # The end comes back as a report: an event before it could leave a live attempt under an ended one.
+                if why := self._heartbeats.see(attempt.attempt_id, report.progress, self._now()):
+                    self._backend.kill(attempt.attempt_id, why, FailureKind.HANG)
         if not ended:
             return
         fleet.append(holding, ended)
         # A runner keeps the outcome until here: a crash before this line lets the next controller ask again.
         for event in ended:
+            self._stops.forget(event.attempt_id)
+            self._remaining_s.pop(event.attempt_id, None)
             self._backend.release(event.attempt_id)
+
+    def _bring_to_rest(self, fleet: Fleet) -> None:
+        """Ask for checkpoints where a pause or a drain wants them, and note when a drained cluster rests."""
+        wish, active = self._drain, fleet.active()
+        for holding in active:
+            reason = ""
+            if wish is not None and wish.running is Running.CHECKPOINT:
+                reason = f"cluster {self._cluster} is drained" + (f": {wish.reason}" if wish.reason else "")
+            elif holding.snapshot.pause is Running.CHECKPOINT:
+                reason = "the sweep is paused"
+            if reason:
+                with fleet.guard(holding.snapshot.sweep):
+                    self._executor.preempt(fleet, holding, reason, self._now())
+        snapshots = [*(holding.snapshot for holding in fleet.active()), *fleet.shelved()]
+        is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._orphans
+        if wish is not None and wish.drained_at_s is None and is_at_rest:
+            note_drained(self._store, self._cluster, self._now())
 
     def _act(self, fleet: Fleet) -> None:
         self._executor.end_waits(self._now())
@@ -182,35 +258,45 @@ class Controller:
     def _decide(self, fleet: Fleet) -> list[Command]:
         for holding in fleet.active():
             with fleet.guard(holding.snapshot.sweep):
-                self._executor.look_up(fleet, holding, self._now())
+                self._executor.look_up(fleet, holding, self._scheduler.unlaunched(holding.snapshot), self._now())
         snapshots = [holding.snapshot for holding in fleet.active()]
         if not snapshots:
             return []
+        served = {snapshot.sweep for snapshot in snapshots}
+        # What runs for a sweep that must be read again has its room and keys; nothing is decided for it.
+        snapshots += [replace(snapshot, state=SweepState.PAUSED, pause=None) for snapshot in fleet.shelved()]
         capacity = self._backend.capacity()
-        commands = decide(
+        commands = self._scheduler.decide(
             snapshots,
             total=capacity.total,
-            nodes=capacity.nodes,
+            nodes=capacity.machines or capacity.nodes,
+            maximum=capacity.maximum,
             now=self._now(),
             committed=self._executor.committed,
             claimed=self._executor.claimed,
             max_live_attempts=self._max_live_attempts,
+            durations=self._durations.of(snapshots),
+            remaining_s=self._remaining_s,
         )
+        commands = [command for command in commands if command.sweep in served]
+        if self._drain is not None or fleet.is_blind:
+            commands = [command for command in commands if not isinstance(command, LaunchJob)]
         return self._executor.without_repeats(commands)
 
     def _drop_fenced(self, fleet: Fleet) -> None:
-        if not fleet.fenced:
+        if not fleet.is_contested:
             return
         # A newer controller of this very cluster goes on with our attempts; only another cluster's takeover ends them.
         self._lease.verify()
         for holding in fleet.fenced:
             for attempt in holding.snapshot.live_attempts:
                 self._orphans.add(attempt.attempt_id)
-                self._backend.stop(attempt.attempt_id)
+                self._stops.ask(attempt.attempt_id, "another cluster has taken its sweep over", self._now())
         fleet.fenced.clear()
 
     def _show_progress(self, fleet: Fleet) -> None:
         for holding in fleet.holdings():
+            holding.board.explain(self._scheduler.waits.get(holding.snapshot.sweep, {}))
             try:
                 holding.board.flush(self._now())
             except OrchestratorError as error:

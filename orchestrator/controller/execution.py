@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from orchestrator.backends.protocol import Backend
+from orchestrator.backends.protocol import ANYWHERE, Backend, Placement
 from orchestrator.contract import JobRequest, Progress, Resources
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.controller.fleet import Fleet, Holding
+from orchestrator.controller.limits import GRACE_S
+from orchestrator.controller.stops import Stops
 from orchestrator.errors import (
     ControllerError,
     CorruptObjectError,
@@ -20,20 +23,22 @@ from orchestrator.errors import (
 )
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state import events
-from orchestrator.state.events import Event
-from orchestrator.state.reliability import observed_mtbf_s
-from orchestrator.state.scheduler import (
+from orchestrator.state.commands import (
     CancelJob,
     Command,
+    ExcludeNode,
     FailJob,
     FinishSweep,
     LaunchJob,
     MarkReused,
+    PreemptAttempt,
     SkipJob,
     StopAttempt,
-    unlaunched,
+    TripSweep,
 )
-from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.events import Event
+from orchestrator.state.reliability import observed_mtbf_s
+from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claims
@@ -46,6 +51,13 @@ _LOG = logging.getLogger(__name__)
 class _Launch:
     request: JobRequest
     resources: Resources
+    placement: Placement = ANYWHERE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop:
+    attempt_id: str
+    reason: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,18 +66,21 @@ class _Batch:
 
     events: list[Event] = field(default_factory=list)
     launches: list[_Launch] = field(default_factory=list)
-    stops: list[str] = field(default_factory=list)
+    stops: list[_Stop] = field(default_factory=list)
 
 
 class Executor:
     """Executes commands, remembers which keys the store has, and holds the claims of those worked on."""
 
-    def __init__(self, store: ObjectStore, backend: Backend, cluster: str) -> None:
+    def __init__(
+        self, store: ObjectStore, backend: Backend, cluster: str, stops: Stops, *, grace_s: float = GRACE_S
+    ) -> None:
         self._store = store
         self._backend = backend
+        self._stops = stops
+        self._grace_s = grace_s
         self._claims = Claims(store, cluster)
         self._absent: set[str] = set()
-        self._stopped: set[str] = set()
         self.committed: set[str] = set()
         """Keys whose record was read, identity included."""
 
@@ -85,7 +100,7 @@ class Executor:
         live = {attempt.key: snapshot.sweep for snapshot in snapshots for attempt in snapshot.live_attempts}
         self._claims.keep(live, now)
         idle = set(self._claims.held) - live.keys()
-        for key in idle - (_pending_keys(snapshots) if idle else set()):
+        for key in sorted(idle - (_pending_keys(snapshots) if idle else set())):
             self._claims.release(key)
 
     def settle(self, key: str) -> None:
@@ -93,10 +108,10 @@ class Executor:
         self._claims.forget(key)
         self.forget_key(key)
 
-    def look_up(self, fleet: Fleet, holding: Holding, now: float) -> None:
+    def look_up(self, fleet: Fleet, holding: Holding, ready: Iterable[Job], now: float) -> None:
         """Find out which jobs that are ready have been committed already; each key is looked up once."""
         refused: list[Event] = []
-        for job in unlaunched(holding.snapshot):
+        for job in ready:
             if job.key in self.committed or job.key in self._absent:
                 continue
             try:
@@ -123,26 +138,35 @@ class Executor:
 
     def without_repeats(self, commands: Sequence[Command]) -> list[Command]:
         """Commands less the stops that were given before; a new controller gives them once more."""
-        return [c for c in commands if not (isinstance(c, StopAttempt) and c.attempt_id in self._stopped)]
+        return [c for c in commands if not (isinstance(c, StopAttempt) and c.attempt_id in self._stops)]
 
     def execute(self, fleet: Fleet, holding: Holding, commands: Sequence[Command], now: float) -> None:
         """Carry out commands of one sweep; use inside ``Fleet.guard``."""
         batch = _Batch()
         for command in commands:
             self._add(batch, fleet, holding, command, now)
+        self._carry_out(batch, fleet, holding, now)
+
+    def _carry_out(self, batch: _Batch, fleet: Fleet, holding: Holding, now: float) -> None:
         if batch.events:
             # Intent before effect: an attempt that the journal does not know would run unseen after a crash here. One
             # that is in the journal and was never launched is reported as lost, and tried again.
             fleet.append(holding, batch.events)
         for launch in batch.launches:
             self._launch(launch)
-        for attempt_id in batch.stops:
-            self._stopped.add(attempt_id)
-            self._backend.stop(attempt_id)
+        for stop in batch.stops:
+            self._stops.ask(stop.attempt_id, stop.reason, now, self._grace_s)
+
+    def preempt(self, fleet: Fleet, holding: Holding, reason: str, now: float) -> None:
+        """Ask all running attempts of a sweep for a checkpoint and their room; use inside ``Fleet.guard``."""
+        batch = _Batch()
+        for attempt in holding.snapshot.live_attempts:
+            self._add_preemption(batch, attempt, reason, now)
+        self._carry_out(batch, fleet, holding, now)
 
     def _launch(self, launch: _Launch) -> None:
         try:
-            self._backend.launch(launch.request, launch.resources)
+            self._backend.launch(launch.request, launch.resources, launch.placement)
         except OrchestratorError as error:
             # The next observation finds the attempt lost, which journals it and counts it.
             _LOG.warning("attempt %s was not launched: %s", launch.request.attempt_id, error)
@@ -151,11 +175,25 @@ class Executor:
         if isinstance(command, LaunchJob):
             self._add_launch(batch, fleet, holding, command, now)
         elif isinstance(command, StopAttempt):
-            batch.stops.append(command.attempt_id)
+            batch.stops.append(_Stop(attempt_id=command.attempt_id, reason="nobody wants its outcome any more"))
+        elif isinstance(command, PreemptAttempt):
+            for attempt in holding.snapshot.live_attempts:
+                if attempt.attempt_id == command.attempt_id:
+                    self._add_preemption(batch, attempt, command.reason, now)
         else:
             batch.events.append(_event_of(command, holding.snapshot, now))
-            if not isinstance(command, FinishSweep):
+            if isinstance(command, MarkReused | FailJob | SkipJob | CancelJob):
                 holding.board.remove(command.job)
+
+    def _add_preemption(self, batch: _Batch, attempt: Attempt, reason: str, now: float) -> None:
+        if attempt.preempting_at_s is not None:
+            return
+        batch.stops.append(_Stop(attempt_id=attempt.attempt_id, reason=reason))
+        batch.events.append(
+            events.AttemptPreempting(
+                at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, reason=reason, grace_s=self._grace_s
+            )
+        )
 
     def _add_launch(self, batch: _Batch, fleet: Fleet, holding: Holding, command: LaunchJob, now: float) -> None:
         snapshot = holding.snapshot
@@ -169,8 +207,10 @@ class Executor:
         holding.board.remove(job.name)
         claimant = Claimant(sweep=snapshot.sweep, cluster=snapshot.cluster, epoch=snapshot.epoch)
         number = allocate_attempt(self._store, job, claimant)
-        request = make_request(plan, _with_history(job, snapshot.jobs[job.name], fleet, now), number)
-        batch.launches.append(_Launch(request=request, resources=job.resources))
+        given = _as_given(_with_history(job, snapshot.jobs[job.name], fleet, now), command)
+        request = make_request(plan, given, number)
+        placement = Placement(nodes=command.nodes, exclude=command.exclude)
+        batch.launches.append(_Launch(request=request, resources=given.resources, placement=placement))
         batch.events.append(
             events.AttemptLaunched(
                 at_s=now,
@@ -179,13 +219,28 @@ class Executor:
                 attempt_id=request.attempt_id,
                 number=number,
                 epoch=snapshot.epoch,
+                nodes=command.nodes,
+                resources=command.resources,
+                num_workers=command.num_workers,
+                reason=command.reason,
             )
         )
 
 
-def _event_of(
-    command: MarkReused | FailJob | SkipJob | CancelJob | FinishSweep, snapshot: Snapshot, now: float
-) -> Event:
+_Plain: TypeAlias = MarkReused | FailJob | SkipJob | CancelJob | FinishSweep | TripSweep | ExcludeNode
+
+
+def _as_given(job: Job, command: LaunchJob) -> Job:
+    """The job as this attempt runs it, which may be smaller than it would like."""
+    workers = command.num_workers or job.execution.num_workers
+    return replace(
+        job,
+        resources=command.resources or job.resources,
+        execution=replace(job.execution, num_workers=workers),
+    )
+
+
+def _event_of(command: _Plain, snapshot: Snapshot, now: float) -> Event:
     match command:
         case MarkReused():
             return events.JobReused(at_s=now, job=command.job, key=snapshot.jobs[command.job].key)
@@ -195,8 +250,18 @@ def _event_of(
             return events.JobSkipped(at_s=now, job=command.job, because=command.because)
         case CancelJob():
             return events.JobCancelled(at_s=now, job=command.job)
+        case _:
+            return _sweep_event_of(command, now)
+
+
+def _sweep_event_of(command: FinishSweep | TripSweep | ExcludeNode, now: float) -> Event:
+    match command:
         case FinishSweep():
             return events.SweepFinished(at_s=now, status=command.status)
+        case TripSweep():
+            return events.SweepTripped(at_s=now, reason=command.reason)
+        case ExcludeNode():
+            return events.NodeExcluded(at_s=now, node=command.node, reason=command.reason, until_s=command.until_s)
 
 
 def _pending_keys(snapshots: Sequence[Snapshot]) -> set[str]:

@@ -13,12 +13,13 @@ from orchestrator.controller.progress import ProgressBoard
 from orchestrator.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
 from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.transitions import SweepState
 from orchestrator.storage.journal import JournalFencedError
 from orchestrator.storage.protocol import ObjectStore
 
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0
+BLIND_S = 120.0
+"""A new controller launches nothing for so long while the store does not tell it of all sweeps."""
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
 _SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, KeyError)
@@ -79,6 +80,17 @@ class Fleet:
         """Sweeps with a write of ours that may still take effect."""
         self._ignored: dict[str, set[str]] = {}
         """Messages for others by sweep, until we hold it."""
+        self._shelved: dict[str, Snapshot] = {}
+        """What was last known of sweeps that must be read again: what ran for them runs on."""
+        self._troubled: set[str] = set()
+        """Sweeps in hand that the store did not answer for in this round: nothing more is tried for them."""
+        self._contested: dict[str, Holding] = {}
+        """Sweeps to whose journal somebody else has appended."""
+        self._half_read: dict[str, SweepLedger] = {}
+        """Sweeps whose journal was read until the store did not answer."""
+        self._unseen: set[str] = set()
+        """Sweeps that were never read because the store did not answer: what runs for them is unknown."""
+        self._started_at_s = now()
         self._loaded: list[Holding] = []
         self.fenced: list[Holding] = []
         """Sweeps that another controller took, until the controller has let go of their attempts."""
@@ -86,8 +98,30 @@ class Fleet:
 
     def active(self) -> list[Holding]:
         """Unfinished sweeps with a plan, oldest submission first."""
-        found = [holding for holding in self._holdings.values() if _is_active(holding.snapshot)]
+        found = [
+            holding
+            for sweep, holding in self._holdings.items()
+            if sweep not in self._troubled and _is_active(holding.snapshot)
+        ]
         return sorted(found, key=lambda holding: (holding.snapshot.accepted_at_s, holding.snapshot.sweep))
+
+    def shelved(self) -> list[Snapshot]:
+        """Sweeps that cannot be served just now, as they were: their attempts are live and occupy room and keys."""
+        troubled = {sweep: self._holdings[sweep].snapshot for sweep in self._troubled if sweep in self._holdings}
+        found = self._shelved | {sweep: snapshot for sweep, snapshot in troubled.items() if _is_active(snapshot)}
+        return [found[sweep] for sweep in sorted(found)]
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether attempts may run that this controller cannot know of yet; not for ever, for a sweep that nobody can
+        read must not keep the others waiting.
+        """
+        return bool(self._unseen) and self._now() < self._started_at_s + BLIND_S
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether somebody else writes where this controller does: it should ask whether it still has its lease."""
+        return bool(self._contested or self.fenced)
 
     def holdings(self) -> list[Holding]:
         """All sweeps in hand, finished ones included."""
@@ -109,13 +143,14 @@ class Fleet:
         self.reload()
 
     def reload(self) -> None:
-        """Read again the sweeps whose journal may hold more, or other, than this controller knows."""
+        """A new round: read again the sweeps whose journal may hold more, or other, than this controller knows."""
+        self._troubled.clear()
         due = [sweep for sweep, at_s in self._retry_at_s.items() if self._now() >= at_s]
         for sweep in due:
             del self._retry_at_s[sweep]
             with self.guard(sweep):
                 self._load(sweep)
-            self._on_alive()
+                self._shelved.pop(sweep, None)  # it is in hand again, or another cluster's
 
     def check_fences(self) -> None:
         """Drop the sweeps that another cluster has taken over."""
@@ -136,23 +171,45 @@ class Fleet:
 
     @contextmanager
     def guard(self, sweep: str) -> Iterator[None]:
-        """Keep a sweep's fault from the others: a fenced sweep is dropped, any other fault means reading it again.
+        """Keep a sweep's fault from the others: it is read again, and dropped if it is another cluster's by now.
 
-        After a failed append nobody knows whether the events are in the journal, so memory is dropped in any case. A
-        sweep that keeps failing is read again less and less often.
+        After a failed append nobody knows whether the events are in the journal, so what is in memory is put aside; a
+        read that failed because the store did not answer leaves memory true. A sweep that keeps failing is read again
+        less and less often.
         """
         try:
             yield
         except JournalFencedError as error:
-            _LOG.warning("sweep %s belongs to another controller now: %s", sweep, error)
-            holding = self._holdings.pop(sweep, None)
-            self.fenced += [holding] if holding else []
+            _LOG.warning("sweep %s has another writer: %s", sweep, error)
+            self._contest(sweep)
+        except _OUTAGES as error:
+            if sweep in self._holdings and sweep not in self._in_doubt:
+                _LOG.warning("sweep %s is served a moment later: %s", sweep, error)
+                self._troubled.add(sweep)
+            else:
+                self._shelve(sweep, error)
         except _SWEEP_FAULTS as error:
-            delay = self._next_delay(sweep, error)
-            _LOG.exception("sweep %s cannot be served now; it is read again in %s s", sweep, delay.length_s)
-            self._holdings.pop(sweep, None)
-            self._delays[sweep] = delay
-            self._retry_at_s[sweep] = delay.until_s
+            self._shelve(sweep, error)
+
+    def _contest(self, sweep: str) -> None:
+        """Somebody else appended: another cluster that took the sweep, or a controller of ours that slept and was
+        replaced, which has yet to meet our adoption. Reading tells which.
+        """
+        holding = self._holdings.pop(sweep, None)
+        if holding is not None:
+            self._contested[sweep] = holding
+            if _is_active(holding.snapshot):
+                self._shelved[sweep] = holding.snapshot
+        self._retry_at_s[sweep] = self._now()
+
+    def _shelve(self, sweep: str, error: Exception) -> None:
+        delay = self._next_delay(sweep, error)
+        _LOG.error("sweep %s cannot be served now; it is read again in %s s", sweep, delay.length_s, exc_info=error)
+        holding = self._holdings.pop(sweep, None)
+        if holding is not None and _is_active(holding.snapshot):
+            self._shelved[sweep] = holding.snapshot
+        self._delays[sweep] = delay
+        self._retry_at_s[sweep] = delay.until_s
 
     def _next_delay(self, sweep: str, error: Exception) -> _Delay:
         length_s, previous = RETRY_EVERY_S, self._delays.get(sweep)
@@ -212,15 +269,17 @@ class Fleet:
 
     def _load(self, sweep: str, *, submit: Submit | None = None) -> Holding | None:
         """Read a sweep and hold it if it is ours, or becomes ours by ``submit``."""
-        ledger = SweepLedger(self._store, sweep, holder=self._me.holder)
-        snapshot = ledger.refresh()
+        ledger = self._read(sweep)
+        snapshot = ledger.snapshot
         is_free = submit is not None and (submit.ownership is Ownership.TAKE or not _is_active(snapshot))
+        contested = self._contested.pop(sweep, None)
         if snapshot.cluster != self._me.cluster and not is_free:
+            self.fenced += [contested] if contested else []
             return None
         me = self._me
         is_ours = (snapshot.cluster, snapshot.epoch, snapshot.holder) == (me.cluster, me.epoch, me.holder)
         # Our adoption on record fences the others; only a write of ours that is under way needs another against it.
-        needs_adoption = not is_ours or sweep in self._in_doubt
+        needs_adoption = not is_ours or sweep in self._in_doubt or contested is not None
         if needs_adoption:
             ledger.adopt(SweepAdopted(at_s=self._now(), cluster=me.cluster, epoch=me.epoch, holder=me.holder))
         holding = Holding(ledger=ledger, board=ProgressBoard(self._store, sweep))
@@ -231,6 +290,20 @@ class Fleet:
             self.append(holding, [])
         return holding
 
+    def _read(self, sweep: str) -> SweepLedger:
+        """A sweep's ledger after all of its journal; a store that fails half-way need not start over."""
+        ledger = self._half_read.pop(sweep, None) or SweepLedger(self._store, sweep, holder=self._me.holder)
+        try:
+            ledger.refresh()
+        except _OUTAGES:
+            self._half_read[sweep] = ledger
+            self._unseen |= {sweep} if sweep not in self._shelved else set()
+            raise
+        finally:
+            self._on_alive()
+        self._unseen.discard(sweep)
+        return ledger
+
 
 def _is_active(snapshot: Snapshot) -> bool:
-    return snapshot.state in {SweepState.RUNNING, SweepState.CANCELLING}
+    return snapshot.state.is_live

@@ -14,6 +14,9 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from orchestrator.errors import NotFoundError
+from orchestrator.plan.sharing import load_shared
+from orchestrator.state.codec import decode_value
+from orchestrator.state.events import Running
 from orchestrator.storage.layout import inbox_folder, inbox_message
 from orchestrator.storage.protocol import ObjectStore
 
@@ -26,11 +29,27 @@ class Ownership(StrEnum):
     """Adopt it; what the other cluster still runs for it is done again or found committed."""
 
 
+class Consent(StrEnum):
+    """Whether a client insists, though the sweep is somebody else's."""
+
+    ASK = "ask"
+    FORCE = "force"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
-    """Run this plan on this cluster."""
+class ClientMessage:
+    """Base of what clients send. Names of senders are as they say: nobody checks them, they prevent accidents only."""
 
     message_id: str
+    sender: str = ""
+    """User name; empty = not told, which every sweep accepts."""
+    consent: Consent = Consent.ASK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit(ClientMessage):
+    """Run this plan on this cluster."""
+
     cluster: str
     plan: Mapping[str, Any]
     spec_text: str
@@ -38,10 +57,41 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
-    """End the sweep: stop what runs, start nothing."""
+class Cancel(ClientMessage):
+    """End the sweep: stop what runs, start nothing. With ``jobs`` only these: names, or patterns as of a shell."""
 
-    message_id: str
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause(ClientMessage):
+    """Start nothing new until told to resume."""
+
+    running: Running = Running.FINISH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume(ClientMessage):
+    """Go on after a pause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop(ClientMessage):
+    """Start nothing new any more, let what runs end, then end the sweep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry(ClientMessage):
+    """Give jobs that ended without an artifact a new chance; without ``jobs`` all that failed or were skipped."""
+
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPriority(ClientMessage):
+    """Give the sweep another priority; higher goes first."""
+
+    priority: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +110,17 @@ class Superseded:
     reason: str
 
 
-Message: TypeAlias = Submit | Cancel | Unreadable | Superseded
+Message: TypeAlias = ClientMessage | Unreadable | Superseded
+_TYPES: Mapping[str, type[ClientMessage]] = {
+    "submit": Submit,
+    "cancel": Cancel,
+    "pause": Pause,
+    "resume": Resume,
+    "stop": Stop,
+    "retry": Retry,
+    "set_priority": SetPriority,
+}
+_NAMES = {type_: name for name, type_ in _TYPES.items()}
 
 
 def new_message_id(now: float) -> str:
@@ -68,9 +128,9 @@ def new_message_id(now: float) -> str:
     return f"{int(now * 1e6):017d}-{secrets.token_hex(8)}"
 
 
-def post(store: ObjectStore, sweep: str, message: Submit | Cancel) -> None:
+def post(store: ObjectStore, sweep: str, message: ClientMessage) -> None:
     """Put a message into a sweep's inbox."""
-    document = {"type": type(message).__name__.lower(), **asdict(message)}
+    document = {"type": _NAMES[type(message)], **asdict(message)}
     store.put_if_absent(inbox_message(sweep, message.message_id), json.dumps(document).encode())
 
 
@@ -94,13 +154,10 @@ def discard(store: ObjectStore, sweep: str, message_id: str) -> None:
 
 def _decode(message_id: str, content: bytes) -> Message:
     try:
-        document = json.loads(content)
-        kind = document.pop("type")
-        if kind == "cancel":
-            return Cancel(message_id=message_id)
-        if kind == "submit":
-            document["ownership"] = Ownership(document["ownership"])
-            return Submit(**{**document, "message_id": message_id})
+        document = load_shared(content.decode())  # the plan of a large sweep is most of a controller's memory
+        kind = document["type"]
+        if kind not in _TYPES:
+            return Unreadable(message_id=message_id, reason=f"unknown message {kind!r}; update the running controller")
+        return decode_value(_TYPES[kind], {**document, "message_id": message_id})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return Unreadable(message_id=message_id, reason=f"not a message: {error!r}; send it again with `orchestrator`")
-    return Unreadable(message_id=message_id, reason=f"unknown message {kind!r}; update the running controller")

@@ -31,6 +31,7 @@ class ProgressBoard:
         self._store = store
         self._name = progress_name(sweep)
         self._current: dict[str, dict[str, Any]] = {}
+        self._waits: Mapping[str, str] = {}
         self._written: dict[str, dict[str, Any]] = {}
         self._write_at_s = 0.0
 
@@ -41,6 +42,17 @@ class ProgressBoard:
     def remove(self, job: str) -> None:
         """Forget a job whose attempt has ended."""
         self._current.pop(job, None)
+
+    def explain(self, waits: Mapping[str, str]) -> None:
+        """Note why jobs wait, in place of what was told before; a running attempt's own progress goes first."""
+        if waits != self._waits:
+            for job in self._waits.keys() - waits.keys():
+                if not self._current.get(job, {}).get("attempt_id"):
+                    self.remove(job)
+            self._waits = dict(waits)
+        for job, reason in waits.items():
+            if not self._current.get(job, {}).get("attempt_id"):
+                self.show(job, "", Progress(phase=reason))
 
     def flush(self, now: float) -> None:
         """Write what has changed, when it is time."""

@@ -1,16 +1,15 @@
-"""From a client's message to the events that settle it."""
+"""From a client's submit to the events that settle it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from orchestrator.controller.inbox import Cancel, Message, Submit
+from orchestrator.contract import MISSING_DATA
+from orchestrator.controller.inbox import Consent, Submit
 from orchestrator.controller.ledger import SweepLedger
 from orchestrator.plan.graph import Plan
 from orchestrator.state.events import (
     ArtifactMissed,
-    CancelRequested,
     Event,
     MessageRefused,
     PlanAccepted,
@@ -21,18 +20,12 @@ from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.protocol import ObjectStore
 
 
-def settle(store: ObjectStore, ledger: SweepLedger, message: Message, *, now: float) -> list[Event]:
-    """Events that settle a message; for a new plan, the revision is in the store when this returns."""
-    if isinstance(message, Cancel):
-        return [CancelRequested(at_s=now, message_id=message.message_id)]
-    if isinstance(message, Submit):
-        plan = _accepted_plan(message, ledger.sweep, store.uri)
-        if isinstance(plan, Plan):
-            return _submission(store, ledger, message, plan, now)
-        reason = plan
-    else:
-        reason = message.reason
-    return [MessageRefused(at_s=now, message_id=message.message_id, reason=reason)]
+def settle_submit(store: ObjectStore, ledger: SweepLedger, message: Submit, *, now: float) -> list[Event]:
+    """Events that settle a submit; a new plan's revision is in the store when this returns."""
+    plan = _accepted_plan(message, ledger.sweep, store.uri)
+    if not isinstance(plan, Plan):
+        return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=plan)]
+    return _submission(store, ledger, message, _owned(plan, message, ledger.snapshot), now)
 
 
 def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
@@ -43,6 +36,8 @@ def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
         return f"the plan names the store {plan.store_uri}, this controller serves {store_uri}; submit to that one"
     known: set[str] = set()
     for job in plan.jobs:
+        if absent := job.execution.data_location.get(MISSING_DATA):
+            return f"{absent}; what is declared suffices to plan, but not to run"
         missing = [need for need in job.needs if need not in known]
         if missing or job.name in known:
             return f"job {job.name} stands twice in the plan or before {missing}, which it needs; plan the sweep again"
@@ -62,20 +57,24 @@ def _accepted_plan(message: Submit, sweep: str, store_uri: str) -> Plan | str:
 def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: Plan, now: float) -> list[Event]:
     current = ledger.snapshot.plan
     event: Event
-    if current is not None and _unnumbered(current.to_json()) == _unnumbered(plan.to_json()):
-        event = SweepReopened(at_s=now, message_id=message.message_id)
+    if current is not None and replace(current, revision=0) == replace(plan, revision=0):
+        event = SweepReopened(at_s=now, message_id=message.message_id, sender=message.sender)
     else:
         # The plan is durable before the event names it: a crash in between leaves an unused revision.
-        revision = ledger.add_revision(plan.to_json(), message.spec_text)
-        event = PlanAccepted(at_s=now, message_id=message.message_id, revision=revision)
-    return [event, *_missed_artifacts(store, ledger.snapshot, plan, now)]
+        revision = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
+        event = PlanAccepted(at_s=now, message_id=message.message_id, sender=message.sender, revision=revision)
+    return [event, *missed_artifacts(store, ledger.snapshot, plan, now)]
 
 
-def _unnumbered(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name != "revision"}
+def _owned(plan: Plan, message: Submit, snapshot: Snapshot) -> Plan:
+    """A sweep stays its first submitter's, unless somebody else insists."""
+    current = snapshot.plan
+    if current is not None and current.owner and message.consent is Consent.ASK:
+        return replace(plan, owner=current.owner)
+    return replace(plan, owner=plan.owner or message.sender)
 
 
-def _missed_artifacts(store: ObjectStore, snapshot: Snapshot, plan: Plan, now: float) -> list[Event]:
+def missed_artifacts(store: ObjectStore, snapshot: Snapshot, plan: Plan, now: float) -> list[Event]:
     """Jobs that stay in the plan as done, but whose record was deleted since."""
     views = [snapshot.jobs.get(job.name) for job in plan.jobs]
     kept = [

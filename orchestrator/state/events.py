@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from enum import Enum, StrEnum
-from typing import Any, ClassVar, get_type_hints
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
 
-from orchestrator.contract import Outcome, Timings
+from orchestrator.contract import Outcome, Resources, Timings
 from orchestrator.errors import ControllerError, FailureKind
+from orchestrator.state.codec import decode_value
 
 
 class SweepStatus(StrEnum):
@@ -23,6 +24,15 @@ class SweepStatus(StrEnum):
     FAILED = "failed"
     """At least one job failed or was skipped; all the others are done."""
     CANCELLED = "cancelled"
+
+
+class Running(StrEnum):
+    """What becomes of running attempts when nothing new may start."""
+
+    FINISH = "finish"
+    """They go on to their end."""
+    CHECKPOINT = "checkpoint"
+    """They write a checkpoint and give their room back; their jobs go on from it later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +48,8 @@ class MessageEvent(Event):
     """An event that settles one message of a client; a message whose id is in the journal is never handled again."""
 
     message_id: str
+    sender: str = ""
+    """Who sent the message, as the client says; empty = not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +93,60 @@ class CancelRequested(MessageEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPaused(MessageEvent):
+    """Nothing new starts until a client resumes the sweep."""
+
+    running: Running = Running.FINISH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResumed(MessageEvent):
+    """A paused sweep goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStopping(MessageEvent):
+    """Nothing new starts any more; the sweep ends when its running attempts have ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsCancelled(MessageEvent):
+    """A client does not want these jobs any more; what runs for them is stopped, and what needs them is skipped."""
+
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsRetried(MessageEvent):
+    """These jobs, which failed or were skipped or cancelled, get a new chance and new budgets."""
+
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityChanged(MessageEvent):
+    """From here on the sweep has this priority instead of its plan's; higher goes first."""
+
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTripped(Event):
+    """The circuit breaker: so much failed the same way that going on would only waste room. Nothing new starts."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeExcluded(Event):
+    """No attempt of the cluster goes to this node before ``until_s`` (unix seconds), if it can be avoided."""
+
+    node: str
+    reason: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused(MessageEvent):
     """A client's message cannot be followed; ``reason`` says why and what to do."""
 
@@ -108,6 +174,22 @@ class AttemptLaunched(AttemptEvent):
     key: str
     number: int
     epoch: int
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes it was sent to, one per worker of a gang; empty = anywhere."""
+    resources: Resources | None = None
+    """What it was given; none = what its job asks for."""
+    num_workers: int = 0
+    """Ranks that it was given; 0 = what its job asks for."""
+    reason: str = ""
+    """Why it was launched here and now, where that is not plain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPreempting(AttemptEvent):
+    """The attempt is asked to write a checkpoint and give its room back; ``grace_s`` later it is ended."""
+
+    reason: str
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +200,8 @@ class AttemptSucceeded(AttemptEvent):
     metrics: Mapping[str, float] = field(default_factory=dict)
     timings: Timings = field(default_factory=Timings)
     resumed_from_step: int | None = None
+    node: str = ""
+    """Node on which it ran; of a gang, that of its runner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +211,8 @@ class AttemptFailed(AttemptEvent):
     kind: FailureKind
     message: str
     traceback: str = ""
+    node: str = ""
+    """See ``AttemptSucceeded``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +220,8 @@ class AttemptLost(AttemptEvent):
     """The attempt's runner is gone, or never got the attempt."""
 
     reason: str
+    node: str = ""
+    """See ``AttemptSucceeded``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +255,19 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     PlanAccepted,
     SweepReopened,
     CancelRequested,
+    SweepPaused,
+    SweepResumed,
+    SweepStopping,
+    JobsCancelled,
+    JobsRetried,
+    PriorityChanged,
+    SweepTripped,
+    NodeExcluded,
     MessageRefused,
     JobReused,
     ArtifactMissed,
     AttemptLaunched,
+    AttemptPreempting,
     AttemptSucceeded,
     AttemptFailed,
     AttemptLost,
@@ -208,21 +305,4 @@ def decode_event(document: Mapping[str, Any]) -> Event:
             "does not know; read it with the version of pretraining-orchestrator that wrote it, or a newer one"
         )
         raise ControllerError(message)
-    known = _FIELD_TYPES[type_]
-    return type_(**{name: _decode(kind, document[name]) for name, kind in known.items() if name in document})
-
-
-def _field_types(type_: type[Event]) -> dict[str, Any]:
-    hints = get_type_hints(type_)
-    return {item.name: hints[item.name] for item in fields(type_)}
-
-
-_FIELD_TYPES = {type_: _field_types(type_) for type_ in EVENT_TYPES}
-
-
-def _decode(kind: Any, value: Any) -> Any:  # noqa: ANN401 - any JSON value to any field
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
-    if is_dataclass(kind) and isinstance(kind, type):
-        return kind(**value)
-    return value
+    return decode_value(type_, document)

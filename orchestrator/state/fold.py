@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any, TypeAlias
 
-from orchestrator.contract import Resources
 from orchestrator.errors import FailureKind, TransitionError
-from orchestrator.plan.graph import Plan
+from orchestrator.plan.graph import Job, Plan
 from orchestrator.state import events
+from orchestrator.state.job_table import JobTable
 from orchestrator.state.reliability import DEADLY
-from orchestrator.state.snapshot import Attempt, Failure, JobView, Snapshot
+from orchestrator.state.snapshot import Attempt, Exclusion, Failure, JobView, Snapshot
 from orchestrator.state.transitions import next_job_state, next_sweep_state
 
 PlanLookup: TypeAlias = Callable[[int], Plan]
@@ -33,12 +33,13 @@ def apply(snapshot: Snapshot, more: Iterable[events.Event], plans: PlanLookup) -
 
 
 class _Folding:
-    """Copies the jobs once and then takes any number of events; ``result`` is the snapshot after them."""
+    """Takes any number of events; ``result`` is the snapshot after them. What did not change is shared."""
 
     def __init__(self, snapshot: Snapshot, plans: PlanLookup) -> None:
         self._sweep = snapshot
         self._plans = plans
-        self._jobs = dict(snapshot.jobs)
+        self._changed: dict[str, JobView] = {}
+        """Over ``self._sweep.jobs``."""
         self._leaving = dict(snapshot.leaving)
         self._num_taken = 0
 
@@ -51,8 +52,12 @@ class _Folding:
 
     def result(self) -> Snapshot:
         """The snapshot after all events taken so far."""
-        num_events = self._sweep.num_events + self._num_taken
-        return replace(self._sweep, jobs=dict(self._jobs), leaving=dict(self._leaving), num_events=num_events)
+        return replace(
+            self._sweep,
+            jobs=self._sweep.jobs.with_changes(self._changed) if self._changed else self._sweep.jobs,
+            leaving=dict(self._leaving),
+            num_events=self._sweep.num_events + self._num_taken,
+        )
 
     @singledispatchmethod
     def _take(self, event: events.Event) -> None:
@@ -69,11 +74,10 @@ class _Folding:
     def _(self, event: events.PlanAccepted) -> None:
         plan = self._plans(event.revision)
         self._retire(plan)
-        old = {(view.name, view.key): view for view in self._jobs.values()}
-        self._jobs = {
-            job.name: old.get((job.name, job.key)) or JobView(name=job.name, key=job.key) for job in plan.jobs
-        }
-        self._sweep = replace(self._sweep, plan=plan, revision=event.revision)
+        old = {(view.name, view.key): view for view in self._views()}
+        jobs = JobTable(old.get((job.name, job.key)) or JobView(name=job.name, key=job.key) for job in plan.jobs)
+        self._changed = {}
+        self._sweep = replace(self._sweep, plan=plan, revision=event.revision, jobs=jobs, priority=None)
         self._reopen(event)
 
     @_take.register
@@ -83,6 +87,54 @@ class _Folding:
     @_take.register
     def _(self, event: events.CancelRequested) -> None:
         self._move_sweep(event)
+
+    @_take.register
+    def _(self, event: events.SweepPaused) -> None:
+        self._move_sweep(event)
+        self._sweep = replace(self._sweep, pause=event.running)
+
+    @_take.register
+    def _(self, event: events.SweepResumed) -> None:
+        self._move_sweep(event)
+        self._sweep = replace(self._sweep, pause=None)
+
+    @_take.register
+    def _(self, event: events.SweepStopping) -> None:
+        self._move_sweep(event)
+        self._sweep = replace(self._sweep, pause=None)
+
+    @_take.register
+    def _(self, event: events.SweepTripped) -> None:
+        self._move_sweep(event)
+        self._sweep = replace(self._sweep, pause=None, tripped=event.reason)
+
+    @_take.register
+    def _(self, event: events.NodeExcluded) -> None:
+        self._move_sweep(event)
+        exclusion = Exclusion(node=event.node, reason=event.reason, until_s=event.until_s)
+        self._sweep = replace(self._sweep, excluded={**self._sweep.excluded, event.node: exclusion})
+
+    @_take.register
+    def _(self, event: events.PriorityChanged) -> None:
+        self._move_sweep(event)
+        self._sweep = replace(self._sweep, priority=event.priority)
+
+    @_take.register
+    def _(self, event: events.JobsCancelled) -> None:
+        self._move_sweep(event)
+        for name in event.jobs:
+            view = self._view(name, event)
+            if view.attempt is not None:
+                self._leaving[view.attempt.attempt_id] = view.attempt
+            self._put(view, event, attempt=None, ended_at_s=event.at_s, reason=_by(event.sender))
+
+    @_take.register
+    def _(self, event: events.JobsRetried) -> None:
+        if self._sweep.state.is_final:
+            self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, tripped="")
+        self._move_sweep(event)
+        for name in event.jobs:
+            self._put(self._view(name, event), event, reason="", ended_at_s=None, failures={})
 
     @_take.register
     def _(self, event: events.MessageRefused) -> None:
@@ -118,7 +170,7 @@ class _Folding:
     # ------------------------------------------------------------------------------------------------------- attempts
     @_take.register
     def _(self, event: events.AttemptLaunched) -> None:
-        view = self._job(event)
+        view, job = self._job(event), self._planned(event)
         attempt = Attempt(
             attempt_id=event.attempt_id,
             job=event.job,
@@ -126,7 +178,9 @@ class _Folding:
             number=event.number,
             epoch=event.epoch,
             launched_at_s=event.at_s,
-            resources=self._resources(event.job),
+            resources=event.resources or job.resources,
+            num_workers=event.num_workers or job.execution.num_workers,
+            nodes=event.nodes,
         )
         self._change(
             event,
@@ -139,16 +193,25 @@ class _Folding:
         )
 
     @_take.register
+    def _(self, event: events.AttemptPreempting) -> None:
+        live = self._leaving.get(event.attempt_id) or self._live(event)
+        asked = replace(live, preempting_at_s=event.at_s, grace_s=event.grace_s)
+        if event.attempt_id in self._leaving:
+            self._leaving[event.attempt_id] = asked
+        else:
+            self._change(event, attempt=asked)
+
+    @_take.register
     def _(self, event: events.AttemptSucceeded) -> None:
         self._end(event, metrics=event.metrics, timings=event.timings, resumed_from_step=event.resumed_from_step)
 
     @_take.register
     def _(self, event: events.AttemptFailed) -> None:
-        self._fail(event, event.kind, event.message, event.traceback)
+        self._fail(event, event.kind, event.message, event.node, event.traceback)
 
     @_take.register
     def _(self, event: events.AttemptLost) -> None:
-        self._fail(event, FailureKind.NODE_LOST, event.reason)
+        self._fail(event, FailureKind.NODE_LOST, event.reason, event.node)
 
     # -------------------------------------------------------------------------------------------------------- details
     def _move_sweep(self, event: events.Event) -> None:
@@ -156,61 +219,79 @@ class _Folding:
 
     def _reopen(self, event: events.Event) -> None:
         self._move_sweep(event)
-        self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None)
-        for name, view in self._jobs.items():
-            state = next_job_state(name, view.state, event)
-            if state is not view.state:
+        self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, pause=None, tripped="")
+        for view in self._views():
+            if next_job_state(view.name, view.state, event) is not view.state:
                 # A job that is still tried keeps its count: a resubmission of others must not renew its budget.
-                self._jobs[name] = replace(view, state=state, reason="", ended_at_s=None, failures={})
+                self._put(view, event, reason="", ended_at_s=None, failures={})
 
     def _retire(self, plan: Plan) -> None:
         """Keep track of the live attempts at jobs that the new plan does not have."""
         kept = {(job.name, job.key) for job in plan.jobs}
-        for view in self._jobs.values():
+        for view in self._views():
             if view.attempt is not None and (view.name, view.key) not in kept:
                 self._leaving[view.attempt.attempt_id] = view.attempt
 
+    def _views(self) -> list[JobView]:
+        return [self._changed.get(view.name, view) for view in self._sweep.jobs.values()]
+
     def _job(self, event: events.JobEvent) -> JobView:
-        if event.job not in self._jobs:
+        return self._view(event.job, event)
+
+    def _view(self, name: str, event: events.Event) -> JobView:
+        view = self._changed.get(name) or self._sweep.jobs.get(name)
+        if view is None:
             message = (
-                f"the journal of sweep {self._sweep.sweep} tells {events.event_type(event)} of {event.job}, which "
+                f"the journal of sweep {self._sweep.sweep} tells {events.event_type(event)} of {name}, which "
                 f"revision {self._sweep.revision} of its plan does not have"
             )
             raise TransitionError(message)
-        return self._jobs[event.job]
+        return view
 
     def _change(self, event: events.JobEvent, **changes: Any) -> None:  # noqa: ANN401 - fields of JobView
-        view = self._job(event)
+        self._put(self._job(event), event, **changes)
+
+    def _put(self, view: JobView, event: events.Event, **changes: Any) -> None:  # noqa: ANN401 - fields of JobView
         state = next_job_state(view.name, view.state, event)
-        self._jobs[view.name] = replace(view, state=state, **changes)
+        self._changed[view.name] = replace(view, state=state, **changes)
+
+    def _live(self, event: events.AttemptEvent) -> Attempt:
+        live = self._job(event).attempt
+        if live is None or live.attempt_id != event.attempt_id:
+            what = events.event_type(event)
+            message = f"the journal tells {what} of {event.attempt_id} of job {event.job}; the live attempt is {live}"
+            raise TransitionError(message)
+        return live
 
     def _end(self, event: events.AttemptEvent, **changes: Any) -> None:  # noqa: ANN401 - fields of JobView
         if self._leaving.pop(event.attempt_id, None) is not None:
             return
-        live = self._job(event).attempt
-        if live is None or live.attempt_id != event.attempt_id:
-            message = f"{event.attempt_id} of job {event.job} ended, but the live attempt is {live}"
-            raise TransitionError(message)
-        ran_s = self._job(event).ran_s + max(0.0, event.at_s - live.launched_at_s)
+        ran_s = self._job(event).ran_s + max(0.0, event.at_s - self._live(event).launched_at_s)
         self._change(event, attempt=None, ended_at_s=event.at_s, ran_s=ran_s, **changes)
 
-    def _fail(self, event: events.AttemptEvent, kind: FailureKind, text: str, traceback: str = "") -> None:
+    def _fail(self, event: events.AttemptEvent, kind: FailureKind, text: str, node: str, traceback: str = "") -> None:
         if event.attempt_id in self._leaving:
             self._end(event)
             return
         view = self._job(event)
-        failure = Failure(attempt_id=event.attempt_id, kind=kind, message=text, at_s=event.at_s, traceback=traceback)
+        failure = Failure(
+            attempt_id=event.attempt_id, kind=kind, message=text, at_s=event.at_s, traceback=traceback, node=node
+        )
         failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
         num_deaths = view.num_deaths + (kind in DEADLY)
         self._end(event, failures=failures, last_failure=failure, num_deaths=num_deaths)
 
-    def _resources(self, name: str) -> Resources:
-        jobs = {} if self._sweep.plan is None else self._sweep.plan.by_name()
-        return jobs[name].resources
+    def _planned(self, event: events.JobEvent) -> Job:
+        """The job as the plan has it. Raises ``TransitionError`` without a plan."""
+        if self._sweep.plan is None:
+            message = f"the journal of sweep {self._sweep.sweep} launches {event.job} before it accepts a plan"
+            raise TransitionError(message)
+        return self._sweep.plan.by_name()[event.job]
 
     def _queued_s(self, event: events.JobEvent) -> float:
-        if self._sweep.plan is None:
-            return 0.0
-        needs = self._sweep.plan.by_name()[event.job].needs
-        ends = [self._jobs[need].ended_at_s or 0.0 for need in needs]
+        ends = [self._view(need, event).ended_at_s or 0.0 for need in self._planned(event).needs]
         return max(0.0, event.at_s - max([self._sweep.accepted_at_s, *ends]))
+
+
+def _by(sender: str) -> str:
+    return f"cancelled by {sender}" if sender else "cancelled"

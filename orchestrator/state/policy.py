@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.errors import FailureKind
-from orchestrator.state.snapshot import JobView
+from orchestrator.state.job_view import JobView
 
 
 class Action(StrEnum):
     """What follows a failure of one kind."""
 
     RETRY = "retry"
+    RETRY_SMALLER = "retry_smaller"
+    """With half the micro-batch, in whole norm groups (``Execution.memory_retries``)."""
+    RETRY_ELSEWHERE = "retry_elsewhere"
+    """On another node if there is one with room."""
     FAIL_JOB = "fail_job"
 
 
@@ -20,7 +25,7 @@ class Charge(StrEnum):
     """Whom a failure is charged to."""
 
     JOB = "job"
-    """Counts towards the plan's ``max_failures``."""
+    """Counts towards the policy's ``max_failures``."""
     CLUSTER = "cluster"
     """Not the job's fault: only the kind's own budget counts."""
 
@@ -33,25 +38,40 @@ class Rule:
     charge: Charge = Charge.JOB
     budget: int | None = None
     """Failures of this kind after which the job fails; ``None`` = no limit of its own."""
+    node_hours_per_failure: float = 0.0
+    """Above 0: the budget grows by one whenever the job's attempts have run for so long on one node."""
     backoff_s: float = 0.0
 
 
 MAX_BACKOFF_S = 300.0
+JITTER = 0.25
+"""A wait is longer or shorter by up to this part: a thousand jobs that failed at once do not return at once."""
+MAX_LOSSES = 1000
+_WORKERS_PER_NODE = 4
 
 POLICY: dict[FailureKind, Rule] = {
     FailureKind.USER_ERROR: Rule(action=Action.FAIL_JOB),
     FailureKind.INFEASIBLE: Rule(action=Action.FAIL_JOB),
     # The next attempt would see the same samples in the same order and diverge at the same step.
     FailureKind.NUMERICS: Rule(action=Action.FAIL_JOB),
-    FailureKind.OUT_OF_MEMORY: Rule(budget=2, backoff_s=2.0),
-    FailureKind.BAD_DATA: Rule(budget=2, backoff_s=2.0),
-    FailureKind.TIMEOUT: Rule(backoff_s=1.0),
-    FailureKind.HANG: Rule(backoff_s=1.0),
+    FailureKind.OUT_OF_MEMORY: Rule(action=Action.RETRY_SMALLER, budget=2, backoff_s=2.0),
+    # Once more: the copy in a node's cache may be bad and the store's good.
+    FailureKind.BAD_DATA: Rule(action=Action.RETRY_ELSEWHERE, budget=2, backoff_s=2.0),
+    FailureKind.TIMEOUT: Rule(action=Action.RETRY_ELSEWHERE, backoff_s=1.0),
+    FailureKind.HANG: Rule(action=Action.RETRY_ELSEWHERE, backoff_s=1.0),
     FailureKind.STORAGE: Rule(backoff_s=2.0),
-    FailureKind.UNKNOWN: Rule(backoff_s=1.0),
-    FailureKind.PREEMPTED: Rule(charge=Charge.CLUSTER),
-    # Bounded, because a job that kills its own node (host memory, driver) looks just like this.
-    FailureKind.NODE_LOST: Rule(charge=Charge.CLUSTER, budget=10, backoff_s=0.25),
+    FailureKind.UNKNOWN: Rule(action=Action.RETRY_ELSEWHERE, backoff_s=1.0),
+    # Free of charge, but an attempt that "is preempted" whenever it starts must not come back for ever.
+    FailureKind.PREEMPTED: Rule(charge=Charge.CLUSTER, budget=100, node_hours_per_failure=1.0),
+    # Bounded, because a job that kills its own node (host memory, driver) looks just like this. That dies early; a gang
+    # on spot nodes dies now and then for weeks: one more for each four node-hours allows for 20 % per node-hour.
+    FailureKind.NODE_LOST: Rule(
+        action=Action.RETRY_ELSEWHERE,
+        charge=Charge.CLUSTER,
+        budget=10,
+        node_hours_per_failure=4.0,
+        backoff_s=0.25,
+    ),
 }
 
 
@@ -60,6 +80,8 @@ class Retry:
     """The job may be tried again from ``at_s`` on."""
 
     at_s: float
+    reason: str = ""
+    """Which attempt it is, of how many, and what it waits for; empty for the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +91,66 @@ class GiveUp:
     reason: str
 
 
-def judge(job: JobView, *, max_failures: int) -> Retry | GiveUp:
-    """What to do with a pending job, given all its failures since the sweep was last submitted."""
+def judge(job: JobView, *, max_failures: int, num_workers: int = 1) -> Retry | GiveUp:
+    """What to do with a pending job, given all its failures since the sweep was last submitted.
+
+    ``num_workers`` are those of the job: a gang lies on more nodes, and loses one of them more often.
+    """
     last = job.last_failure
     if last is None or not job.failures:
         return Retry(at_s=0.0)
     rule, count = POLICY[last.kind], job.failures.get(last.kind, 0)
-    spent = _spent_budget(job, rule, count, max_failures)
+    allowed, how = _allowed(job, rule, num_workers)
+    charged = sum(n for kind, n in job.failures.items() if POLICY[kind].charge is Charge.JOB)
+    spent = _spent_budget(rule, count, allowed, how, charged, max_failures)
     if spent:
         return GiveUp(reason=f"{last.kind}: {last.message} ({spent})")
-    return Retry(at_s=last.at_s + min(MAX_BACKOFF_S, rule.backoff_s * 2.0 ** min(count - 1, 30)))
+    wait_s = _backoff_s(rule, count, last.attempt_id)
+    told = f"after {_times(count, last.kind)}"
+    told += f" of at most {allowed}{how}" if allowed is not None else ""
+    told += f"; {charged} of {max_failures} failures (policy.failures) are used" if rule.charge is Charge.JOB else ""
+    return Retry(at_s=last.at_s + wait_s, reason=f"{told}; backoff {wait_s:.3g} s, {_MEANS[rule.action]}")
 
 
-def _spent_budget(job: JobView, rule: Rule, count: int, max_failures: int) -> str:
+_MEANS = {
+    Action.RETRY: "tried again",
+    Action.RETRY_SMALLER: "tried again with half the micro-batch",
+    Action.RETRY_ELSEWHERE: "tried again, on another node if one has room",
+    Action.FAIL_JOB: "not tried again",
+}
+
+
+def _allowed(job: JobView, rule: Rule, num_workers: int) -> tuple[int | None, str]:
+    """Failures of a kind after which a job fails, and the arithmetic of it."""
+    if rule.budget is None or not rule.node_hours_per_failure:
+        return rule.budget, ""
+    node_hours = job.ran_s / 3600.0 * max(1.0, num_workers / _WORKERS_PER_NODE)
+    more = int(node_hours / rule.node_hours_per_failure)
+    how = f" ({rule.budget} + one per {rule.node_hours_per_failure:g} of {node_hours:.3g} node-hours run)"
+    return min(MAX_LOSSES, rule.budget + more), how
+
+
+def _spent_budget(  # noqa: PLR0917 - the numbers of one sentence
+    rule: Rule, count: int, allowed: int | None, how: str, charged: int, max_failures: int
+) -> str:
     """Why there is no further attempt; empty if there is one."""
     if rule.action is Action.FAIL_JOB:
-        return "such a failure is never retried"
-    if rule.budget is not None and count >= rule.budget:
-        return f"attempts that may end so: {rule.budget}, all spent"
-    charged = sum(n for kind, n in job.failures.items() if POLICY[kind].charge is Charge.JOB)
+        return "a failure of this kind is never retried, since it would come back"
+    if allowed is not None and count >= allowed:
+        return f"attempt {count} that ended so, and at most {allowed}{how} are made"
     if rule.charge is Charge.JOB and charged >= max_failures:
-        return f"max_failures={max_failures} is spent; resubmit the sweep to try again"
+        return (
+            f"failed attempt {charged} of max_failures={max_failures} (policy.failures): all are spent; "
+            "resubmit the sweep to try again"
+        )
     return ""
+
+
+def _backoff_s(rule: Rule, count: int, attempt_id: str) -> float:
+    digest = hashlib.sha256(attempt_id.encode()).digest()
+    spread = 1.0 + JITTER * (2.0 * int.from_bytes(digest[:4], "big") / 0xFFFFFFFF - 1.0)
+    return min(MAX_BACKOFF_S, rule.backoff_s * 2.0 ** min(count - 1, 30)) * spread
+
+
+def _times(count: int, kind: FailureKind) -> str:
+    return f"{count} x {kind}" if count > 1 else str(kind)

@@ -1,158 +1,97 @@
 """From snapshots to commands. Pure: the controller carries the commands out and journals what happened.
 
-Sweeps are served in the order given and jobs in plan order; every ready job that fits into what is left is launched.
+Sweeps of higher priority go first; those of one priority share the cluster by weight; within a sweep the job with the
+longest way to the sweep's end goes first. What does not fit is waited for with reserved room, and smaller jobs go ahead
+as long as they delay nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from orchestrator.contract import Resources
 from orchestrator.plan.graph import Job
-from orchestrator.state.events import SweepStatus
-from orchestrator.state.policy import GiveUp, judge
-from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.amounts import Amount
+from orchestrator.state.breaker import excluded_nodes, exclusions
+from orchestrator.state.budgets import Budget, Cap, time_left_s
+from orchestrator.state.commands import (
+    CancelJob,
+    Command,
+    ExcludeNode,
+    FailJob,
+    FinishSweep,
+    LaunchJob,
+    MarkReused,
+    PreemptAttempt,
+    SkipJob,
+    StopAttempt,
+    TripSweep,
+)
+from orchestrator.state.demand import Demands
+from orchestrator.state.fairness import Standing, aging, entitle
+from orchestrator.state.growth import growths
+from orchestrator.state.launching import Launching, UserCount
+from orchestrator.state.lifecycle import departures, follow_up
+from orchestrator.state.machines import Machines
+from orchestrator.state.nodes import Node
+from orchestrator.state.occupancy import Occupancy
+from orchestrator.state.site import Site
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.sweep_index import SweepIndex
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.state.turns import Turn, World
 
-_TOLERANCE = 1e-6  # sums of fractional CPUs
-_NOTHING = Resources(cpus=0.0)
-_MAX_SHAPES_TOLD = 4
+__all__ = [
+    "CancelJob",
+    "Cap",
+    "Command",
+    "ExcludeNode",
+    "FailJob",
+    "FinishSweep",
+    "LaunchJob",
+    "MarkReused",
+    "Node",
+    "PreemptAttempt",
+    "Scheduler",
+    "SkipJob",
+    "StopAttempt",
+    "TripSweep",
+    "decide",
+    "unlaunched",
+]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchJob:
-    """Start an attempt."""
-
-    sweep: str
-    job: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkReused:
-    """The key of a ready job is committed already."""
-
-    sweep: str
-    job: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailJob:
-    """Give a job up."""
-
-    sweep: str
-    job: str
-    reason: str
+ANYBODY = "*"
+"""In ``user_caps``: the bounds of users who have none of their own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkipJob:
-    """A job that this one needs will never have an artifact."""
-
-    sweep: str
-    job: str
-    because: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelJob:
-    """The sweep is being cancelled and the job has not started."""
-
-    sweep: str
-    job: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAttempt:
-    """Nobody wants the attempt's outcome any more: let it write a checkpoint and end."""
-
-    sweep: str
-    attempt_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishSweep:
-    """Every job has ended."""
-
-    sweep: str
-    status: SweepStatus
-
-
-Command: TypeAlias = LaunchJob | MarkReused | FailJob | SkipJob | CancelJob | StopAttempt | FinishSweep
-
-
-@dataclass(slots=True, kw_only=True)
-class Room:
-    """What is left of the cluster while one round of decisions is made."""
-
-    total: Resources
-    nodes: tuple[Resources, ...]
-    """Shapes of the cluster's nodes."""
-    max_live_attempts: int | None = None
-    live_keys: set[str] = field(default_factory=set)
-    proven: set[Resources] = field(default_factory=set)
-    """Shapes that ran before: a lost node does not make them infeasible."""
-    cpus: float = 0.0
-    gpus: float = 0.0
-    memory_gib: float = 0.0
-    num_live: int = 0
-
-    def occupy(self, key: str, shape: Resources) -> None:
-        """Take the room of one attempt at a key."""
-        self.live_keys.add(key)
-        self.num_live += 1
-        self.cpus += shape.cpus
-        self.gpus += shape.gpus
-        self.memory_gib += shape.memory_gib
-
-    def has(self, shape: Resources) -> bool:
-        """Whether one more attempt fits."""
-        if self.max_live_attempts is not None and self.num_live >= self.max_live_attempts:
-            return False
-        used = Resources(cpus=self.cpus, gpus=self.gpus, memory_gib=self.memory_gib)
-        return _within(shape, self.total, used)
-
-    def could_ever_hold(self, job: Job) -> bool:
-        """Whether some node is large enough for each worker of a job, and the cluster for all of them.
-
-        A cluster without nodes is one that has not told yet.
-        """
-        known = [node for node in self.nodes if node.cpus > 0 or node.gpus > 0]
-        if not known or job.resources in self.proven:
-            return True
-        worker = job.resources.share(job.execution.num_workers)
-        is_gang = job.execution.num_workers > 1
-        return any(_within(worker, node, _NOTHING) for node in known) and (
-            not is_gang or _within(job.resources, self.total, _NOTHING)
-        )
-
-
-def decide(
+def decide(  # noqa: PLR0913 - the world, by name
     snapshots: Sequence[Snapshot],
     *,
     total: Resources,
-    nodes: Sequence[Resources],
+    nodes: Sequence[Node | Resources],
     now: float,
+    maximum: Sequence[Node] | None = None,
     committed: Collection[str] = (),
     claimed: Collection[str] = (),
     max_live_attempts: int | None = None,
+    durations: Mapping[str, Mapping[str, float]] | None = None,
+    remaining_s: Mapping[str, float] | None = None,
+    user_caps: Mapping[str, Cap] | None = None,
 ) -> list[Command]:
-    """Commands that follow from where the sweeps stand.
-
-    ``committed`` are keys known to have a record in the store, ``claimed`` those that other clusters work on; ``total``
-    is what the cluster has, used or not, and ``nodes`` are the shapes of its nodes.
-    """
-    room = Room(total=total, nodes=tuple(nodes), max_live_attempts=max_live_attempts, live_keys=set(claimed))
-    for snapshot in snapshots:
-        _enter(room, snapshot)
-    commands = list(_departures(snapshots))
-    for snapshot in snapshots:
-        if snapshot.state is SweepState.RUNNING:
-            commands += _Round(snapshot, room, now, committed).commands()
-        elif snapshot.state is SweepState.CANCELLING:
-            commands += _cancellation(snapshot)
-    return commands
+    """What a new `Scheduler` decides; see there."""
+    return Scheduler().decide(
+        snapshots,
+        total=total,
+        nodes=nodes,
+        now=now,
+        maximum=maximum,
+        committed=committed,
+        claimed=claimed,
+        max_live_attempts=max_live_attempts,
+        durations=durations,
+        remaining_s=remaining_s,
+        user_caps=user_caps,
+    )
 
 
 def unlaunched(snapshot: Snapshot) -> Iterator[Job]:
@@ -164,120 +103,177 @@ def unlaunched(snapshot: Snapshot) -> Iterator[Job]:
             yield job
 
 
-class _Round:
-    """Decisions for one running sweep."""
+class Scheduler:
+    """Decides again and again, and remembers only what it would find out anew: a new one decides the same."""
 
-    def __init__(self, snapshot: Snapshot, room: Room, now: float, committed: Collection[str]) -> None:
-        self._snapshot = snapshot
-        self._room = room
-        self._now = now
-        self._committed = committed
-        self._hopeless = {
-            name for name, view in snapshot.jobs.items() if view.state.is_final and not view.state.is_done
-        }
+    def __init__(self) -> None:
+        self._demands = Demands()
+        self._indexes: dict[str, SweepIndex] = {}
+        self._machines: tuple[tuple[Node | Resources, ...], Resources, Machines] | None = None
+        self._site: tuple[Collection[str], Sequence[Node] | None, Site] | None = None
+        """Of these machines: which of them suit whom changes only with what is excluded."""
+        self.waits: dict[str, Mapping[str, str]] = {}
+        """After ``decide``, by sweep and job: why the first ones in line wait."""
+        self.warnings: dict[str, str] = {}
+        """After ``decide``, by sweep: which of its bounds it comes close to."""
 
-    def commands(self) -> Iterator[Command]:
-        jobs = () if self._snapshot.plan is None else self._snapshot.plan.jobs
-        for job in jobs:
-            view = self._snapshot.jobs[job.name]
-            command = self._for_pending(job, view) if view.state is JobState.PENDING else None
-            if isinstance(command, FailJob | SkipJob):
-                self._hopeless.add(job.name)  # so that its descendants are skipped in this very round
-            if command is not None:
-                yield command
-        yield from _ending(self._snapshot)
+    def unlaunched(self, snapshot: Snapshot) -> Iterator[Job]:
+        """Jobs of a running sweep that wait for nothing but room, time or a look into the store, in plan order."""
+        if snapshot.state is SweepState.RUNNING:
+            index = self._follow(snapshot, None)
+            yield from () if index is None else index.unlaunched()
 
-    def _for_pending(self, job: Job, view: JobView) -> Command | None:
-        sweep = self._snapshot.sweep
-        because = next((need for need in job.needs if need in self._hopeless), None)
-        if because is not None:
-            return SkipJob(sweep=sweep, job=job.name, because=because)
-        if not self._snapshot.needs_are_done(job):
+    def decide(  # noqa: PLR0913 - the world, by name
+        self,
+        snapshots: Sequence[Snapshot],
+        *,
+        total: Resources,
+        nodes: Sequence[Node | Resources],
+        now: float,
+        maximum: Sequence[Node] | None = None,
+        committed: Collection[str] = (),
+        claimed: Collection[str] = (),
+        max_live_attempts: int | None = None,
+        durations: Mapping[str, Mapping[str, float]] | None = None,
+        remaining_s: Mapping[str, float] | None = None,
+        user_caps: Mapping[str, Cap] | None = None,
+    ) -> list[Command]:
+        """Commands that follow from where the sweeps stand.
+
+        Args:
+            snapshots: all sweeps that have not ended, and those with live attempts.
+            total: what the cluster has, used or not.
+            nodes: its nodes; where they have no names, their different shapes, and room is counted over ``total``.
+            now: unix seconds.
+            maximum: kinds of nodes that an autoscaler would add; ``None`` = the cluster does not grow.
+            committed: keys known to have a record in the store.
+            claimed: keys that other clusters work on.
+            max_live_attempts: how many attempts run at once, whatever fits.
+            durations: by sweep and job, the seconds that a job was estimated to take at full size.
+            remaining_s: by attempt, the seconds that it says it will still take.
+            user_caps: bounds by owner, ``*`` for those without their own.
+        """
+        self.waits, self.warnings = {}, {}
+        indexes = self._follow_all(snapshots, durations or {})
+        machines = self._laid_out(tuple(nodes), total)
+        # Before the ends of sweeps: a sweep that has ended takes no more news.
+        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, now)]
+        commands += [command for index in indexes for command in follow_up(index, committed, now)]
+        site = self._suited(machines, total, maximum, excluded_nodes(snapshots, now).keys())
+        occupancy = Occupancy(site, indexes, remaining_s=remaining_s or {}, now=now)
+        over = {command.sweep for command in commands if isinstance(command, TripSweep | FinishSweep)}
+        world = World(now=now, live_keys=set(claimed).union(*_live_keys(indexes)), committed=committed)
+        starting = [one for one in indexes if one.snapshot.state is SweepState.RUNNING and one.plan.sweep not in over]
+        turns = [_turn(index, occupancy, world, machines.whole) for index in starting]
+        num_live = sum(len(index.holdings.live) for index in indexes)
+        launching = Launching(
+            site=site,
+            occupancy=occupancy,
+            turns=_ranked(turns, now),
+            world=world,
+            users=_users(indexes, user_caps or {}),
+            priorities={index.plan.sweep: _priority(index) for index in indexes},
+            num_launches=None if max_live_attempts is None else max(0, max_live_attempts - num_live),
+        )
+        launched = launching.run()
+        if not launching.is_blocked and not launched:
+            launched += growths(turns, occupancy, site, now)
+        order = {index.plan.sweep: number for number, index in enumerate(indexes)}
+        commands += sorted(launched, key=lambda command: order[command.sweep])
+        return [*commands, *(trip for turn in turns if (trip := self._tell(turn, now)) is not None)]
+
+    def _follow_all(
+        self, snapshots: Sequence[Snapshot], durations: Mapping[str, Mapping[str, float]]
+    ) -> list[SweepIndex]:
+        followed = [self._follow(snapshot, durations.get(snapshot.sweep)) for snapshot in snapshots]
+        indexes = [index for index in followed if index is not None]
+        self._indexes = {index.plan.sweep: index for index in indexes}
+        return indexes
+
+    def _follow(self, snapshot: Snapshot, durations: Mapping[str, float] | None) -> SweepIndex | None:
+        if snapshot.plan is None:
             return None
-        if job.key in self._committed:
-            return MarkReused(sweep=sweep, job=job.name)
-        return self._launch(job, view)
+        index = self._indexes.get(snapshot.sweep)
+        if index is None or index.plan is not snapshot.plan or (durations is not None and not index.uses(durations)):
+            index = SweepIndex(snapshot.plan, self._demands, durations or {})
+            self._indexes[snapshot.sweep] = index
+        index.update(snapshot)
+        return index
 
-    def _launch(self, job: Job, view: JobView) -> LaunchJob | FailJob | None:
-        sweep, plan = self._snapshot.sweep, self._snapshot.plan
-        verdict = judge(view, max_failures=1 if plan is None else plan.max_failures)
-        if isinstance(verdict, GiveUp):
-            return FailJob(sweep=sweep, job=job.name, reason=verdict.reason)
-        if not self._room.could_ever_hold(job):
-            return FailJob(sweep=sweep, job=job.name, reason=_infeasible(job, self._room))
-        # A key that is live, here or in another sweep, is not worked on twice: its record will be found.
-        if self._now < verdict.at_s or job.key in self._room.live_keys or not self._room.has(job.resources):
-            return None
-        self._room.occupy(job.key, job.resources)
-        return LaunchJob(sweep=sweep, job=job.name)
+    def _laid_out(self, nodes: tuple[Node | Resources, ...], total: Resources) -> Machines:
+        if self._machines is None or self._machines[:2] != (nodes, total):
+            self._machines, self._site = (nodes, total, Machines(nodes, total)), None
+        return self._machines[2]
 
+    def _suited(
+        self, machines: Machines, total: Resources, maximum: Sequence[Node] | None, excluded: Collection[str]
+    ) -> Site:
+        if self._site is None or self._site[:2] != (excluded, maximum):
+            self._site = excluded, maximum, Site(machines, total, maximum=maximum, excluded=excluded)
+        return self._site[2]
 
-def _enter(room: Room, snapshot: Snapshot) -> None:
-    for attempt in snapshot.live_attempts:
-        room.occupy(attempt.key, attempt.resources)
-        room.proven.add(attempt.resources)
-    for job in () if snapshot.plan is None else snapshot.plan.jobs:
-        if snapshot.jobs[job.name].num_attempts:
-            room.proven.add(job.resources)
-
-
-def _departures(snapshots: Sequence[Snapshot]) -> Iterator[Command]:
-    """Stops of attempts at jobs that a new revision dropped, unless a pending job waits for the very same key."""
-    running = [snapshot for snapshot in snapshots if snapshot.state is SweepState.RUNNING]
-    wanted = {view.key for snapshot in running for view in snapshot.jobs.values() if view.state is JobState.PENDING}
-    for snapshot in running:
-        for attempt in snapshot.leaving.values():
-            if attempt.key not in wanted:
-                yield StopAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id)
-
-
-def _cancellation(snapshot: Snapshot) -> Iterator[Command]:
-    for view in snapshot.jobs.values():
-        if view.state is JobState.PENDING:
-            yield CancelJob(sweep=snapshot.sweep, job=view.name)
-    for attempt in snapshot.live_attempts:
-        yield StopAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id)
-    yield from _ending(snapshot)
+    def _tell(self, turn: Turn, now: float) -> TripSweep | None:
+        """Publish why jobs wait, and end a sweep whose budget keeps all that is left of it from starting."""
+        index = turn.index
+        self.waits[turn.sweep] = turn.waits
+        left_s = time_left_s(index.plan.policy, index.snapshot.accepted_at_s, now)
+        longest_s = max((-queue[0][0] / 1000.0 for queue in index.queues.values()), default=0.0)
+        warning = turn.budget.warning()
+        if left_s is not None and longest_s > left_s:
+            warning += "; " if warning else ""
+            warning += f"nothing starts after {left_s:.0f} s more (policy.deadline), the rest needs {longest_s:.0f} s"
+        if warning:
+            self.warnings[turn.sweep] = warning
+        if turn.spent and not turn.num_live:
+            reason = f"{turn.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
+            return TripSweep(sweep=turn.sweep, reason=reason)
+        return None
 
 
-def _ending(snapshot: Snapshot) -> Iterator[FinishSweep]:
-    states = {view.state for view in snapshot.jobs.values()}
-    if snapshot.leaving or not all(state.is_final for state in states):
-        return
-    if snapshot.state is SweepState.CANCELLING:
-        status = SweepStatus.CANCELLED
-    else:
-        status = SweepStatus.SUCCEEDED if all(state.is_done for state in states) else SweepStatus.FAILED
-    yield FinishSweep(sweep=snapshot.sweep, status=status)
+def _priority(index: SweepIndex) -> int:
+    own = index.snapshot.priority
+    return index.plan.policy.priority if own is None else own
 
 
-def _within(shape: Resources, total: Resources, used: Resources) -> bool:
-    return (
-        shape.cpus <= total.cpus - used.cpus + _TOLERANCE
-        and shape.gpus <= total.gpus - used.gpus + _TOLERANCE
-        and shape.memory_gib <= total.memory_gib - used.memory_gib + _TOLERANCE
+def _live_keys(indexes: Sequence[SweepIndex]) -> Iterator[Collection[str]]:
+    return (index.holdings.keys for index in indexes)
+
+
+def _turn(index: SweepIndex, occupancy: Occupancy, world: World, whole: Amount) -> Turn:
+    policy = index.plan.policy
+    is_bounded = policy.gpu_hour_budget is not None
+    budget = Budget(
+        policy=policy,
+        used=occupancy.used_gpu_hours(index) if is_bounded else 0.0,
+        promised=occupancy.promised_gpu_hours(index) if is_bounded else 0.0,
     )
-
-
-def _infeasible(job: Job, room: Room) -> str:
-    shapes = _largest(room.nodes)
-    told = f"the largest node has {shapes[0]}"
-    if len(shapes) > 1:
-        told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_TOLD])
-    num_workers = job.execution.num_workers
-    asked = f"{job.resources}"
-    if num_workers > 1:
-        asked += f" for {num_workers} workers ({job.resources.share(num_workers)} each)"
-        told += f", the cluster {room.total}"
-    return (
-        f"infeasible: it asks for {asked}, but {told}; lower `resources` of {job.kind} jobs in sweep.yaml, or "
-        "add a larger node and resubmit"
+    standing = Standing(
+        weight=policy.weight,
+        live=index.holdings.total,
+        past=index.holdings.history.decayed_s(world.now),
+        whole=whole,
     )
+    return Turn(index, priority=_priority(index), standing=standing, budget=budget, world=world)
 
 
-def _largest(nodes: Sequence[Resources]) -> list[Resources]:
-    """Shapes that do not fit into another one, those with most GPUs first."""
-    shapes = [
-        node for node in nodes if not any(other != node and _within(node, other, _NOTHING) for other in nodes)
-    ] or list(nodes)
-    return sorted(set(shapes), key=lambda node: (node.gpus, node.cpus, node.memory_gib), reverse=True)
+def _ranked(turns: Sequence[Turn], now: float) -> list[Turn]:
+    """Those with something to start, aged, and entitled to their part of the cluster among their equals."""
+    wanting = [turn for turn in turns if turn.rank() is not None]
+    for turn in wanting:
+        if turn.best is not None:
+            turn.priority = turn.base_priority + aging(turn.index, turn.best[0][1], now)
+    for priority in {turn.priority for turn in wanting}:
+        entitle([turn.standing for turn in wanting if turn.priority == priority])
+    return wanting
+
+
+def _users(indexes: Sequence[SweepIndex], caps: Mapping[str, Cap]) -> dict[str, UserCount]:
+    users: dict[str, UserCount] = {}
+    for index in indexes:
+        owner = index.plan.owner
+        cap = caps.get(owner, caps.get(ANYBODY)) if owner else None
+        if cap is not None:
+            count = users.setdefault(owner, UserCount(cap=cap))
+            count.gpus += index.holdings.num_gpus
+            count.num_live += len(index.holdings.live)
+    return users

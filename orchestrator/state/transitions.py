@@ -42,7 +42,12 @@ class SweepState(StrEnum):
     SUBMITTED = "submitted"
     """No plan has been accepted yet."""
     RUNNING = "running"
+    PAUSED = "paused"
+    """A client wants nothing new to start for now."""
+    STOPPING = "stopping"
+    """Nothing new starts any more, as a client wants or the circuit breaker: what runs may end."""
     CANCELLING = "cancelling"
+    """What runs is stopped, too."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -51,6 +56,11 @@ class SweepState(StrEnum):
     def is_final(self) -> bool:
         """Whether nothing will happen to the sweep unless a client asks for it."""
         return self in {SweepState.SUCCEEDED, SweepState.FAILED, SweepState.CANCELLED}
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the sweep has a plan that has not ended."""
+        return self is not SweepState.SUBMITTED and not self.is_final
 
 
 _J, _S = JobState, SweepState
@@ -67,31 +77,56 @@ JOB_TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_J.PENDING, events.JobFailed): _J.FAILED,
     (_J.PENDING, events.JobSkipped): _J.SKIPPED,
     (_J.PENDING, events.JobCancelled): _J.CANCELLED,
+    (_J.PENDING, events.JobsCancelled): _J.CANCELLED,
+    # Its attempt leaves: the outcome counts for nothing, even if it is a success that came in between.
+    (_J.RUNNING, events.JobsCancelled): _J.CANCELLED,
+    (_J.RUNNING, events.AttemptPreempting): _J.RUNNING,
     (_J.RUNNING, events.AttemptSucceeded): _J.SUCCEEDED,
     # Whether the job is tried again is a later decision, counted from these events.
     (_J.RUNNING, events.AttemptFailed): _J.PENDING,
     (_J.RUNNING, events.AttemptLost): _J.PENDING,
     (_J.SUCCEEDED, events.ArtifactMissed): _J.PENDING,
     (_J.REUSED, events.ArtifactMissed): _J.PENDING,
+    **{(state, events.JobsRetried): _J.PENDING for state in (_J.FAILED, _J.SKIPPED, _J.CANCELLED)},
     **_ALWAYS_REOPENED,
 }
+
+_LIVE = tuple(state for state in SweepState if state.is_live)
+_FINAL = tuple(state for state in SweepState if state.is_final)
 
 SWEEP_TRANSITIONS: dict[tuple[SweepState, type[Event]], SweepState] = {
     **{(state, events.SweepAdopted): state for state in SweepState},
     **{(state, events.MessageRefused): state for state in SweepState},
     **{(state, events.PlanAccepted): _S.RUNNING for state in SweepState},
     **{(state, events.SweepReopened): _S.RUNNING for state in SweepState if state is not _S.SUBMITTED},
-    **{(state, events.CancelRequested): state for state in SweepState if state.is_final},
+    **{(state, events.CancelRequested): _S.CANCELLING for state in _LIVE},
+    **{(state, events.CancelRequested): state for state in _FINAL},
     (_S.SUBMITTED, events.CancelRequested): _S.CANCELLED,
-    (_S.RUNNING, events.CancelRequested): _S.CANCELLING,
-    (_S.CANCELLING, events.CancelRequested): _S.CANCELLING,
+    (_S.RUNNING, events.SweepPaused): _S.PAUSED,
+    (_S.PAUSED, events.SweepPaused): _S.PAUSED,
+    (_S.PAUSED, events.SweepResumed): _S.RUNNING,
+    **{(state, events.SweepStopping): _S.STOPPING for state in (_S.RUNNING, _S.PAUSED, _S.STOPPING)},
+    **{(state, events.SweepTripped): _S.STOPPING for state in (_S.RUNNING, _S.PAUSED)},
+    # About a node, not about the sweep, which may end in the same moment.
+    **{(state, events.NodeExcluded): state for state in (*_LIVE, *_FINAL)},
+    **{(state, events.PriorityChanged): state for state in _LIVE},
+    **{(state, events.JobsCancelled): state for state in _LIVE},
+    **{(state, events.JobsRetried): state for state in (_S.RUNNING, _S.PAUSED)},
+    **{(state, events.JobsRetried): _S.RUNNING for state in _FINAL},
 }
 
 _ENDINGS: dict[tuple[SweepState, SweepStatus], SweepState] = {
-    (_S.RUNNING, SweepStatus.SUCCEEDED): _S.SUCCEEDED,
-    (_S.RUNNING, SweepStatus.FAILED): _S.FAILED,
-    (_S.CANCELLING, SweepStatus.CANCELLED): _S.CANCELLED,
+    **{(state, SweepStatus.SUCCEEDED): _S.SUCCEEDED for state in (_S.RUNNING, _S.PAUSED, _S.STOPPING)},
+    **{(state, SweepStatus.FAILED): _S.FAILED for state in (_S.RUNNING, _S.PAUSED, _S.STOPPING)},
+    **{(state, SweepStatus.CANCELLED): _S.CANCELLED for state in (_S.STOPPING, _S.CANCELLING)},
 }
+
+
+def is_allowed(state: SweepState, trigger: type[Event]) -> bool:
+    """Whether an event of this type may follow for a sweep in this state (of ``SweepFinished``, some status)."""
+    if trigger is SweepFinished:
+        return any(found is state for found, _ in _ENDINGS)
+    return (state, trigger) in SWEEP_TRANSITIONS
 
 
 def next_job_state(job: str, state: JobState, event: Event) -> JobState:

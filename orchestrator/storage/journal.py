@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.errors import ControllerError, PreconditionFailedError
+from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError
 from orchestrator.storage.layout import journal_folder, journal_segment
 from orchestrator.storage.protocol import ObjectStore
 
@@ -25,12 +25,14 @@ class JournalFencedError(ControllerError):
 class Journal:
     """One sweep's journal. ``holder`` names the writer in the headers; readers leave it empty."""
 
-    def __init__(self, store: ObjectStore, sweep: str, *, holder: str = "") -> None:
+    def __init__(self, store: ObjectStore, sweep: str, *, holder: str = "", next_sequence: int = 0) -> None:
         self._store = store
         self._sweep = sweep
         self._holder = holder
-        self.next_sequence = 0
-        """Sequence number after the last segment that this object has read or written."""
+        self.next_sequence = next_sequence
+        """Sequence number after the last segment that this object has read or written, or was told to leave out."""
+        self._read: list[Event] = []
+        """Events of segments before ``next_sequence`` that no call has returned, because a later read failed."""
 
     def append(self, events: Sequence[Event]) -> None:
         """Durably append events as one segment: all of them or none.
@@ -49,14 +51,21 @@ class Journal:
         self.next_sequence += 1
 
     def read_new(self) -> list[Event]:
-        """The events of all segments from ``next_sequence`` on, which moves behind them unless a read fails."""
-        events: list[Event] = []
-        sequence = self.next_sequence
-        while self._store.exists(name := journal_segment(self._sweep, sequence)):
-            events += [json.loads(line) for line in self._store.get(name).decode().splitlines()[1:]]
-            sequence += 1
-        self.next_sequence = sequence
+        """The events of all segments from ``next_sequence`` on, which moves behind them.
+
+        A read that fails loses none: the next call goes on where it was and returns all of them.
+        """
+        while (content := self._find(self.next_sequence)) is not None:
+            self._read += [json.loads(line) for line in content.decode().splitlines()[1:]]
+            self.next_sequence += 1
+        events, self._read = self._read, []
         return events
+
+    def _find(self, sequence: int) -> bytes | None:
+        try:
+            return self._store.get(journal_segment(self._sweep, sequence))
+        except NotFoundError:
+            return None
 
 
 def journal_exists(store: ObjectStore, sweep: str) -> bool:

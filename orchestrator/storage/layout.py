@@ -58,6 +58,11 @@ def lease_name(cluster: str) -> str:
     return f"controllers/{cluster}/lease.json"
 
 
+def drain_name(cluster: str) -> str:
+    """That a cluster's controller must start nothing, and whether all of it has come to rest."""
+    return f"controllers/{cluster}/drain.json"
+
+
 def probe_name(nonce: str) -> str:
     """A small object that asks a store whether it keeps its promises; deleted at once."""
     return f"probes/{nonce}"
@@ -86,6 +91,16 @@ def journal_folder(sweep: str) -> str:
 def journal_segment(sweep: str, sequence: int) -> str:
     """One segment of a sweep's journal."""
     return f"{journal_folder(sweep)}{sequence:08d}.jsonl"
+
+
+def snapshots_folder(sweep: str) -> str:
+    """Folder of the sweep's states at some points of its journal."""
+    return f"{sweep_folder(sweep)}/snapshots/"
+
+
+def snapshot_name(sweep: str, next_sequence: int) -> str:
+    """The state after all segments of the journal before ``next_sequence``."""
+    return f"{snapshots_folder(sweep)}{next_sequence:08d}.jsonl"
 
 
 def inbox_folder(sweep: str) -> str:

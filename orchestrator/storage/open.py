@@ -56,14 +56,18 @@ def split_s3(uri: str) -> tuple[str, str]:
     return _bucket_and_prefix(_split(uri), uri)
 
 
-def is_initialised(uri: str) -> bool:
+def is_initialised(uri: str, *, deadline_s: float | None = None) -> bool:
     """Whether something can be in the store at all; asking creates nothing.
+
+    Args:
+        uri: of the store.
+        deadline_s: seconds after which a silent server counts as gone; default: as the settings say.
 
     Raises:
         StorageError: as ``open_store``, or the store does not answer.
     """
     parts = _split(uri)
-    return _open_s3(parts, uri).is_reachable if parts.scheme == "s3" else _local_path(parts, uri).is_dir()
+    return _open_s3(parts, uri, deadline_s).is_reachable if parts.scheme == "s3" else _local_path(parts, uri).is_dir()
 
 
 def _split(uri: str) -> SplitResult:
@@ -95,7 +99,7 @@ def _local_path(parts: SplitResult, uri: str) -> Path:
     return path
 
 
-def _open_s3(parts: SplitResult, uri: str) -> S3Store:
+def _open_s3(parts: SplitResult, uri: str, deadline_s: float | None = None) -> S3Store:
     from orchestrator.storage.s3 import S3Store  # boto3 takes a third of a second to import
 
     bucket, prefix = _bucket_and_prefix(parts, uri)
@@ -106,6 +110,9 @@ def _open_s3(parts: SplitResult, uri: str) -> S3Store:
             "use one of them or change ORCHESTRATOR_S3_ALLOWED_BUCKETS"
         )
         raise StorageDeniedError(message)
+    if deadline_s is not None:
+        limits = ("deadline_s", "connect_timeout_s", "read_timeout_s")
+        settings = settings.model_copy(update={name: min(getattr(settings, name), deadline_s) for name in limits})
     return S3Store(bucket, prefix, settings)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Capacity
+from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Node, Placement
 from orchestrator.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
 from orchestrator.errors import FailureKind
 from orchestrator.storage.artifacts import ArtifactWriter
@@ -41,7 +41,10 @@ class Lose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """Run until stopped."""
+    """Run until stopped, or with ``obeys=0`` until killed; report ``steps`` steps and then no more."""
+
+    obeys: int = 1
+    steps: int = 1_000_000
 
 
 Script: TypeAlias = Succeed | Fail | Lose | Hang
@@ -77,6 +80,8 @@ class ScriptedBackend:
         self._attempts: dict[str, _Attempt] = {}
         self._num_tries: dict[str, int] = defaultdict(int)
         self.launched: list[JobRequest] = []
+        self.placements: dict[str, Placement] = {}
+        self.killed: list[str] = []
         self.stopped: list[str] = []
         self.released: list[str] = []
         self.epochs: list[int] = []
@@ -87,14 +92,15 @@ class ScriptedBackend:
 
     def capacity(self) -> Capacity:
         """One node that is the whole cluster."""
-        return Capacity(total=self.total, nodes=(self.total,))
+        machine = Node(name="node-1", resources=self.total)
+        return Capacity(total=self.total, nodes=(self.total,), machines=(machine,))
 
     @property
     def live(self) -> list[JobRequest]:
         """Requests of the attempts that have not ended."""
         return [attempt.request for attempt in self._attempts.values() if attempt.report is None]
 
-    def launch(self, request: JobRequest, resources: Resources) -> None:
+    def launch(self, request: JobRequest, resources: Resources, placement: Placement = ANYWHERE) -> None:
         """See ``Backend``."""
         if request.attempt_id in {earlier.attempt_id for earlier in self.launched}:
             return
@@ -107,6 +113,7 @@ class ScriptedBackend:
         self._num_tries[request.job] += 1
         self._attempts[request.attempt_id] = _Attempt(request=request, resources=resources, script=script)
         self.launched.append(request)
+        self.placements[request.attempt_id] = placement
 
     def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
         """See ``Backend``; every call moves the scripts of the attempts asked for one step on."""
@@ -116,8 +123,17 @@ class ScriptedBackend:
         """See ``Backend``: the attempt ends as preempted."""
         self.stopped.append(attempt_id)
         attempt = self._attempts.get(attempt_id)
+        if attempt is None or (isinstance(attempt.script, Hang) and not attempt.script.obeys):
+            return
+        attempt.report = attempt.report or _failed(attempt.request, FailureKind.PREEMPTED, "stopped")
+
+    def kill(self, attempt_id: str, reason: str, kind: FailureKind = FailureKind.NODE_LOST) -> None:
+        """See ``Backend``."""
+        self.killed.append(attempt_id)
+        attempt = self._attempts.get(attempt_id)
         if attempt is not None and attempt.report is None:
-            attempt.report = _failed(attempt.request, FailureKind.PREEMPTED, "stopped")
+            is_lost = kind is FailureKind.NODE_LOST
+            attempt.report = _lost(attempt_id, reason) if is_lost else _failed(attempt.request, kind, reason)
 
     def release(self, attempt_id: str) -> None:
         """See ``Backend``: the end of the attempt is forgotten."""
@@ -143,7 +159,7 @@ class ScriptedBackend:
         return attempt.report or AttemptReport(
             attempt_id=attempt_id,
             status=AttemptStatus.RUNNING,
-            progress=Progress(phase="train", step=attempt.num_observes, total_steps=10),
+            progress=Progress(phase="train", step=_step(attempt), total_steps=10),
         )
 
     def _next_end(self, attempt: _Attempt) -> AttemptReport | None:
@@ -180,5 +196,11 @@ def _failed(request: JobRequest, kind: FailureKind, message: str) -> AttemptRepo
     return AttemptReport(attempt_id=request.attempt_id, status=AttemptStatus.FAILED, failure=failure)
 
 
-def _lost(attempt_id: str) -> AttemptReport:
-    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason="scripted loss")
+def _lost(attempt_id: str, reason: str = "scripted loss") -> AttemptReport:
+    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason=reason)
+
+
+def _step(attempt: _Attempt) -> int:
+    """How far a running attempt says it is."""
+    most = attempt.script.steps if isinstance(attempt.script, Hang) else attempt.num_observes
+    return min(attempt.num_observes, most)

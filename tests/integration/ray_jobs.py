@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
@@ -36,6 +37,9 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     logging.getLogger("workloads").info("a word to the log")
     place = {"pid": os.getpid(), "rank_sum": rank_sum(context)}
     context.report(Progress(phase="train", step=1, total_steps=2, metrics=place))
+    if request.parameters.get("hangs") and not (request.parameters.get("hangs_once") and request.attempt_number > 1):
+        hang_until(Path(request.parameters["hangs"]))
+    time.sleep(request.parameters.get("work_s", 0.0))
     gate = request.parameters.get("gate")
     while gate and not Path(gate).exists():
         if context.should_stop():
@@ -56,6 +60,13 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     writer.add("payload", request.attempt_id.encode())
     outcome = writer.commit(now=time.time(), metrics=place)
     return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=outcome, metrics=place)
+
+
+def hang_until(ready: Path) -> None:
+    """Once told, hold Python's lock for ever: no thread of this process can do anything, or be asked to stop."""
+    while not ready.exists():
+        time.sleep(0.01)
+    ctypes.PyDLL(None).pause()
 
 
 def end_on_rank1(context: ExecutionContext, error: Exception) -> None:

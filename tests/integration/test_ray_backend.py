@@ -151,7 +151,7 @@ def test_backend_of_a_stale_epoch_is_refused(make_backend, store, gate, running_
     late = request(store, job("late", gate=str(gate.path)))
     stale.launch(late, ONE_CPU)
     report = finish(stale, late.attempt_id)
-    assert report.status is AttemptStatus.LOST
+    assert report.status is AttemptStatus.OVERTAKEN
     assert "later controller" in report.lost_reason
 
 

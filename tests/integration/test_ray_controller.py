@@ -11,12 +11,15 @@ import pytest
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.client import load_snapshot, read_progress, submit
 from orchestrator.controller.connect import WATCHDOG_NAME, ControllerLink, ensure_controller
-from orchestrator.errors import ControllerError, NotFoundError
+from orchestrator.controller.limits import AttemptLimits, HangLimits
+from orchestrator.errors import ControllerError, FailureKind, NotFoundError
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.logs import read_log
 from tests.integration.ray_jobs import ENTRY_POINT, job
 
 CLUSTER = "test-cluster"
@@ -130,6 +133,25 @@ def test_controller_stopped_by_a_signal_is_replaced_by_the_watchdog(store, gate,
     gate.open()
     until(lambda: has_finished(store))
     assert_each_job_ran_once(store)
+
+
+def test_attempt_that_hangs_is_found_by_the_controller_and_tried_again(store, gate, namespace, until):
+    limits = AttemptLimits(hangs=HangLimits(floors_s={"train": 1.0}, multiple=1.0))
+    runners = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
+    link = ensure_controller(store.uri, CLUSTER, namespace, runners=runners, limits=limits)
+    submit_plan(store, job("first", hangs=str(gate.path), hangs_once=True))
+    link.wake(SWEEP)
+    until(lambda: runner_pid(store, "first"))
+    gate.open()
+    until(lambda: has_finished(store))
+    found = snapshot(store)
+    assert found is not None
+    assert found.state is SweepState.SUCCEEDED
+    view = found.jobs["first"]
+    assert view.failures == {FailureKind.HANG: 1}
+    assert view.last_failure is not None
+    assert view.last_failure.node, "the scheduler must know where it hung"
+    assert "in hang_until" in read_log(store, log_name(SWEEP, "first", 1)).decode()
 
 
 @pytest.fixture

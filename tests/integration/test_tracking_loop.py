@@ -14,6 +14,7 @@ class ScriptedPublisher:
     def __init__(self, *script: tuple[bool, bool | None]) -> None:
         self._script = list(script)
         self.num_calls = 0
+        self.num_written = 0
 
     def has_ended(self, sweep: str) -> bool:
         return self._script[0][0]
@@ -71,6 +72,15 @@ def test_loop_outage_is_sat_out_with_growing_pauses():
 def test_loop_pauses_start_small_again_after_an_outage():
     publisher = ScriptedPublisher((False, None), (False, None), (False, True), (False, None), (True, True))
     assert _loop(publisher).pauses == [2.0, 4.0, 2.0, 2.0]
+
+
+def test_loop_server_that_works_now_and_then_is_not_given_up():
+    class Flapping(ScriptedPublisher):
+        def publish_once(self, sweep: str) -> bool:
+            self.num_written += 1
+            return super().publish_once(sweep)
+
+    assert _loop(Flapping(*[(True, None)] * 5, (True, True)), give_up_s=5.0).pauses == [2.0] * 5
 
 
 def test_loop_outage_beyond_the_limit_raises():

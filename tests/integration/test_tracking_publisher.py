@@ -15,9 +15,12 @@ from orchestrator.state.events import SweepStatus
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import record_name, report_name, tracking_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.tracking.draft import Experiment
 from orchestrator.tracking.errors import TrackingError
+from orchestrator.tracking.memory import Memory, MemoryFile
 from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingServer
+from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
 
@@ -26,8 +29,8 @@ SPACES = (BASELINE, "levels/depth3")
 
 @pytest.fixture(scope="module")
 def tracking_uri(tmp_path_factory):
-    """One database for all tests, because making one takes seconds: every test has a sweep of its own."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+    """One database for all tests: every test has a sweep of its own."""
+    return new_database(tmp_path_factory.mktemp("mlflow") / "mlflow.db")
 
 
 @pytest.fixture(scope="module")
@@ -239,10 +242,11 @@ def test_publisher_steps_superseded_after_publishing_do_not_stay(client, store, 
     assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
 
 
-@pytest.mark.parametrize("survives", ["nothing", "first_memory"])
+@pytest.mark.parametrize("survives", ["nothing", "sweep_run", "first_memory"])
 def test_publisher_crash_before_the_memory_is_written_leaves_no_duplicate(
     *, client, store, plan, publisher, tracking_uri, survives, monkeypatch
 ):
+    """The memory is written once the sweep has its run, and once more at the end."""
     journal = SampleJournal(store, plan)
     job = plan.jobs[0]
     write_segment(store, job.key, 1, 0, [3.0, 2.0])
@@ -251,16 +255,26 @@ def test_publisher_crash_before_the_memory_is_written_leaves_no_duplicate(
         publisher.publish_once(plan.sweep)
     journal.run(plan.jobs[1])
     with monkeypatch.context() as patch:
-        patch.setattr("orchestrator.tracking.memory.MemoryFile.save", _crash)
+        saves_left = 1 if survives == "sweep_run" else 0
+        save = MemoryFile.save
+
+        def save_or_crash(file: MemoryFile, memory: Memory) -> None:
+            nonlocal saves_left
+            saves_left -= 1
+            if saves_left < 0:
+                raise _CrashedError
+            save(file, memory)
+
+        patch.setattr(MemoryFile, "save", save_or_crash)
         with pytest.raises(_CrashedError):
             publisher.publish_once(plan.sweep)
     made = _runs(client, plan)
-    assert plan.jobs[1].name in made
+    assert (plan.jobs[1].name in made) == (survives != "nothing")
 
     assert Publisher(store, tracking_uri).publish_once(plan.sweep)
 
     runs = _runs(client, plan)
-    assert runs[plan.jobs[1].name].info.run_id == made[plan.jobs[1].name].info.run_id
+    assert {name: runs[name].info.run_id for name in made} == {name: run.info.run_id for name, run in made.items()}
     assert runs[plan.jobs[1].name].data.params["key"] == plan.jobs[1].key
 
 
@@ -324,8 +338,8 @@ def test_publisher_two_at_the_same_time_agree_on_the_runs(*, client, store, plan
     rival = Publisher(store, tracking_uri)
     find_runs = TrackingServer.find_runs
 
-    def find_then_rival_publishes(server: TrackingServer, experiment_id: str, sweep: str):
-        found = find_runs(server, experiment_id, sweep)
+    def find_then_rival_publishes(server: TrackingServer, experiment: Experiment, sweep: str):
+        found = find_runs(server, experiment, sweep)
         monkeypatch.setattr(TrackingServer, "find_runs", find_runs)
         assert rival.publish_once(sweep)
         return found
@@ -381,7 +395,3 @@ def test_publisher_sweep_nobody_accepted_yet_publishes_nothing(client, store, pl
 
 class _CrashedError(BaseException):
     """Not an Exception, as SIGKILL is not: nothing may catch it and go on."""
-
-
-def _crash(*_: object) -> None:
-    raise _CrashedError

@@ -1,7 +1,9 @@
 """Any sweep, any failures, any interruption: what holds for every journal that the scheduler can lead to."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,21 +12,25 @@ from orchestrator.contract import Outcome, Resources
 from orchestrator.errors import FailureKind
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state import events
-from orchestrator.state.events import Event, decode_event, encode_event
-from orchestrator.state.fold import apply, fold
-from orchestrator.state.scheduler import (
+from orchestrator.state.commands import (
     CancelJob,
     Command,
+    ExcludeNode,
     FailJob,
     FinishSweep,
     LaunchJob,
     MarkReused,
+    PreemptAttempt,
     SkipJob,
     StopAttempt,
-    decide,
+    TripSweep,
 )
+from orchestrator.state.events import Event, MessageEvent, decode_event, encode_event
+from orchestrator.state.fold import apply, fold
+from orchestrator.state.scheduler import decide
 from orchestrator.state.snapshot import Attempt, Snapshot
-from orchestrator.state.transitions import JobState
+from orchestrator.state.stored import decode_snapshot, encode_snapshot
+from orchestrator.state.transitions import JobState, SweepState, is_allowed
 from tests.scripted_sweep import make_job, make_plan
 
 TOTAL = Resources(cpus=3.0, memory_gib=8.0)
@@ -53,6 +59,7 @@ class Simulation:
     journals: dict[str, list[Event]] = field(default_factory=dict)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     num_attempts: int = 0
+    num_messages: int = 0
 
     def append(self, sweep: str, *more: Event) -> None:
         self.journals.setdefault(sweep, []).extend(more)
@@ -99,8 +106,12 @@ class Simulation:
                 self.append(sweep, events.JobCancelled(at_s=now_s, job=name))
             case FinishSweep(status=status):
                 self.append(sweep, events.SweepFinished(at_s=now_s, status=status))
-            case StopAttempt(attempt_id=attempt_id):
+            case StopAttempt(attempt_id=attempt_id) | PreemptAttempt(attempt_id=attempt_id):
                 self.end(sweep, attempt_id, FailureKind.PREEMPTED)
+            case TripSweep(reason=reason):
+                self.append(sweep, events.SweepTripped(at_s=now_s, reason=reason))
+            case ExcludeNode(node=node, reason=reason, until_s=until_s):
+                self.append(sweep, events.NodeExcluded(at_s=now_s, node=node, reason=reason, until_s=until_s))
 
     def launch(self, sweep: str, name: str) -> None:
         job = self.plans[sweep].by_name()[name]
@@ -136,10 +147,39 @@ class Simulation:
                     sweep,
                     events.AttemptLost(at_s=self.now_s, job=attempt.job, attempt_id=attempt.attempt_id, reason=""),
                 )
-        if self.roll(40) == 0:
-            sweep = sorted(self.plans)[self.roll(len(self.plans) - 1)]
-            message_id = f"cancel-{self.now_s}"
-            self.append(sweep, events.CancelRequested(at_s=self.now_s, message_id=message_id))
+        for sweep in sorted(self.plans):
+            if self.snapshots[sweep].state is SweepState.PAUSED:
+                self.ask(sweep, events.SweepResumed(at_s=self.now_s, message_id=self.next_message()))
+            elif self.roll(12) == 0:
+                self.ask(sweep, self.message(sweep))
+
+    def next_message(self) -> str:
+        self.num_messages += 1
+        return f"message-{self.num_messages}"
+
+    def message(self, sweep: str) -> MessageEvent:
+        """Something that a client might want."""
+        views = list(self.snapshots[sweep].jobs.values())
+        plain: dict[str, Any] = {"at_s": self.now_s, "message_id": self.next_message()}
+        match self.roll(6):
+            case 0:
+                return events.CancelRequested(**plain)
+            case 1:
+                return events.SweepStopping(**plain)
+            case 2:
+                return events.PriorityChanged(**plain, priority=self.roll(9))
+            case 3:
+                names = [view.name for view in views if not view.state.is_final]
+                return events.JobsCancelled(**plain, jobs=tuple(names[: self.roll(2)]))
+            case 4:
+                names = [view.name for view in views if view.state.is_final and not view.state.is_done]
+                return events.JobsRetried(**plain, jobs=tuple(names))
+            case _:
+                return events.SweepPaused(**plain)
+
+    def ask(self, sweep: str, event: MessageEvent) -> None:
+        if is_allowed(self.snapshots[sweep].state, type(event)):
+            self.append(sweep, event)
 
     def end(self, sweep: str, attempt_id: str, kind: FailureKind) -> None:
         job = next(a.job for a in self.snapshots[sweep].live_attempts if a.attempt_id == attempt_id)
@@ -158,6 +198,19 @@ def test_simulated_sweeps_end_without_breaking_a_rule(first, second, dice) -> No
             assert not view.state.is_done or view.key in simulation.committed
 
 
+@settings(max_examples=60)
+@given(plan=plans("sweep"), dice=st.randoms(use_true_random=False), cut=st.floats(0.0, 1.0))
+def test_snapshot_through_json_then_the_rest_equals_the_fold_of_all(plan, dice, cut) -> None:
+    simulation = Simulation(plans={"sweep": plan}, roll=lambda top: dice.randint(0, top))
+    simulation.run()
+    journal = simulation.journals["sweep"]
+    split = int(cut * len(journal))
+    stored = json.loads(json.dumps(encode_snapshot(fold("sweep", journal[:split], lambda _: plan))))
+    resumed = decode_snapshot(stored, plan if stored["revision"] else None)
+    assert resumed == fold("sweep", journal[:split], lambda _: plan)
+    assert apply(resumed, journal[split:], lambda _: plan) == simulation.snapshots["sweep"]
+
+
 @settings(max_examples=100)
 @given(plan=plans("sweep"), dice=st.randoms(use_true_random=False), cut=st.floats(0.0, 1.0))
 def test_fold_of_any_prefix_then_the_rest_equals_the_fold_of_all(plan, dice, cut) -> None:
@@ -170,4 +223,4 @@ def test_fold_of_any_prefix_then_the_rest_equals_the_fold_of_all(plan, dice, cut
     prefix = fold("sweep", journal[:split], lambda _: plan)
     assert apply(prefix, journal[split:], lambda _: plan) == whole
     running = {view.name for view in prefix.jobs.values() if view.state is JobState.RUNNING}
-    assert running == {attempt.job for attempt in prefix.live_attempts}
+    assert running == {a.job for a in prefix.live_attempts if a.attempt_id not in prefix.leaving}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tests.unit.test_plan import TEXT
 HOUR_S = 3600.0
 
 
-def jobs_of(checkpoints: str) -> dict[str, Job]:
+def jobs_of(checkpoints: str) -> Mapping[str, Job]:
     text = TEXT.replace("  seeds: [0, 1]\ntransfer", f"  seeds: [0, 1]\n  checkpoints: {checkpoints}\ntransfer")
     assert checkpoints in text
     plan = build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri="file:///store")
@@ -30,13 +31,19 @@ def pretrain_of(checkpoints: str) -> Job:
     return next(job for job in jobs_of(checkpoints).values() if job.kind is JobKind.PRETRAIN)
 
 
-def keys_of(jobs: dict[str, Job]) -> dict[str, str]:
+def keys_of(jobs: Mapping[str, Job]) -> dict[str, str]:
     return {name: job.key for name, job in jobs.items()}
 
 
 @pytest.mark.parametrize(
     "checkpoints",
-    ["{every: auto}", "{every: {steps: 500}}", "{keep: {last: 5}}", "{keep: {epochs: []}}", "{mtbf_s: 60.0}"],
+    [
+        "{every: auto}",
+        "{every: {steps: 500}}",
+        "{keep: {last: 5}}",
+        "{keep: {epochs: []}}",
+        "{every: auto, mtbf_s: 60.0}",
+    ],
 )
 def test_policy_of_saving_changes_no_key(checkpoints: str) -> None:
     assert keys_of(jobs_of(checkpoints)) == keys_of(jobs_of("{}"))

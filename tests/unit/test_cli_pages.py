@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.cli.output import DocumentForm
 from orchestrator.cli.pages import compare_line, tracking_and_pages
 from orchestrator.cli.report import ReportOptions, show_report
 from orchestrator.cli.status import show_status
@@ -46,12 +47,12 @@ def test_pages_of_a_database_nobody_serves_are_nowhere(plan, monkeypatch, tmp_pa
 
 def test_status_and_report_end_with_the_link_once_the_sweep_is_published(store, plan, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", SERVER)
-    show_status(plan.sweep, store.uri, as_json=False)
+    show_status(plan.sweep, store.uri, DocumentForm.TABLE)
     assert "MLflow" not in capsys.readouterr().out
 
     MemoryFile(store, plan.sweep, SERVER).save(Memory(experiment_id="7"))
     told = f"Compare the levels in MLflow: {compare_url(SERVER, '7', plan.sweep)}\n"
-    show_status(plan.sweep, store.uri, as_json=False)
+    show_status(plan.sweep, store.uri, DocumentForm.TABLE)
     assert capsys.readouterr().out.endswith(told)
     show_report(plan.sweep, ReportOptions(store=store.uri))
     assert capsys.readouterr().out.endswith(told)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from orchestrator.cli.status import exit_code_for, failure_lines
+from orchestrator.state.job_table import JobTable
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 
 
 def snapshot(*views: JobView, state: SweepState = SweepState.FAILED) -> Snapshot:
-    return Snapshot(sweep="s", state=state, jobs={view.name: view for view in views})
+    return Snapshot(sweep="s", state=state, jobs=JobTable(views))
 
 
 def view(name: str, state: JobState, reason: str = "") -> JobView:
@@ -39,6 +40,8 @@ def test_exit_code_follows_the_state_of_the_sweep() -> None:
     assert codes == {
         SweepState.SUBMITTED: 101,
         SweepState.RUNNING: 101,
+        SweepState.PAUSED: 101,
+        SweepState.STOPPING: 101,
         SweepState.CANCELLING: 101,
         SweepState.SUCCEEDED: 0,
         SweepState.FAILED: 100,

@@ -22,6 +22,7 @@ from orchestrator.testing import (
     SimulatedCrash,
     Succeed,
 )
+from orchestrator.testing.memory_store import MemoryStore
 from tests.scripted_sweep import CLUSTER, World, make_job
 
 JOBS = (
@@ -37,7 +38,7 @@ EXPECTED_LAUNCHES = Counter({"dataset/tree": 1, "pretrain/a": 2, "pretrain/b": 1
 
 
 def make_world(root: Path) -> World:
-    world = World(root)
+    world = World(root, store=MemoryStore())  # no disk: the same sweep runs hundreds of times
     world.backend = ScriptedBackend(world.store, SCRIPTS)
     return world
 

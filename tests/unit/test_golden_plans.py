@@ -14,7 +14,7 @@ from workloads.models.variants import main as variants
 
 ROOT = Path(__file__).parents[2]
 UPDATE = "if this is meant, run `python -m tests.golden_plans` and say in CHANGELOG.md what has to run again"
-NEEDS_FAISS = {"clusters"}
+NEEDS_FAISS = {"clusters", "paper-in1k-resnet50", "paper-inat21-resnet34"}
 
 
 @pytest.mark.parametrize("name", shipped())

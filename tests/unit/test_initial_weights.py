@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,13 @@ def test_initial_of_a_request_joins_identity_and_place() -> None:
     placed = _request({"initial": {"sha256": "ab"}}, Execution(initial_uri="file:///x/w"))
     assert initial_of(placed) == {"sha256": "ab", "uri": "file:///x/w"}
     assert initial_of(_request({"initial": {"timm": "tag"}})) == {"timm": "tag"}
+
+
+def test_initial_of_a_request_with_a_backbone_of_the_sweep_is_its_artifact() -> None:
+    request = _request({})
+    inputs = {**request.identity["inputs"], "initial": "pretrain-x-0123456789abcdef"}
+    started = replace(request, identity={**request.identity, "inputs": inputs})
+    assert initial_of(started) == {"artifact": "pretrain-x-0123456789abcdef"}
 
 
 def test_initial_weights_of_timm_files_load_into_our_backbone(tmp_path: Path) -> None:

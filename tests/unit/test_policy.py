@@ -1,9 +1,11 @@
 """What a failure means for its job."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.errors import FailureKind
-from orchestrator.state.policy import MAX_BACKOFF_S, POLICY, Charge, GiveUp, Retry, judge
+from orchestrator.state.policy import JITTER, MAX_BACKOFF_S, POLICY, Charge, GiveUp, Retry, judge
 from orchestrator.state.snapshot import Failure, JobView
 
 
@@ -49,12 +51,38 @@ def test_job_that_always_takes_its_node_down_is_given_up() -> None:
     assert isinstance(judge(view(*[FailureKind.NODE_LOST] * budget), max_failures=99), GiveUp)
 
 
-def test_backoff_doubles_up_to_a_bound() -> None:
-    waits = []
+def test_backoff_doubles_up_to_a_bound_give_or_take_its_jitter() -> None:
     for count in range(1, 60):
         verdict = judge(view(*[FailureKind.UNKNOWN] * count), max_failures=999)
         assert isinstance(verdict, Retry)
-        waits.append(verdict.at_s - 100.0)
-    assert waits[:3] == [1.0, 2.0, 4.0]
-    assert waits[-1] == MAX_BACKOFF_S
-    assert waits == sorted(waits)
+        wait_s = min(MAX_BACKOFF_S, 2.0 ** (count - 1))
+        assert wait_s * (1.0 - JITTER) <= verdict.at_s - 100.0 <= wait_s * (1.0 + JITTER)
+
+
+def test_backoff_differs_between_attempts_and_never_for_one() -> None:
+    base = view(FailureKind.UNKNOWN)
+    assert base.last_failure is not None
+    waits = [
+        judge(replace(base, last_failure=replace(base.last_failure, attempt_id=f"k.{number}")), max_failures=9)
+        for number in [*range(20), *range(20)]
+    ]
+    assert len({verdict.at_s for verdict in waits if isinstance(verdict, Retry)}) == 20
+
+
+def test_job_on_lossy_nodes_may_lose_them_again_for_as_long_as_it_runs_meanwhile() -> None:
+    lost = view(*[FailureKind.NODE_LOST] * 30)
+    assert isinstance(judge(lost, max_failures=1), GiveUp)
+    ran = replace(lost, ran_s=21 * 4 * 3600.0)  # 84 node-hours: 21 losses more than 10
+    assert isinstance(judge(ran, max_failures=1), Retry)
+    gang = replace(lost, ran_s=21 * 3600.0)
+    assert isinstance(judge(gang, max_failures=1, num_workers=16), Retry)
+    verdict = judge(gang, max_failures=1, num_workers=8)
+    assert isinstance(verdict, GiveUp)
+    assert "at most 20 (10 + one per 4 of 42 node-hours run)" in verdict.reason
+
+
+def test_reason_of_a_retry_says_its_arithmetic() -> None:
+    verdict = judge(view(FailureKind.HANG, FailureKind.UNKNOWN), max_failures=3)
+    assert isinstance(verdict, Retry)
+    assert "2 of 3 failures (policy.failures) are used" in verdict.reason
+    assert "on another node" in verdict.reason

@@ -20,6 +20,23 @@ def test_capacity_of_mixed_nodes_keeps_every_shape(monkeypatch: pytest.MonkeyPat
     }
 
 
+def test_capacity_tells_each_machine_its_labels_accelerator_and_market(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {
+        "Alive": True,
+        "NodeID": "abcdef0123456789",
+        "NodeManagerHostname": "gpu-7",
+        "Resources": {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0},
+        "Labels": {"ray.io/market-type": "spot", "ray.io/node-id": "abcdef0123456789", "rack": "r1"},
+    }
+    monkeypatch.setattr(capacity, "_nodes", lambda: [node])
+    found = capacity.ClusterCapacity()
+    (machine,) = found.read().machines
+    assert (machine.accelerator, machine.is_spot, dict(machine.labels)) == ("A100", True, {"rack": "r1"})
+    assert machine.name == "gpu-7/abcdef01"
+    assert found.ids_of([machine.name, "gpu-8/00000000"]) == ("abcdef0123456789",)
+    assert found.name_of("abcdef0123456789") == machine.name
+
+
 @pytest.mark.parametrize(("gpus", "devices"), [(1.0, {"cpu": "gloo", "cuda": "nccl"}), (0.0, {"cpu": "gloo"})])
 def test_gang_ranks_can_agree_on_numbers_of_the_host(gpus: float, devices: dict[str, str]) -> None:
     backends = BackendConfig(Backend(collectives(Resources(cpus=4.0, gpus=gpus)))).get_device_backend_map()

@@ -64,10 +64,13 @@ def test_decide_limit_of_live_attempts_holds_whatever_fits() -> None:
     assert len(commands(after(jobs), max_live_attempts=1)) == 1
 
 
-def test_decide_smaller_job_passes_one_that_does_not_fit_now() -> None:
+def test_decide_smaller_job_passes_one_that_does_not_fit_now_if_it_ends_before_that_one_can_start() -> None:
     jobs = (make_job("dataset/a"), make_job("dataset/b", cpus=2.0), make_job("dataset/c"))
-    found = commands(after(jobs, launched(jobs[0])))
-    assert found == [LaunchJob(sweep="sweep", job="dataset/c")]
+    estimates = {"dataset/a": 100.0, "dataset/b": 100.0}
+    short, long = estimates | {"dataset/c": 91.0}, estimates | {"dataset/c": 92.0}
+    snapshot = after(jobs, launched(jobs[0]))  # a, launched at 1 s, ends at 101 s; now is 10 s
+    assert commands(snapshot, durations={"sweep": short}) == [LaunchJob(sweep="sweep", job="dataset/c")]
+    assert commands(snapshot, durations={"sweep": long}) == []
 
 
 def test_decide_committed_key_is_reused_even_without_room() -> None:

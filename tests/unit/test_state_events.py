@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from orchestrator.contract import Outcome, Timings
+from orchestrator.contract import Outcome, Resources, Timings
 from orchestrator.errors import ControllerError, FailureKind
 from orchestrator.state import events
 from orchestrator.state.events import EVENT_TYPES, Event, decode_event, encode_event, event_type
@@ -15,6 +15,27 @@ SAMPLES: list[Event] = [
     events.PlanAccepted(at_s=1.0, message_id="m", revision=2),
     events.SweepReopened(at_s=1.0, message_id="m"),
     events.CancelRequested(at_s=1.0, message_id="m"),
+    events.SweepPaused(at_s=1.0, message_id="m", sender="ada", running=events.Running.CHECKPOINT),
+    events.SweepResumed(at_s=1.0, message_id="m"),
+    events.SweepStopping(at_s=1.0, message_id="m"),
+    events.JobsCancelled(at_s=1.0, message_id="m", jobs=("i", "j")),
+    events.JobsRetried(at_s=1.0, message_id="m", jobs=("i",)),
+    events.PriorityChanged(at_s=1.0, message_id="m", priority=7),
+    events.SweepTripped(at_s=1.0, reason="why"),
+    events.NodeExcluded(at_s=1.0, node="n", reason="why", until_s=9.0),
+    events.AttemptPreempting(at_s=1.0, job="j", attempt_id="k.1", reason="why", grace_s=3.0),
+    events.AttemptLaunched(
+        at_s=1.0,
+        job="j",
+        attempt_id="k.2",
+        key="k",
+        number=2,
+        epoch=3,
+        nodes=("n",),
+        resources=Resources(cpus=2.0, gpus=1.0),
+        num_workers=2,
+        reason="room",
+    ),
     events.MessageRefused(at_s=1.0, message_id="m", reason="why"),
     events.JobReused(at_s=1.0, job="j", key="k"),
     events.ArtifactMissed(at_s=1.0, job="j", key="k"),
@@ -50,7 +71,7 @@ def test_event_through_json_and_back_is_equal(event: Event) -> None:
 
 
 def test_event_written_before_a_field_existed_is_read_with_its_default() -> None:
-    document = encode_event(SAMPLES[8])
+    document = encode_event(next(event for event in SAMPLES if isinstance(event, events.AttemptSucceeded)))
     del document["resumed_from_step"]
     decoded = decode_event(document)
     assert isinstance(decoded, events.AttemptSucceeded)

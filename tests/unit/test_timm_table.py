@@ -218,7 +218,7 @@ def test_plan_initial_weights_are_identity_and_their_place_is_not() -> None:
 @pytest.mark.parametrize(
     ("init", "said"),
     [
-        ("{}", "exactly one of artifact, uri and timm; here: none of them"),
+        ("{}", "exactly one of artifact, uri, timm and pretrain; here: none of them"),
         ("{timm: r160_in1k, artifact: pretrain-a-0123456789abcdef}", "here: artifact and timm"),
         ("{uri: 'file:///x/w.safetensors'}", "uri and sha256 belong together"),
         (f"{{uri: 'https://x/w.safetensors', sha256: {DIGEST}}}", "supported: file:///absolute/path, s3://bucket"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.gauges import AttemptGauges
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
+from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.errors import FailureKind
 from orchestrator.storage.layout import log_name
@@ -30,6 +32,13 @@ Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
 
 WARM_UP = "warm_up"
 """Optional function beside the entry point that imports what most jobs need."""
+
+
+_DEVICE_ERROR = re.compile(
+    r"CUDA error|CUDA driver|AcceleratorError|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS|NCCL (error|Error)|ncclUnhandled|"
+    r"device-side assert|illegal memory access|uncorrectable ECC|HIP error"
+)
+"""After one of these a process's CUDA context may be broken for good, or its memory in pieces."""
 
 
 class EntryPoint:
@@ -72,6 +81,7 @@ class AttemptRun:
         self._progress = Progress(phase="starting")
         self._gauges = AttemptGauges(request)
         self._outcome: JobResult | JobFailure | None = None
+        self._logged: LoggedProcess | None = None
         self._ended = threading.Event()
         self._stop = threading.Event()
 
@@ -86,7 +96,8 @@ class AttemptRun:
         outcome = self._outcome
         if not isinstance(outcome, JobFailure):
             return ""
-        if outcome.kind is FailureKind.OUT_OF_MEMORY or "CUDA error" in outcome.message:
+        told = f"{outcome.message}\n{outcome.traceback}"
+        if outcome.kind is FailureKind.OUT_OF_MEMORY or _DEVICE_ERROR.search(told):
             return f"attempt {outcome.attempt_id} ended with: {outcome.message}"
         return ""
 
@@ -110,9 +121,24 @@ class AttemptRun:
             return {"status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
         if isinstance(outcome, JobFailure):
             return {"status": AttemptStatus.FAILED.value, "failure": outcome.to_json()}
-        progress = self.gang.progress if self.gang is not None else self._progress
-        reservation = {"placement_group": self.gang.placement_group} if self.gang is not None else {}
-        return {"status": AttemptStatus.RUNNING.value, "progress": progress.to_json(), **reservation}
+        running = {
+            "status": AttemptStatus.RUNNING.value,
+            "store_uri": self.request.store_uri,
+            "processes": [one.to_json() for one in self._all_logged()],
+        }
+        if self.gang is None:
+            return {**running, "progress": self._progress.to_json()}
+        return {
+            **running,
+            "progress": self.gang.progress.to_json(),
+            "placement_group": self.gang.placement_group,
+        }
+
+    def _all_logged(self) -> list[LoggedProcess]:
+        """Those that have a log."""
+        if self.gang is not None:
+            return self.gang.logged
+        return [self._logged] if self._logged is not None else []
 
     def execute(self, entry_point: EntryPoint, settings: RunnerSettings, place: RunnerPlace) -> None:
         """Run to the end; whatever happens becomes the outcome."""
@@ -149,6 +175,7 @@ class AttemptRun:
         log_path = scratch.with_suffix(".log")
         try:
             with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
+                self._logged = logged_process(log_path, name)
                 return self._call(entry_point, context)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

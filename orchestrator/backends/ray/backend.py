@@ -6,24 +6,23 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
-from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Capacity
+from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Placement
 from orchestrator.backends.ray.capacity import ClusterCapacity, fits
 from orchestrator.backends.ray.digest import code_digest
 from orchestrator.backends.ray.gang import PLACING
 from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
-from orchestrator.backends.ray.link import LinkState, RunnerLink, poll_links
+from orchestrator.backends.ray.link import Doom, LinkState, RunnerLink, poll_links
 from orchestrator.backends.ray.names import new_runner_name, shape_of
-from orchestrator.backends.ray.reservations import off_the_head, remove_reservation
-from orchestrator.backends.ray.runner import MAX_CONCURRENT_CALLS, Runner
+from orchestrator.backends.ray.reports import lost, report_of, stacks_of
+from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.backends.ray.spawn import ANY_SITE, Site, create_runner
 from orchestrator.backends.ray.wire import Answer
-from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
-from orchestrator.units import GIB
+from orchestrator.contract import JobRequest, Progress, Resources
+from orchestrator.errors import FailureKind
 
 ANNOUNCE_TIMEOUT_S = 20.0
 """A runner that does not acknowledge a new epoch in this time counts as lost."""
@@ -32,6 +31,10 @@ UNCLAIMED_S = 30.0
 ROOM_AFTER_S = 15.0
 """A runner that cannot be placed for this long makes idle runners of any shape leave: resources may be fragmented."""
 FIND_EVERY_S = 5.0
+MANY_CALLS = 64
+"""More calls in flight than this are looked at in turns: each runner answers once a second even without news."""
+STACKS_WITHIN_S = 30.0
+"""The stacks of an attempt that hangs are waited for so long."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,16 +71,24 @@ class RayBackend:
         """See ``Backend``; at most a few seconds old."""
         return self._capacity.read()
 
-    def launch(self, request: JobRequest, resources: Resources) -> None:
+    def launch(self, request: JobRequest, resources: Resources, placement: Placement = ANYWHERE) -> None:
         """See ``Backend``."""
         if request.attempt_id not in self._attempts:
-            self._place(request, resources)
+            self._place(request, resources.bare, placement)
 
     def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
         """See ``Backend``. Call it often, with no ids too: this is where answers are taken."""
         self._poll()
         self._end_unclaimed(attempt_ids)
         return [self._report(attempt_id) for attempt_id in attempt_ids]
+
+    def wait(self, timeout_s: float) -> None:
+        """Return with the first news of a runner, or after this time. Many runners always have news: then it sleeps."""
+        refs = [ref for link in self._alive() for ref in link.refs]
+        if refs and len(refs) <= MANY_CALLS:
+            ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
+        else:
+            time.sleep(timeout_s)
 
     def stop(self, attempt_id: str) -> None:
         """See ``Backend``."""
@@ -86,6 +97,16 @@ class RayBackend:
             link.stop()
         elif link is None:
             self._to_stop.add(attempt_id)
+
+    def kill(self, attempt_id: str, reason: str, kind: FailureKind = FailureKind.NODE_LOST) -> None:
+        """See ``Backend``."""
+        link = self._attempts.get(attempt_id)
+        if link is None or link.state is LinkState.GONE or link.has_ended or link.doom is not None:
+            return
+        link.doom = Doom(reason=reason, kind=kind)
+        if kind is FailureKind.HANG:
+            link.doom.stacks = stacks_of(link)
+            link.doom.until_s = time.monotonic() + STACKS_WITHIN_S
 
     def release(self, attempt_id: str) -> None:
         """See ``Backend``."""
@@ -107,53 +128,74 @@ class RayBackend:
 
     # Placing
 
-    def _place(self, request: JobRequest, resources: Resources) -> None:
-        gang = GangShape.of(request, resources)
-        link = self._place_gang(gang) if gang is not None else self._place_alone(resources)
+    def _place(self, request: JobRequest, resources: Resources, placement: Placement) -> None:
+        node_ids = self._capacity.ids_of(placement.nodes)
+        excluded = self._avoidable(placement.exclude)
+        excluded_ids = self._capacity.ids_of(excluded)
+        first_id = next(iter(node_ids), "")
+        site = Site(
+            node=self._capacity.name_of(first_id), node_id=first_id, excluded=excluded, excluded_ids=excluded_ids
+        )
+        gang = GangShape.of(request, resources.bare, node_ids, excluded_ids)
+        if gang is not None:
+            self._make_room_for_gang(gang, placement)
+            link = self._choose_idle(COORDINATOR, ANY_SITE) or self._create(COORDINATOR, site)
+        else:
+            link = self._choose_idle(resources, site) or self._create_with_spares(resources, site)
+        link.placement = placement
         link.start(request, gang)
         self._attempts[request.attempt_id] = link
 
-    def _place_alone(self, resources: Resources) -> RunnerLink:
-        link = self._choose_idle(resources)
-        if link is None:
-            link = self._create(resources)
-            self._create_spares(resources)
-        return link
+    def _avoidable(self, excluded: tuple[str, ...]) -> tuple[str, ...]:
+        """The nodes to avoid, unless nothing would be left."""
+        names = {machine.name for machine in self.capacity().machines}
+        return tuple(node for node in excluded if node in names) if names - set(excluded) else ()
 
-    def _place_gang(self, gang: GangShape) -> RunnerLink:
-        self._make_room(gang.total)
-        return self._choose_idle(COORDINATOR) or self._create(COORDINATOR)
-
-    def _choose_idle(self, resources: Resources) -> RunnerLink | None:
+    def _choose_idle(self, resources: Resources, site: Site) -> RunnerLink | None:
         """A runner of the same shape: one that is up rather than one that is starting, the last used first."""
-        idle = [link for link in self._alive() if link.is_idle and link.shape == resources]
+        idle = [link for link in self._alive() if link.is_idle and link.shape == resources and site.suits(link.node)]
         return max(idle, key=lambda link: (link.state is LinkState.READY, link.idle_since_s), default=None)
 
-    def _create(self, resources: Resources) -> RunnerLink:
-        self._make_room(resources)
+    def _create_with_spares(self, resources: Resources, site: Site) -> RunnerLink:
+        link = self._create(resources, site)
+        if sum(other.shape == resources for other in self._alive()) == 1:
+            for _ in range(self._spare_runners):
+                if self._has_room(resources, site.node):
+                    self._create(resources, site)
+        return link
+
+    def _create(self, resources: Resources, site: Site) -> RunnerLink:
+        self._make_room(resources, site.node)
         name = new_runner_name(resources)
         _LOG.info("new runner %s", name)
-        handle = _create_actor(name, self._namespace, resources, self._settings)
+        handle = create_runner(name, self._namespace, resources, self._settings, site)
         link = RunnerLink(name, resources, handle, LinkState.CREATED)
+        link.node = site.node
         link.announce(self._epoch)
         self._links[name] = link
         return link
 
-    def _create_spares(self, resources: Resources) -> None:
-        num_same = sum(link.shape == resources for link in self._alive())
-        if num_same != 1:
-            return
-        for _ in range(self._spare_runners):
-            if fits(resources, [link.holds for link in self._alive()], self.capacity()):
-                self._create(resources)
+    def _has_room(self, resources: Resources, node: str) -> bool:
+        """Whether a runner fits beside the others, on a node or anywhere."""
+        if node and not fits(resources, self._held_on(node), self._capacity.room_of(node)):
+            return False
+        return fits(resources, [link.holds for link in self._alive()], self.capacity().total)
 
-    def _make_room(self, resources: Resources) -> None:
+    def _held_on(self, node: str) -> list[Resources]:
+        return [link.holds for link in self._alive() if link.node == node and link.gang is None]
+
+    def _make_room(self, resources: Resources, node: str = "") -> None:
         """End idle runners, the longest idle first, until another one of this shape fits beside the rest."""
         idle = sorted((link for link in self._alive() if link.is_idle), key=lambda link: link.idle_since_s)
-        for link in idle:
-            if fits(resources, [other.holds for other in self._alive()], self.capacity()):
+        for link in sorted(idle, key=lambda link: link.node != node):  # those on the node itself first
+            if self._has_room(resources, node):
                 return
             link.kill(f"its resources are needed for a runner with {resources}")
+
+    def _make_room_for_gang(self, gang: GangShape, placement: Placement) -> None:
+        for node in dict.fromkeys(placement.nodes):
+            self._make_room(gang.worker.scaled(placement.nodes.count(node)), node)
+        self._make_room(gang.total)
 
     # Taking answers
 
@@ -162,6 +204,7 @@ class RayBackend:
             self._find_runners()
         poll_links(list(self._links.values()))
         for link in list(self._links.values()):
+            link.node = self._capacity.name_of(link.node_id) or link.node
             self._adopt(link)
             self._mind(link)
         self._forget_gone()
@@ -196,7 +239,9 @@ class RayBackend:
 
     def _mind(self, link: RunnerLink) -> None:
         age_s = time.monotonic() - link.since_s
-        if link.state is LinkState.FOUND and age_s > ANNOUNCE_TIMEOUT_S:
+        if link.doom is not None and link.doom.is_due and link.state is not LinkState.GONE and not link.has_ended:
+            link.kill(link.doom.reason)
+        elif link.state is LinkState.FOUND and age_s > ANNOUNCE_TIMEOUT_S:
             link.kill(f"runner {link.name} did not acknowledge epoch {self._epoch} in {ANNOUNCE_TIMEOUT_S:g} s")
         elif link.refused in {Answer.BUSY, Answer.LEAVING} or _left_unnoticed(link):
             self._place_again(link)
@@ -212,7 +257,7 @@ class RayBackend:
         link.forget_attempt()
         link.give_up("it takes no attempts any more")
         if request is not None:
-            self._place(request, resources)
+            self._place(request, resources, link.placement)
 
     def _forget_gone(self) -> None:
         for link in self._links.values():
@@ -246,18 +291,14 @@ class RayBackend:
         link = self._attempts.get(attempt_id)
         if link is None:
             return self._report_unknown(attempt_id)
-        if link.state is LinkState.GONE and not link.has_ended:
-            return _lost(attempt_id, link.gone_reason)
-        if link.refused is Answer.STALE_EPOCH:
-            return _lost(attempt_id, f"runner {link.name} obeys a later controller than epoch {self._epoch}")
-        return _report_of(attempt_id, link)
+        return report_of(attempt_id, link)
 
     def _report_unknown(self, attempt_id: str) -> AttemptReport:
         if any(link.state is LinkState.FOUND for link in self._alive()):
             return AttemptReport(
                 attempt_id=attempt_id, status=AttemptStatus.RUNNING, progress=Progress(phase="reconnecting")
             )
-        return _lost(attempt_id, "no runner of this cluster has it")
+        return lost(attempt_id, "no runner of this cluster has it")
 
 
 def _waits_for_room(link: RunnerLink) -> bool:
@@ -270,37 +311,3 @@ def _left_unnoticed(link: RunnerLink) -> bool:
     """Whether an idle runner left before the attempt reached it; one that died in its first job did not."""
     is_gone = link.state is LinkState.GONE
     return is_gone and link.was_warm and not link.is_started and link.request is not None and link.refused is None
-
-
-def _report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
-    report = link.report
-    status = AttemptStatus(report.get("status", AttemptStatus.RUNNING))
-    if status is AttemptStatus.SUCCEEDED:
-        return AttemptReport(attempt_id=attempt_id, status=status, result=JobResult.from_json(report["result"]))
-    if status is AttemptStatus.FAILED:
-        return AttemptReport(attempt_id=attempt_id, status=status, failure=JobFailure.from_json(report["failure"]))
-    if status is AttemptStatus.LOST:
-        return _lost(attempt_id, f"runner {link.name} does not have it")
-    progress = Progress.from_json(report["progress"]) if report else Progress(phase="starting")
-    return AttemptReport(attempt_id=attempt_id, status=status, progress=progress)
-
-
-def _lost(attempt_id: str, reason: str) -> AttemptReport:
-    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason=reason)
-
-
-def _create_actor(name: str, namespace: str, resources: Resources, settings: RunnerSettings) -> ActorHandle[Any]:
-    options: dict[str, Any] = {"memory": int(resources.memory_gib * GIB)} if resources.memory_gib else {}
-    actor_class: Any = ray.remote(Runner).options(
-        name=name,
-        namespace=namespace,
-        lifetime="detached",
-        num_cpus=resources.cpus,
-        num_gpus=resources.gpus,
-        max_concurrency=MAX_CONCURRENT_CALLS,
-        max_restarts=0,
-        **options,
-        **({"scheduling_strategy": strategy} if resources == COORDINATOR and (strategy := off_the_head()) else {}),
-    )
-    handle: ActorHandle[Any] = actor_class.remote(name, settings.to_json())
-    return handle

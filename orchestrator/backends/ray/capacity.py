@@ -8,12 +8,16 @@ from typing import Any
 
 import ray
 
-from orchestrator.backends.protocol import Capacity
+from orchestrator.backends.protocol import Capacity, Node
 from orchestrator.contract import Resources
 from orchestrator.units import GIB
 
 _READ_EVERY_S = 2.0
 _ROUNDING = 1e-6
+_ACCELERATOR_LABEL = "ray.io/accelerator-type"
+_ACCELERATOR_RESOURCE = "accelerator_type:"
+_MARKET_LABEL = "ray.io/market-type"
+_OF_RAY = "ray.io/"
 
 
 class ClusterCapacity:
@@ -22,14 +26,41 @@ class ClusterCapacity:
     def __init__(self) -> None:
         self._read_at_s = 0.0
         self._capacity = Capacity(total=Resources(cpus=0.0))
+        self._ids: dict[str, str] = {}
+        """Ray's id by name, of nodes that are gone, too."""
+        self._names: dict[str, str] = {}
 
     def read(self) -> Capacity:
         """Resources of all nodes that are alive. A local request to Ray's control store, milliseconds."""
         if time.monotonic() >= self._read_at_s:
             self._read_at_s = time.monotonic() + _READ_EVERY_S
-            nodes = [_resources(node["Resources"]) for node in _nodes() if node["Alive"]]
-            self._capacity = Capacity(total=_sum(nodes), nodes=tuple(dict.fromkeys(nodes)))
+            machines = [_machine(node) for node in _nodes() if node["Alive"]]
+            self._names.update({node_id: machine.name for node_id, machine in machines})
+            self._ids.update({machine.name: node_id for node_id, machine in machines})
+            shapes = [machine.resources for _, machine in machines]
+            self._capacity = Capacity(
+                total=_sum(shapes),
+                nodes=tuple(dict.fromkeys(shapes)),
+                machines=tuple(machine for _, machine in machines),
+            )
         return self._capacity
+
+    def name_of(self, node_id: str) -> str:
+        """Our name of a node; empty for one that was never seen."""
+        if node_id and node_id not in self._names:
+            self._read_at_s = 0.0
+            self.read()
+        return self._names.get(node_id, "")
+
+    def ids_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Ray's ids of nodes, without those that were never seen."""
+        self.read()
+        return tuple(self._ids[name] for name in names if name in self._ids)
+
+    def room_of(self, name: str) -> Resources:
+        """What a node has in all; nothing for one that is gone."""
+        found = (machine.resources for machine in self.read().machines if machine.name == name)
+        return next(found, Resources(cpus=0.0))
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -37,13 +68,28 @@ def _nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def fits(resources: Resources, others: Iterable[Resources], capacity: Capacity) -> bool:
-    """Whether a runner fits beside others into the whole cluster (fragmentation is not seen here)."""
-    needed, total = _sum([resources, *others]), capacity.total
+def _machine(node: Mapping[str, Any]) -> tuple[str, Node]:
+    """Ray's id of a node, and the node. Its name is the host's, which people know, and a part of the id."""
+    labels: dict[str, str] = node.get("Labels") or {}
+    types = [name.removeprefix(_ACCELERATOR_RESOURCE) for name in node["Resources"] if _ACCELERATOR_RESOURCE in name]
+    node_id: str = node.get("NodeID", "")
+    machine = Node(
+        name=f"{node.get('NodeManagerHostname', 'node')}/{node_id[:8]}",
+        resources=_resources(node["Resources"]),
+        labels={name: value for name, value in labels.items() if not name.startswith(_OF_RAY)},
+        accelerator=labels.get(_ACCELERATOR_LABEL) or next(iter(types), ""),
+        is_spot=labels.get(_MARKET_LABEL) == "spot",
+    )
+    return node_id, machine
+
+
+def fits(resources: Resources, others: Iterable[Resources], room: Resources) -> bool:
+    """Whether a runner fits beside others into a node, or into the whole cluster."""
+    needed = _sum([resources, *others])
     return (
-        needed.cpus <= total.cpus + _ROUNDING
-        and needed.gpus <= total.gpus + _ROUNDING
-        and needed.memory_gib <= total.memory_gib + _ROUNDING
+        needed.cpus <= room.cpus + _ROUNDING
+        and needed.gpus <= room.gpus + _ROUNDING
+        and needed.memory_gib <= room.memory_gib + _ROUNDING
     )
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.backends.classify import failure_from
-from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.gang_shape import NODE_LABEL, GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.backends.ray.stacks import LoggedProcess
 from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.errors import FailureKind
 from orchestrator.units import GIB
@@ -48,6 +49,7 @@ class Gang:
         self.placement_group = ""
         """Id of the gang's reservation, hexadecimal, once its first worker is up."""
         self._failures: list[JobFailure] = []
+        self._processes: dict[int, LoggedProcess] = {}
         self._lock = threading.Lock()
 
     def hear(self, rank: int, news: Mapping[str, Any]) -> None:
@@ -56,8 +58,16 @@ class Gang:
             if rank == 0 and "progress" in news:
                 self.progress = Progress.from_json(news["progress"])
             self.placement_group = news.get("placement_group") or self.placement_group
+            if "process" in news:
+                self._processes[rank] = LoggedProcess.from_json(news["process"])
             if "failure" in news:
                 self._failures.append(JobFailure.from_json(news["failure"]))
+
+    @property
+    def logged(self) -> list[LoggedProcess]:
+        """The workers that are up, by rank."""
+        with self._lock:
+            return [process for _, process in sorted(self._processes.items())]
 
     def primary_failure(self) -> JobFailure | None:
         """The first failure that names a cause of its own; else the first that is not about another rank."""
@@ -117,6 +127,7 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
             use_gpu=worker.gpus > 0,
             resources_per_worker={name: amount for name, amount in resources.items() if amount},
             placement_strategy="PACK",
+            label_selector=_selectors(shape),
         ),
         run_config=RunConfig(
             name=request.attempt_id,
@@ -126,6 +137,13 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
             ),
         ),
     )
+
+
+def _selectors(shape: GangShape) -> list[dict[str, str]] | dict[str, str] | None:
+    """Which node each worker goes to, or which ones all of them avoid."""
+    if len(shape.node_ids) == shape.num_workers:
+        return [{NODE_LABEL: node_id} for node_id in shape.node_ids]
+    return {NODE_LABEL: f"!in({','.join(shape.excluded_ids)})"} if shape.excluded_ids else None
 
 
 def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> JobFailure:

@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from orchestrator.contract import JobRequest, Resources
+from orchestrator.state.codec import decode_value
 
+NODE_LABEL = "ray.io/node-id"
+"""Ray's own label of every node."""
 COORDINATOR = Resources(cpus=0.0)
 """A gang's runner only waits for the workers, which hold the resources."""
 
@@ -18,12 +21,20 @@ class GangShape:
 
     num_workers: int
     total: Resources = field(default_factory=Resources)
+    node_ids: tuple[str, ...] = ()
+    """Ray's ids of the nodes for the workers, one each; empty = wherever there is room."""
+    excluded_ids: tuple[str, ...] = ()
+    """Ray's ids of nodes where none may go."""
 
     @classmethod
-    def of(cls, request: JobRequest, total: Resources) -> Self | None:
+    def of(
+        cls, request: JobRequest, total: Resources, node_ids: tuple[str, ...] = (), excluded_ids: tuple[str, ...] = ()
+    ) -> Self | None:
         """Shape of an attempt's gang; ``None`` for an attempt of one worker, which needs no gang."""
         num_workers = request.execution.num_workers
-        return cls(num_workers=num_workers, total=total) if num_workers > 1 else None
+        if num_workers == 1:
+            return None
+        return cls(num_workers=num_workers, total=total, node_ids=node_ids, excluded_ids=excluded_ids)
 
     @property
     def worker(self) -> Resources:
@@ -37,4 +48,4 @@ class GangShape:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``to_json``."""
-        return cls(num_workers=document["num_workers"], total=Resources(**document["total"]))
+        return decode_value(cls, document)

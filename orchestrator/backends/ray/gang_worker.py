@@ -21,6 +21,7 @@ from orchestrator.backends.ray.attempt import EntryPoint
 from orchestrator.backends.ray.gauges import AttemptGauges
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
+from orchestrator.backends.ray.stacks import logged_process
 from orchestrator.contract import ExecutionContext, JobRequest, Progress
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
@@ -73,6 +74,7 @@ def _execute(
     log_path = scratch.with_suffix(".log")
     try:
         with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
+            line.tell({"process": logged_process(log_path, name).to_json()})
             try:
                 return EntryPoint(settings.entry_point).load()(request, context).to_json()
             except BaseException:

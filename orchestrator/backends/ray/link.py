@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -12,11 +13,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.protocol import ANYWHERE, AttemptStatus
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.runner import MAX_WAIT_S
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
 from orchestrator.contract import JobRequest, Resources
+from orchestrator.errors import FailureKind
 
 REPORT_WAIT_S = 1.0
 """How long a runner holds a question for news; its answer then brings the newest progress."""
@@ -43,6 +45,25 @@ class _Call(StrEnum):
     RELEASE = "release"
 
 
+@dataclass(slots=True, kw_only=True)
+class Doom:
+    """An attempt that is to be ended whatever it does, and what is done before."""
+
+    reason: str
+    kind: FailureKind
+    until_s: float = 0.0
+    """On the monotonic clock: when the stacks are waited for no longer."""
+    stacks: list[ray.ObjectRef[Any]] = field(default_factory=list)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the stacks are in the logs, or take too long."""
+        if time.monotonic() >= self.until_s or not self.stacks:
+            return True
+        ready, _ = ray.wait(self.stacks, num_returns=len(self.stacks), timeout=0)
+        return len(ready) == len(self.stacks)
+
+
 class RunnerLink:
     """Use from one thread. ``poll_links`` moves all links on."""
 
@@ -65,7 +86,17 @@ class RunnerLink:
         """Whether the runner has acknowledged the attempt."""
         self.refused: Answer | None = None
         """Why the runner did not take the attempt."""
+        self.is_overtaken = False
+        """Whether the runner obeys a controller of a higher epoch."""
         self.digest = ""
+        self.node = ""
+        """Name of the node where it is, or must come up; empty = not known yet."""
+        self.node_id = ""
+        """Ray's id of the node where it is, once it is up."""
+        self.placement = ANYWHERE
+        """Where its attempt was to go."""
+        self.doom: Doom | None = None
+        """Why its attempt is to be ended by force."""
         self.was_found = state is LinkState.FOUND
         """Whether another controller created it, perhaps of other code."""
         self.was_warm = False
@@ -132,7 +163,7 @@ class RunnerLink:
         """The runner is not occupied any more, as far as this backend is concerned."""
         self.attempt_id, self.request, self.report = "", None, {}
         self.gang, self.placement_group = None, ""
-        self.is_started, self.refused, self._must_stop = False, None, False
+        self.is_started, self.refused, self._must_stop, self.doom = False, None, False, None
         self.idle_since_s = time.monotonic()
 
     def kill(self, reason: str) -> None:
@@ -184,6 +215,7 @@ class RunnerLink:
         elif call is _Call.START:
             self.is_started = answer == Answer.ACCEPTED
             self.refused = None if self.is_started else Answer(answer)
+            self.is_overtaken = self.refused is Answer.STALE_EPOCH
             self.state = LinkState.READY
             if self._must_stop and self.is_started:
                 self.stop()
@@ -192,8 +224,9 @@ class RunnerLink:
             self.placement_group = answer.get("placement_group") or self.placement_group
 
     def _introduce(self, description: RunnerDescription) -> None:
-        self.digest = description.digest
+        self.digest, self.node_id = description.digest, description.node_id
         if description.epoch > self._epoch:
+            self.is_overtaken = True
             self.give_up(f"runner {self.name} obeys epoch {description.epoch}; this controller has {self._epoch}")
         elif description.leaving and not description.attempt_id:
             self.give_up(f"runner {self.name} leaves: {description.leaving}")

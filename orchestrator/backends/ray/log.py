@@ -10,9 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from orchestrator.backends.ray.stacks import write_stacks_into
 from orchestrator.errors import StorageError
+from orchestrator.storage.logs import finish_log, put_segment
 from orchestrator.storage.protocol import ObjectStore
 
+_SLOWER = 1.03
+_SLOWEST_S = 30.0
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -71,7 +75,8 @@ class _Tee:
 class AttemptLog:
     """Context of one attempt. The store has the log a few seconds late, and whole once the context has ended.
 
-    Only what goes through Python is seen; native libraries write to the worker's own files on the node.
+    Only what goes through Python is seen; native libraries write to the worker's own files on the node. While the
+    context lasts, a signal brings the stacks of this process into the log.
     """
 
     def __init__(self, store: ObjectStore, name: str, path: Path, *, every_s: float) -> None:
@@ -80,12 +85,13 @@ class AttemptLog:
         self._path = path
         self._every_s = every_s
         self._ended = threading.Event()
-        self._uploaded_bytes = -1
+        self._uploaded_bytes = 0
 
     def __enter__(self) -> Self:
         self._streams = (sys.stdout, sys.stderr)
         # Line buffered: what was printed before a kill -9 is in the file, and the last upload has it.
         self._file = self._path.open("w", encoding="utf-8", errors="backslashreplace", buffering=1)
+        write_stacks_into(self._file)
         sys.stdout, sys.stderr = _Tee(sys.stdout, self._file), _Tee(sys.stderr, self._file)
         self._handler = logging.StreamHandler(self._file)
         self._handler.setFormatter(logging.Formatter(_FORMAT))
@@ -109,20 +115,28 @@ class AttemptLog:
         sys.stdout, sys.stderr = self._streams
         self._ended.set()
         self._thread.join()
+        write_stacks_into(sys.__stderr__ or sys.stderr)  # before the file is closed: the signal would write into it
         self._file.close()
-        self._upload()
+        self._try(lambda: finish_log(self._store, self._name, self._path.read_bytes()))
 
     def _upload_often(self) -> None:
-        while not self._ended.wait(self._every_s):
-            self._upload()
+        pause_s = self._every_s
+        while not self._ended.wait(pause_s):
+            self._try(self._upload_news)
+            # A week of one object every 3 s would be 200,000 of them.
+            pause_s = min(pause_s * _SLOWER, max(_SLOWEST_S, self._every_s))
 
-    def _upload(self) -> None:
-        content = self._path.read_bytes()
-        if len(content) == self._uploaded_bytes:
-            return
+    def _upload_news(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._uploaded_bytes)
+            content = file.read()
+        if content:
+            put_segment(self._store, self._name, self._uploaded_bytes, content)
+            self._uploaded_bytes += len(content)
+
+    def _try(self, upload: Callable[[], None]) -> None:
         try:
-            self._store.put(self._name, content)
-            self._uploaded_bytes = len(content)
+            upload()
         except StorageError as error:
-            # A log is never worth an attempt; the next upload carries all of it again.
+            # A log is never worth an attempt; the next upload carries what this one did not.
             print(f"log {self._name} was not stored: {error}", file=self._streams[1])

@@ -1,0 +1,59 @@
+"""From what a runner said, or that it is gone, to what the controller is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from orchestrator.backends.protocol import AttemptReport, AttemptStatus
+from orchestrator.backends.ray.link import LinkState, RunnerLink
+from orchestrator.backends.ray.stacks import LoggedProcess, examine
+from orchestrator.contract import JobFailure, JobResult, Progress
+from orchestrator.errors import FailureKind
+
+_PLACING_RUNNER = "placing"
+"""Phase of an attempt whose runner is not up, or has not taken it yet."""
+
+
+def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
+    """What is known of the attempt of a runner."""
+    report = link.report
+    if link.is_overtaken:
+        reason = link.gone_reason or f"runner {link.name} obeys a later controller"
+        return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.OVERTAKEN, lost_reason=reason, node=link.node)
+    if link.state is LinkState.GONE and not link.has_ended:
+        return _ended_by_force(attempt_id, link)
+    status = AttemptStatus(report.get("status", AttemptStatus.RUNNING))
+    if status is AttemptStatus.SUCCEEDED:
+        result = JobResult.from_json(report["result"])
+        return AttemptReport(attempt_id=attempt_id, status=status, result=result, node=link.node)
+    if status is AttemptStatus.FAILED:
+        failure = JobFailure.from_json(report["failure"])
+        return AttemptReport(attempt_id=attempt_id, status=status, failure=failure, node=link.node)
+    if status is AttemptStatus.LOST:
+        return lost(attempt_id, f"runner {link.name} does not have it", link.node)
+    progress = Progress.from_json(report["progress"]) if report else Progress(phase=_PLACING_RUNNER)
+    return AttemptReport(attempt_id=attempt_id, status=status, progress=progress, node=link.node)
+
+
+def lost(attempt_id: str, reason: str, node: str = "") -> AttemptReport:
+    """Nothing of the attempt will ever take effect again."""
+    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason=reason, node=node)
+
+
+def stacks_of(link: RunnerLink) -> list[ray.ObjectRef[Any]]:
+    """Start to bring the stacks of an attempt's processes into their logs."""
+    request = link.request
+    store_uri = request.store_uri if request is not None else link.report.get("store_uri", "")
+    processes = [LoggedProcess.from_json(one) for one in link.report.get("processes", ())]
+    return [examine(process, store_uri) for process in processes if store_uri]
+
+
+def _ended_by_force(attempt_id: str, link: RunnerLink) -> AttemptReport:
+    doom = link.doom
+    if doom is None or doom.kind is FailureKind.NODE_LOST:
+        return lost(attempt_id, link.gone_reason, link.node)
+    key = attempt_id.rpartition(".")[0]
+    failure = JobFailure(attempt_id=attempt_id, key=key, kind=doom.kind, message=doom.reason)
+    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.FAILED, failure=failure, node=link.node)

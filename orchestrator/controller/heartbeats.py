@@ -1,0 +1,60 @@
+"""Which running attempts hang: they report no further step for a multiple of their own step time.
+
+Time is the controller's. What it saw of an attempt is forgotten with the controller: the next one waits as long again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from orchestrator.contract import Progress
+from orchestrator.controller.limits import HangLimits
+
+_WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})
+"""Phases in which an attempt waits for the cluster, which is no fault of its own."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Beat:
+    phase: str
+    step: int
+    at_s: float
+    step_s: float = 0.0
+    """Longest of its own figure and ours, over the phase."""
+
+
+class Heartbeats:
+    """The latest step of every running attempt, and when it was first seen."""
+
+    def __init__(self, limits: HangLimits | None = None) -> None:
+        self._limits = limits or HangLimits()
+        self._beats: dict[str, _Beat] = {}
+
+    def see(self, attempt_id: str, progress: Progress, now: float) -> str:
+        """Take a report; returns why the attempt counts as hanging, or nothing."""
+        beat = self._beats.get(attempt_id)
+        if beat is None or progress.phase != beat.phase:
+            self._beats[attempt_id] = _Beat(phase=progress.phase, step=progress.step, at_s=now)
+            return ""
+        if progress.step != beat.step:
+            own_s = (now - beat.at_s) / max(1, progress.step - beat.step)
+            beat.step_s = progress.step_s or max(own_s, 0.5 * beat.step_s)
+            beat.step, beat.at_s = progress.step, now
+            return ""
+        return "" if beat.phase in _WAITING else self._verdict(beat, now)
+
+    def retain(self, attempt_ids: Collection[str]) -> None:
+        """Forget all attempts but these."""
+        if len(self._beats) > len(attempt_ids):
+            self._beats = {attempt_id: beat for attempt_id, beat in self._beats.items() if attempt_id in attempt_ids}
+
+    def _verdict(self, beat: _Beat, now: float) -> str:
+        silent_s, limit_s = now - beat.at_s, self._limits.limit_s(beat.phase, beat.step_s)
+        if silent_s <= limit_s:
+            return ""
+        pace = f", {self._limits.multiple:g} of its steps of {beat.step_s:.3g} s," if beat.step_s else ""
+        return (
+            f"hangs: no progress for {silent_s:.0f} s in phase {beat.phase!r} at step {beat.step}; "
+            f"{limit_s:.0f} s{pace} are allowed; the stacks of its processes are at the end of its log"
+        )

@@ -1,0 +1,101 @@
+"""Rows and bars of a Gantt chart: which attempt was on which GPU of which node, and when."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.backends.simulated import Span
+
+_KEPT = frozenset({"committed", "preempted"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A rectangle: some neighbouring rows for some time."""
+
+    row: int
+    """From 0 at the top."""
+    num_rows: int
+    start_s: float
+    """From the beginning of the sweep."""
+    worked_from_s: float
+    end_s: float
+    kind: str
+    """Of the job."""
+    job: str
+    ending: str
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the attempt ended without a result, and not because it was asked to."""
+        return self.ending not in _KEPT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Bars, and where the rows of each node begin."""
+
+    bars: tuple[Bar, ...]
+    nodes: tuple[tuple[str, int], ...]
+    num_rows: int
+    end_s: float
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of jobs, those that come first at first."""
+        return list(dict.fromkeys(bar.kind for bar in self.bars))
+
+
+def make_chart(spans: Sequence[Span], started_at_s: float) -> Chart:
+    """Lay the spans of attempts out: a row per GPU, and rows for jobs without GPUs where there are some."""
+    by_node: dict[str, list[tuple[Span, float]]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: (span.placed_at_s, span.attempt_id)):
+        for node, gpus in zip(span.nodes, span.gpus, strict=True):
+            by_node[node].append((span, gpus))
+    bars: list[Bar] = []
+    nodes: list[tuple[str, int]] = []
+    top = 0
+    for node in sorted(by_node):
+        nodes.append((node, top))
+        lanes: list[float] = []
+        for span, gpus in by_node[node]:
+            bars += _bars(span, gpus, lanes, top, started_at_s)
+        top += len(lanes)
+    end_s = max((bar.end_s for bar in bars), default=0.0)
+    return Chart(bars=tuple(bars), nodes=tuple(nodes), num_rows=top, end_s=end_s)
+
+
+def _bars(span: Span, gpus: float, lanes: list[float], top: int, started_at_s: float) -> Iterator[Bar]:
+    """Bars of a span on one node, whose ``lanes`` are free from those times on."""
+    wanted = max(1, math.ceil(gpus - 1e-6))
+    free = [lane for lane, free_at_s in enumerate(lanes) if free_at_s <= span.placed_at_s + 1e-6][:wanted]
+    while len(free) < wanted:
+        free.append(len(lanes))
+        lanes.append(0.0)
+    for lane in free:
+        lanes[lane] = span.ended_at_s
+    for first, count in _runs(free):
+        yield Bar(
+            row=top + first,
+            num_rows=count,
+            start_s=span.placed_at_s - started_at_s,
+            worked_from_s=span.worked_from_s - started_at_s,
+            end_s=span.ended_at_s - started_at_s,
+            kind=span.job.partition("/")[0],
+            job=span.job,
+            ending=span.ending,
+        )
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring numbers together: ``[0, 1, 4]`` -> ``(0, 2), (4, 1)``."""
+    start = previous = numbers[0]
+    for number in numbers[1:]:
+        if number != previous + 1:
+            yield start, previous - start + 1
+            start = number
+        previous = number
+    yield start, previous - start + 1

@@ -1,0 +1,81 @@
+"""Amounts of CPUs, GPUs and memory in whole numbers: sums of fractional CPUs must come out the same in any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from orchestrator.contract import Resources
+
+Amount: TypeAlias = tuple[int, int, int]
+"""CPUs and GPUs in ten-thousandths (the grain that Ray counts in) and memory in MiB."""
+
+NOTHING: Amount = (0, 0, 0)
+_GRAIN = 10_000
+_MIB_PER_GIB = 1024
+_LIMIT = 10**15  # stands for infinity
+_ROUNDING = 1e-6
+
+
+def amount_of(resources: Resources) -> Amount:
+    """The amounts, rounded down to the grain."""
+    return (
+        _whole(resources.cpus * _GRAIN),
+        _whole(_gpu_share(resources.gpus) * _GRAIN),
+        _whole(resources.memory_gib * _MIB_PER_GIB),
+    )
+
+
+def dominant(used: Amount, total: Amount) -> float:
+    """Dominant share: the largest fraction of any one resource.
+
+    Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011), section 3.
+    """
+    return max((part / whole for part, whole in zip(used, total, strict=True) if whole), default=0.0)
+
+
+def times(amount: Amount, factor: int) -> Amount:
+    """A multiple."""
+    return amount[0] * factor, amount[1] * factor, amount[2] * factor
+
+
+def plus(amount: Amount, other: Amount) -> Amount:
+    """A sum."""
+    return amount[0] + other[0], amount[1] + other[1], amount[2] + other[2]
+
+
+def minus(amount: Amount, other: Amount) -> Amount:
+    """A difference."""
+    return amount[0] - other[0], amount[1] - other[1], amount[2] - other[2]
+
+
+def total_of(amounts: Iterable[Amount]) -> Amount:
+    """The sum of any number of them."""
+    cpus = gpus = memory = 0
+    for amount in amounts:
+        cpus, gpus, memory = cpus + amount[0], gpus + amount[1], memory + amount[2]
+    return cpus, gpus, memory
+
+
+def count_workers(worker: Amount, room: Amount) -> int:
+    """How many workers fit into some room; none into room that is overbooked."""
+    count = _LIMIT
+    if worker[0]:
+        count = room[0] // worker[0]
+    if worker[1]:
+        gpus = room[1] // worker[1]
+        count = min(gpus, count)
+    if worker[2]:
+        memory = room[2] // worker[2]
+        count = min(memory, count)
+    return max(count, 0)
+
+
+def _whole(value: float) -> int:
+    return _LIMIT if math.isinf(value) else int(value + _ROUNDING)
+
+
+def _gpu_share(gpus: float) -> float:
+    """Part of a GPU that a shape keeps others of its kind from: two shapes of 0.6 never share one."""
+    return 1.0 / math.floor(1.0 / gpus + _ROUNDING) if 0.0 < gpus < 1.0 else gpus

@@ -1,0 +1,89 @@
+"""What a sweep may still use: GPU-hours, cost, time, GPUs and attempts at once. Pure; every refusal says its sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from orchestrator.spec.policy import Policy
+
+WARN_AT = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cap:
+    """Bounds of all live attempts of one sweep, or of one user; ``None`` = none."""
+
+    max_gpus: float | None = None
+    max_concurrent: int | None = None
+
+    def refusal(self, whose: str, gpus: float, num_live: int, asked: float) -> str:
+        """Why one more attempt may not start; empty if it may."""
+        if self.max_concurrent is not None and num_live >= self.max_concurrent:
+            return f"{whose} runs {num_live} attempts, of max_concurrent={self.max_concurrent}"
+        if asked and self.max_gpus is not None and gpus + asked > self.max_gpus + 1e-6:
+            return f"{whose} holds {gpus:g} GPUs and {asked:g} more would exceed max_gpus={self.max_gpus:g}"
+        return ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """GPU-hours of one sweep, while one round of decisions is made."""
+
+    policy: Policy
+    used: float
+    """GPU-hours so far, those of live attempts included."""
+    promised: float
+    """GPU-hours that the live attempts are expected to take yet."""
+
+    def refusal(self, gpu_hours: float) -> str:
+        """Why an attempt that takes so many GPU-hours may not start; empty if it may."""
+        bound = self.policy.gpu_hour_budget
+        if bound is None or not gpu_hours or self.used + self.promised + gpu_hours <= bound + 1e-9:
+            return ""
+        return (
+            f"{self._told(bound)}: {self.used:.3g} GPU-hours are used, running attempts will take {self.promised:.3g} "
+            f"more and the next job about {gpu_hours:.3g}"
+        )
+
+    def add(self, gpu_hours: float) -> None:
+        """One more attempt was started."""
+        self.promised += gpu_hours
+
+    def warning(self) -> str:
+        """What to tell before anything is refused; empty if there is nothing."""
+        bound = self.policy.gpu_hour_budget
+        if bound is None or self.used + self.promised < WARN_AT * bound:
+            return ""
+        part = (self.used + self.promised) / bound
+        return f"{self._told(bound)}: {self.used:.3g} GPU-hours are used, with the running attempts {part:.0%} of it"
+
+    def _told(self, bound: float) -> str:
+        if self.policy.gpu_hours == bound:
+            return f"the budget is {bound:g} GPU-hours (policy.budget.gpu_hours)"
+        price = self.policy.gpu_hour_price
+        return (
+            f"the budget is {self.policy.cost:g} (policy.budget.cost), at {price:g} per GPU-hour {bound:.3g} GPU-hours"
+        )
+
+
+def overdue(policy: Policy, accepted_at_s: float, now: float) -> str:
+    """Why nothing may start any more; empty while time is left."""
+    ends = _ends(policy, accepted_at_s)
+    if not ends or now < min(ends)[0]:
+        return ""
+    at_s, told = min(ends)
+    return f"{told} has passed: it was {datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def time_left_s(policy: Policy, accepted_at_s: float, now: float) -> float | None:
+    """Seconds until nothing may start any more."""
+    return min((at_s - now for at_s, _ in _ends(policy, accepted_at_s)), default=None)
+
+
+def _ends(policy: Policy, accepted_at_s: float) -> list[tuple[float, str]]:
+    ends = [] if policy.deadline_s is None else [(policy.deadline_s, "policy.deadline")]
+    if policy.time_limit_s is not None:
+        hours = policy.time_limit_s / 3600.0
+        ends.append((accepted_at_s + policy.time_limit_s, f"policy.deadline, {hours:g} h after submission,"))
+    return ends

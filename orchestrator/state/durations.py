@@ -1,0 +1,125 @@
+"""How long jobs take: estimates, corrected by what finished jobs of the same sort took. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from orchestrator.contract import JobKind
+from orchestrator.errors import FailureKind
+from orchestrator.plan.graph import Job
+from orchestrator.state.job_view import Attempt, JobView
+
+Sort: TypeAlias = tuple[JobKind, str]
+"""Kind and model: jobs of one sort are misjudged alike."""
+
+DEFAULT_S: Mapping[JobKind, float] = {
+    JobKind.DATASET: 60.0,
+    JobKind.INDEX: 30.0,
+    JobKind.EMBED: 300.0,
+    JobKind.CLUSTER: 120.0,
+    JobKind.LABELS: 10.0,
+    JobKind.PRETRAIN: 3600.0,
+    JobKind.FINETUNE: 900.0,
+    JobKind.PROBE: 300.0,
+    JobKind.KNN: 60.0,
+    JobKind.SEARCH: 3600.0,
+    JobKind.ANALYZE: 60.0,
+    JobKind.THEORY: 60.0,
+}
+"""Seconds of a job that nobody has estimated; measured ratios soon correct them."""
+
+SAVES = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE, JobKind.SEARCH})
+"""Kinds that go on from a checkpoint when they are stopped."""
+
+RESTART_S = 60.0
+"""What it costs to stop an attempt and to start its next one: saving, loading, warming up."""
+
+_PRIOR_JOBS = 2.0
+_STEP = math.log(1.1)
+_MAX_STEPS = 100
+_LEAST_LEFT = 0.05
+_OVERRUN = 0.25
+_LEAST_OVERRUN_S = 30.0
+
+
+def sort_of(job: Job) -> Sort:
+    """Kind and model of a job; jobs without a model are told apart by kind alone."""
+    model = job.identity.get("parameters", {}).get("model")
+    return job.kind, str(model.get("name", "")) if isinstance(model, Mapping) else ""
+
+
+def estimate_s(job: Job, durations: Mapping[str, float]) -> float:
+    """Seconds at full size, as estimated before anything ran."""
+    return max(0.001, durations.get(job.name, DEFAULT_S[job.kind]))
+
+
+class Measured:
+    """Sums over finished jobs of one sort. In whole milliseconds: they come out the same in any order."""
+
+    __slots__ = ("actual_ms", "estimated_ms", "num_jobs")
+
+    def __init__(self) -> None:
+        self.actual_ms = self.estimated_ms = self.num_jobs = 0
+
+    def add(self, actual_s: float, estimated_s: float, count: int) -> None:
+        """Add a finished job (``count`` 1), or take one out again (-1)."""
+        self.actual_ms += count * int(actual_s * 1000)
+        self.estimated_ms += count * int(estimated_s * 1000)
+        self.num_jobs += count
+
+    @property
+    def steps(self) -> int:
+        """Logarithm to base 1.1 of the correction, rounded: small changes reorder no queue.
+
+        The correction is the ratio of sums with two jobs added that took just what was estimated, so that the first
+        one finished does not count for all.
+        """
+        if not self.num_jobs or self.estimated_ms <= 0:
+            return 0
+        prior = _PRIOR_JOBS * self.estimated_ms / self.num_jobs
+        ratio = (self.actual_ms + prior) / (self.estimated_ms + prior)
+        return max(-_MAX_STEPS, min(_MAX_STEPS, round(math.log(max(ratio, 1e-9)) / _STEP)))
+
+
+def correction(steps: int) -> float:
+    """Factor of an estimate."""
+    return math.exp(_STEP * steps)
+
+
+def left_s(job: Job, view: JobView, full_s: float) -> float:
+    """Seconds that the next attempt needs at full size: one that was stopped goes on from its checkpoint."""
+    stopped = view.last_failure is not None and view.last_failure.kind is FailureKind.PREEMPTED
+    if job.kind not in SAVES or not stopped:
+        return full_s
+    return max(_LEAST_LEFT * full_s, full_s - view.ran_s)
+
+
+def longest_paths_ms(durations_s: Sequence[float], children: Sequence[Sequence[int]]) -> list[int]:
+    """Milliseconds from the start of each job to the end of all that depends on it, had it all the room it wants.
+
+    Jobs stand after those they need. Source: Graham, Bounds on multiprocessing timing anomalies (1969): list
+    scheduling by longest remaining path.
+    """
+    paths = [0] * len(durations_s)
+    for place in range(len(durations_s) - 1, -1, -1):
+        after = max((paths[child] for child in children[place]), default=0)
+        paths[place] = int(durations_s[place] * 1000) + after
+    return paths
+
+
+def expected_end_s(attempt: Attempt, total_s: float, *, remaining_s: float | None, now: float) -> tuple[float, float]:
+    """When an attempt ends: to choose nodes by, and to let others use them until.
+
+    They differ once it has overrun its estimate: it may end at any moment, so nothing new may count on its room, yet
+    other nodes are likely to be free before.
+    """
+    if attempt.preempting_at_s is not None:
+        return max(now, min(attempt.preempting_at_s + attempt.grace_s, now + RESTART_S)), now
+    if remaining_s is not None:
+        return now + remaining_s, now + remaining_s
+    end_s = attempt.launched_at_s + total_s
+    if end_s > now:
+        return end_s, end_s
+    return now + max(_LEAST_OVERRUN_S, _OVERRUN * (now - attempt.launched_at_s)), now

@@ -1,0 +1,84 @@
+"""One job of a sweep, as the sweep's journal tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.contract import Resources, Timings
+from orchestrator.errors import FailureKind
+from orchestrator.state.transitions import JobState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A live attempt: launched, and not known to have ended."""
+
+    attempt_id: str
+    job: str
+    key: str
+    number: int
+    epoch: int
+    launched_at_s: float
+    resources: Resources
+    """What it was given, which may be less than its job would like."""
+    num_workers: int = 1
+    """Ranks that it was given."""
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes it was sent to; empty = anywhere."""
+    preempting_at_s: float | None = None
+    """When it was asked to give its room back; none = it was not."""
+    grace_s: float = 0.0
+    """How long after that it is ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why an attempt ended without a commit."""
+
+    attempt_id: str
+    kind: FailureKind
+    message: str
+    at_s: float
+    traceback: str = ""
+    node: str = ""
+    """Node on which it ran, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job of the current plan, as its journal tells it."""
+
+    name: str
+    key: str
+    state: JobState = JobState.PENDING
+    attempt: Attempt | None = None
+    """The live attempt; there is one exactly while the job is running."""
+    num_attempts: int = 0
+    last_attempt_id: str = ""
+    failures: Mapping[FailureKind, int] = field(default_factory=dict)
+    """Attempts that ended without a commit, by kind, since a client last reopened the job: what budgets count."""
+    num_deaths: int = 0
+    """Attempts that ended at a moment of nobody's choosing, ever; see ``reliability.DEADLY``."""
+    ran_s: float = 0.0
+    """Seconds that all its attempts took that have ended."""
+    last_failure: Failure | None = None
+    reason: str = ""
+    """Why the job failed, or which job it was skipped because of."""
+    queued_s: float = 0.0
+    """From the moment the job was ready to its first launch."""
+    launched_at_s: float | None = None
+    """Launch of the latest attempt."""
+    ended_at_s: float | None = None
+    """End of the latest attempt, or of the job where it ended without one."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    timings: Timings | None = None
+    resumed_from_step: int | None = None
+
+    @property
+    def overhead_s(self) -> float | None:
+        """Seconds of the attempt that succeeded in which it neither imported nor worked: launching and reporting."""
+        if self.timings is None or self.launched_at_s is None or self.ended_at_s is None:
+            return None
+        spent_s = self.timings.import_s + self.timings.work_s
+        return max(0.0, self.ended_at_s - self.launched_at_s - spent_s)

@@ -1,0 +1,101 @@
+"""The cluster in one round of decisions: its nodes, what fits on them at all, and what is closed for this round."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from orchestrator.contract import Resources
+from orchestrator.state.amounts import amount_of, count_workers
+from orchestrator.state.demand import Demand
+from orchestrator.state.machines import Machines
+from orchestrator.state.nodes import Node
+
+_MAX_SHAPES_TOLD = 4
+
+
+class Site:
+    """Which nodes an attempt may use. ``excluded`` are nodes to keep away from while others would do."""
+
+    def __init__(
+        self, machines: Machines, total: Resources, *, maximum: Sequence[Node] | None, excluded: Collection[str]
+    ) -> None:
+        self.machines = machines
+        self.can_grow = maximum is not None
+        self._total, self._maximum = total, maximum or ()
+        self._excluded = frozenset(machines.places[name] for name in excluded if name in machines.places)
+        self._nodes: dict[Demand, frozenset[int]] = {}
+        self._holds: dict[Demand, bool] = {}
+        self._by_sort: dict[Resources, frozenset[int]] = {}
+
+    def nodes(self, demand: Demand) -> frozenset[int]:
+        """Places of the nodes that an attempt may use: excluded ones only where no others could ever hold it."""
+        found = self._nodes.get(demand)
+        if found is None:
+            suitable = self._suitable(demand)
+            healthy = suitable - self._excluded
+            found = self._nodes[demand] = healthy if self._num_workers(demand, healthy) else suitable
+        return found
+
+    def could_hold(self, demand: Demand) -> bool:
+        """Whether an empty cluster would hold it, grown as far as its autoscaler goes.
+
+        A cluster without nodes is one that has not told yet.
+        """
+        found = self._holds.get(demand)
+        if found is None:
+            found = self._holds[demand] = self._would_hold(demand)
+        return found
+
+    def refusal(self, demand: Demand, kind: str) -> str:
+        """Why an attempt can never run here, with the largest shapes that there are."""
+        nodes = [*self.machines.nodes, *self._maximum]
+        sort = [node for node in nodes if node.suits(demand.resources)]
+        shapes = _largest(sort or nodes)
+        told = f"the largest node{' of that sort' if 0 < len(sort) < len(nodes) else ''} has {shapes[0]}"
+        if len(shapes) > 1:
+            told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_TOLD])
+        if not sort and nodes:
+            told = f"no node is of that sort; {told}"
+        asked = str(demand.resources)
+        if demand.num_workers > 1:
+            asked += f" for {demand.num_workers} workers ({demand.resources.share(demand.num_workers)} each)"
+            told += "" if self.can_grow else f", the cluster {self._total}"
+        return (
+            f"infeasible: it asks for {asked}, but {told}; lower `resources` of {kind} jobs in sweep.yaml, or "
+            "add a larger node and resubmit"
+        )
+
+    def _suitable(self, demand: Demand) -> frozenset[int]:
+        asked = Resources(
+            accelerator=demand.resources.accelerator, spot=demand.resources.spot, labels=demand.resources.labels
+        )
+        found = self._by_sort.get(asked)
+        if found is None:
+            found = self._by_sort[asked] = frozenset(self.machines.suitable(asked))
+        return found
+
+    def _would_hold(self, demand: Demand) -> bool:
+        if not self.machines.nodes:
+            return True
+        for node in self._maximum:
+            if node.suits(demand.resources) and count_workers(demand.worker, amount_of(node.resources)) > 0:
+                return True  # how many of them it may add is the autoscaler's to know
+        if not self.machines.is_pool:
+            return self._num_workers(demand, self._suitable(demand)) >= demand.num_workers
+        shapes = [amount_of(node.resources) for node in self.machines.nodes if node.suits(demand.resources)]
+        is_held = any(count_workers(demand.worker, shape) > 0 for shape in shapes)
+        return is_held and (demand.num_workers == 1 or count_workers(demand.total, self.machines.whole) > 0)
+
+    def _num_workers(self, demand: Demand, places: frozenset[int]) -> int:
+        return sum(count_workers(demand.worker, self.machines.totals[place]) for place in places)
+
+
+def _largest(nodes: Sequence[Node]) -> list[Resources]:
+    """Shapes that do not fit into another one, those with most GPUs first."""
+    shapes = {node.resources.bare for node in nodes} or {Resources(cpus=0.0)}
+    top = [shape for shape in shapes if not any(other != shape and _fits(shape, other) for other in shapes)]
+    return sorted(top, key=lambda node: (node.gpus, node.cpus, node.memory_gib), reverse=True)
+
+
+def _fits(shape: Resources, other: Resources) -> bool:
+    return count_workers(amount_of(shape), amount_of(other)) > 0

@@ -1,0 +1,225 @@
+"""One sweep as the scheduler needs it, kept up to date from what changed since the last look.
+
+All of it follows from the snapshot: an index made anew decides the same (a property test compares them).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.state.demand import Demand, Demands
+from orchestrator.state.durations import Measured, Sort, correction, estimate_s, left_s, longest_paths_ms, sort_of
+from orchestrator.state.failure_counts import FailureCounts
+from orchestrator.state.holdings import Holdings
+from orchestrator.state.machines import Machines
+from orchestrator.state.policy import GiveUp, judge
+from orchestrator.state.reservations import Ending
+from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.transitions import JobState
+
+Ticket = tuple[int, int]
+"""A ready job in its queue: minus the milliseconds of its longest remaining path, and its place in the plan."""
+
+
+@dataclass(slots=True)
+class Remembered:
+    """When live attempts are expected to end, as worked out in an earlier round on the same machines."""
+
+    machines: Machines | None = None
+    by_id: dict[str, Ending] = field(default_factory=dict)
+
+
+class SweepIndex:
+    """Queues of ready jobs by shape, what the sweep holds, and what it used and how it failed so far."""
+
+    def __init__(self, plan: Plan, demands: Demands, durations: Mapping[str, float]) -> None:
+        self.plan, self.durations = plan, durations
+        self.snapshot = Snapshot(sweep=plan.sweep)
+        self.jobs: tuple[Job, ...] = plan.jobs
+        self.places = {job.name: place for place, job in enumerate(plan.jobs)}
+        self.demands = [demands.of(job.resources, job.execution.num_workers) for job in plan.jobs]
+        self.children: list[list[int]] = [[] for _ in plan.jobs]
+        for place, job in enumerate(plan.jobs):
+            for need in job.needs:
+                self.children[self.places[need]].append(place)
+        self.views: list[JobView] = [JobView(name=job.name, key=job.key) for job in plan.jobs]
+        self.queues: dict[Demand, list[Ticket]] = {}
+        self.ready_keys: dict[str, set[int]] = {}
+        self.hopeless: set[int] = set()
+        """Pending jobs one of whose needs will never have an artifact."""
+        self.given_up: dict[int, str] = {}
+        """Ready jobs for which no attempt is left, and why."""
+        self.not_before_s: dict[int, float] = {}
+        """When the backoff of ready jobs ends that have one."""
+        self.holdings = Holdings(demands)
+        self.failures = FailureCounts()
+        self.endings = Remembered()
+        self.proven: dict[Demand, int] = {}
+        """Shapes that were launched before, and of how many jobs: a lost node does not make them infeasible."""
+        self.launched_s: dict[Demand, float] = {}
+        """Latest launch of each shape."""
+        self.last_end_s = 0.0
+        """When an attempt of the sweep ended last."""
+        self._unmet = [len(job.needs) for job in plan.jobs]
+        self._lost = [0] * len(plan.jobs)
+        self._measured: dict[Sort, Measured] = {}
+        self._sorts = [sort_of(job) for job in plan.jobs]
+        self._estimates_s = [estimate_s(job, durations) for job in plan.jobs]
+        self._steps: dict[Sort, int] = {}
+        self.full_s = list(self._estimates_s)
+        """Seconds of each job at full size, corrected by what was measured."""
+        self.paths_ms = longest_paths_ms(self.full_s, self.children)
+        for place in range(len(plan.jobs)):
+            self._enter(place)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Follow the sweep to a later snapshot of the same plan."""
+        changed = list(snapshot.jobs.changed_since(self.snapshot.jobs))
+        if snapshot.jobs is not self.snapshot.jobs:
+            for view in changed:
+                self._replace(self.places[view.name], view)
+        self.holdings.set_leaving(snapshot.leaving)
+        self.snapshot = snapshot
+        self._correct()
+
+    def uses(self, durations: Mapping[str, float]) -> bool:
+        """Whether these are the estimates that it was made with."""
+        return durations is self.durations or durations == self.durations
+
+    @property
+    def last_launch_s(self) -> float:
+        """When anything of the sweep was launched last."""
+        return max(self.launched_s.values(), default=0.0)
+
+    def left_s(self, place: int) -> float:
+        """Seconds that the next attempt at a job needs at full size."""
+        return left_s(self.jobs[place], self.views[place], self.full_s[place])
+
+    def ready_since_s(self, place: int) -> float:
+        """When the job could have started at the earliest, as far as its own attempts and its needs tell."""
+        view, needs = self.views[place], self.jobs[place].needs
+        ends = [self.views[self.places[need]].ended_at_s or 0.0 for need in needs]
+        own = view.last_failure.at_s if view.last_failure is not None else 0.0
+        return max([self.snapshot.accepted_at_s, own, *ends])
+
+    def unlaunched(self) -> Iterator[Job]:
+        """Ready jobs in plan order."""
+        for place in sorted(place for places in self.ready_keys.values() for place in places):
+            yield self.jobs[place]
+
+    def _replace(self, place: int, view: JobView) -> None:
+        old = self.views[place]
+        if old.state is JobState.PENDING:
+            self._leave(place)
+        self.views[place] = view
+        self._count(place, old, -1)
+        self._count(place, view, 1)
+        self.holdings.change(old.attempt, view.attempt)
+        if view.launched_at_s is not None:
+            demand = self.demands[place]
+            self.launched_s[demand] = max(self.launched_s.get(demand, 0.0), view.launched_at_s)
+        self._follow_ends(_attempt_end_s(old), _attempt_end_s(view))
+        self._tell_children(place, old.state, view.state)
+        if view.state is JobState.PENDING:
+            self._enter(place)
+
+    def _follow_ends(self, old_s: float, new_s: float) -> None:
+        if new_s >= self.last_end_s:
+            self.last_end_s = new_s
+        elif old_s == self.last_end_s:  # rare: a job's artifact went missing, and its end with it
+            self.last_end_s = max(_attempt_end_s(view) for view in self.views)
+
+    def _tell_children(self, place: int, old: JobState, new: JobState) -> None:
+        met = new.is_done - old.is_done
+        lost = _is_lost(new) - _is_lost(old)
+        if not met and not lost:
+            return
+        for child in self.children[place]:
+            is_pending = self.views[child].state is JobState.PENDING
+            if is_pending:
+                self._leave(child)
+            self._unmet[child] -= met
+            self._lost[child] += lost
+            if is_pending:
+                self._enter(child)
+
+    def _enter(self, place: int) -> None:
+        """A pending job takes its place: hopeless, waiting for others, or ready."""
+        if self._lost[place]:
+            self.hopeless.add(place)
+        if self._unmet[place]:
+            return
+        job, view, demand = self.jobs[place], self.views[place], self.demands[place]
+        self.ready_keys.setdefault(job.key, set()).add(place)
+        verdict = judge(view, max_failures=self.plan.policy.max_failures, num_workers=demand.num_workers)
+        if isinstance(verdict, GiveUp):
+            self.given_up[place] = verdict.reason
+            return
+        if verdict.at_s:
+            self.not_before_s[place] = verdict.at_s
+        insort(self.queues.setdefault(demand, []), (-self.paths_ms[place], place))
+
+    def _leave(self, place: int) -> None:
+        self.hopeless.discard(place)
+        if self._unmet[place]:
+            return
+        key, demand = self.jobs[place].key, self.demands[place]
+        self.ready_keys[key].discard(place)
+        if not self.ready_keys[key]:
+            del self.ready_keys[key]
+        if self.given_up.pop(place, None) is not None:
+            return
+        self.not_before_s.pop(place, None)
+        queue, ticket = self.queues[demand], (-self.paths_ms[place], place)
+        del queue[bisect_left(queue, ticket)]
+        if not queue:
+            del self.queues[demand]
+
+    def _count(self, place: int, view: JobView, count: int) -> None:
+        job, demand = self.jobs[place], self.demands[place]
+        if view.ran_s:
+            self.holdings.history.add(demand.total, view.ran_s, _last_end_s(view), count)
+        if view.num_attempts:
+            self.proven[demand] = self.proven.get(demand, 0) + count
+        if view.state is JobState.SUCCEEDED and view.ran_s:
+            measured = self._measured.setdefault(self._sorts[place], Measured())
+            measured.add(view.ran_s, self._estimates_s[place], count)
+        self.failures.count(job, view, count)
+
+    def _correct(self) -> None:
+        steps = {sort: measured.steps for sort, measured in self._measured.items() if measured.steps}
+        if steps == self._steps:
+            return
+        ready = [place for queue in self.queues.values() for _, place in queue]
+        self._steps = steps
+        factors = {sort: correction(count) for sort, count in steps.items()}
+        self.endings = Remembered()
+        self.full_s = [
+            estimate * factors.get(sort, 1.0) for estimate, sort in zip(self._estimates_s, self._sorts, strict=True)
+        ]
+        self.paths_ms = longest_paths_ms(self.full_s, self.children)
+        self.queues = {}
+        for place in ready:
+            self.queues.setdefault(self.demands[place], []).append((-self.paths_ms[place], place))
+        for queue in self.queues.values():
+            queue.sort()
+
+
+def _is_lost(state: JobState) -> bool:
+    return state.is_final and not state.is_done
+
+
+def _attempt_end_s(view: JobView) -> float:
+    failed_s = view.last_failure.at_s if view.last_failure is not None else 0.0
+    done_s = view.ended_at_s if view.state is JobState.SUCCEEDED else None
+    return max(failed_s, done_s or 0.0)
+
+
+def _last_end_s(view: JobView) -> float:
+    """When its latest attempt ended; a reopened job no longer tells, its last failure does."""
+    if view.last_failure is not None and (view.ended_at_s is None or view.ended_at_s < view.last_failure.at_s):
+        return view.last_failure.at_s
+    return view.ended_at_s or view.launched_at_s or 0.0

@@ -1,0 +1,69 @@
+"""What a decision costs, and how close whole runs come to the shortest possible; prints, asserts no times."""
+
+import statistics
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import pytest
+
+from orchestrator.contract import Resources
+from orchestrator.plan.graph import Plan
+from orchestrator.state import events
+from orchestrator.state.commands import LaunchJob
+from orchestrator.state.fold import apply
+from orchestrator.state.scheduler import Scheduler
+from orchestrator.state.snapshot import Snapshot
+from tests.makespan import Decides, Fifo, World
+from tests.makespan_dag import gpu_job, gpu_nodes, lower_bound_s, paper_dag, with_errors
+
+NUM_GPUS = 1000
+SWEEP = "paper"
+
+
+def run(name: str, plan: Plan, durations: Mapping[str, float], decide: Decides) -> float:
+    """The makespan, seconds."""
+    world = World(plans={SWEEP: plan}, nodes=gpu_nodes(NUM_GPUS), durations={SWEEP: durations}, decide=decide)
+    world.submit(SWEEP)
+    makespan_s = world.run()
+    ticks = sorted(world.tick_s)
+    bound_s = lower_bound_s(plan, durations, NUM_GPUS)
+    print(
+        f"\n{name}: {makespan_s / 3600.0:.2f} h, {makespan_s / bound_s:.4f} of the lower bound; {len(ticks)} ticks: "
+        f"median {1e3 * statistics.median(ticks):.2f} ms, p99 {1e3 * ticks[int(0.99 * len(ticks))]:.1f} ms"
+    )
+    assert all(snapshot.state.is_final for snapshot in world.snapshots.values())
+    return makespan_s
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_makespan_of_a_paper_sweep_on_a_thousand_gpus(seed) -> None:
+    plan, durations = paper_dag(seed)
+    exact_s = run("exact estimates", plan, durations, partial(Scheduler().decide, durations={SWEEP: durations}))
+    wrong = {SWEEP: with_errors(durations, seed + 100)}
+    wrong_s = run("estimates wrong by up to 30 %", plan, durations, partial(Scheduler().decide, durations=wrong))
+    blind_s = run("no estimates", plan, durations, partial(Scheduler().decide, durations={}))
+    fifo_s = run("first in, first out", plan, durations, Fifo().decide)
+    print(f"wrong / exact {wrong_s / exact_s:.4f}, none / exact {blind_s / exact_s:.4f}, FIFO / exact "
+          f"{fifo_s / exact_s:.3f}")  # fmt: skip
+
+
+@pytest.mark.bench
+def test_placements_of_ten_thousand_ready_jobs_on_a_free_cluster() -> None:
+    jobs = tuple(gpu_job(f"finetune/{number}", gpus=1) for number in range(10_000))
+    plan = Plan(sweep=SWEEP, revision=1, store_uri="", jobs=jobs, baseline="")
+    accepted = events.PlanAccepted(at_s=0.0, message_id="m", revision=1)
+    snapshot = apply(Snapshot(sweep=SWEEP), [accepted], lambda _: plan)
+    scheduler, nodes = Scheduler(), gpu_nodes(NUM_GPUS)
+    total = Resources(cpus=64.0 * len(nodes), gpus=float(NUM_GPUS))
+    seconds = []
+    for _ in range(10):
+        started_s = time.process_time()
+        commands = scheduler.decide([snapshot], total=total, nodes=nodes, now=1.0)
+        seconds.append(time.process_time() - started_s)
+        assert sum(isinstance(command, LaunchJob) for command in commands) == NUM_GPUS
+    print(
+        f"\n{NUM_GPUS / statistics.median(seconds[1:]):,.0f} placements per CPU second; first tick {seconds[0]:.3f} s"
+    )

@@ -1,0 +1,150 @@
+"""Cached probes: many label fractions and seeds of one backbone, and beside the online probe at equal accuracy.
+
+``PROBE_SAMPLES`` scales the first one down (50,000 samples of 512 features by default).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from orchestrator.contract import Execution, JobKind, JobRequest
+from orchestrator.spec.schema_probe import LOOK_FIELDS, LogisticSpec
+from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.local import LocalStore
+from tests.tiny_training import RECIPE, TinyTraining
+from workloads.data.arrays import npy_bytes
+from workloads.data.index import SampleIndex
+
+NUM_SAMPLES = int(os.environ.get("PROBE_SAMPLES", "50000"))
+NUM_VAL = 5000
+DIM = 512
+FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+SEEDS = range(5)
+NUM_THREADS = len(os.sched_getaffinity(0))
+EXECUTION = Execution(num_threads=NUM_THREADS)
+LOGISTIC = {name: value for name, value in LogisticSpec().resolved().items() if name not in LOOK_FIELDS}
+LOOK = {"view": "center", "resize": None, "interpolation": "bilinear", "decoder": "pillow", "precision": "fp32"}
+MODEL: dict[str, Any] = {
+    "name": "fasternet_t0",
+    "image_size": 32,
+    "kwargs": {"patch_size": 8, "embed_dim": 64, "depths": [1], "feature_dim": 256},
+}
+
+
+class Bench(TinyTraining):
+    """A store with one data set."""
+
+    def __init__(self, folder: Path, dataset: dict[str, Any]) -> None:
+        super().__init__(LocalStore(folder / "store"), folder)
+        parameters = {"builtin": "synthetic-hierarchy", "version": 1, **dataset}
+        self.dataset = self.run(self.request(JobKind.DATASET, parameters, {})).key
+        self.index = self.run(self.request(JobKind.INDEX, {}, {"dataset": self.dataset})).key
+
+    def timed(self, request: JobRequest) -> tuple[float, float, float]:
+        """Wall and processor seconds, and the error."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        error = self.run(request).metrics["val_error"]
+        return time.perf_counter() - wall, time.process_time() - cpu, error
+
+    def probe(self, features: dict[str, str], recipe: dict[str, Any], *, seed: int = 0, **more: Any) -> JobRequest:
+        inputs = {"index": self.index, "labels": self.labels({"hierarchy": "depth2"}), **features}
+        parameters = {"model": MODEL, "recipe": recipe, "seed": seed, **more}
+        return self.request(JobKind.PROBE, parameters, inputs, execution=EXECUTION)
+
+    def commit_features(self, split: str, features_ND: NDArray[np.float16]) -> str:
+        """As an embed job would."""
+        request = self.request(JobKind.EMBED, {"split": split, "made": len(features_ND)}, {"index": self.index})
+        name = f"features-{0:012d}-{len(features_ND):012d}.npy"
+        part = {"start": 0, "stop": len(features_ND), "features": name, "missing": "missing.npy"}
+        document = {"split": split, "index": self.index, "dataset_digest": "", "dim": DIM, "parts": [part]}
+        writer = ArtifactWriter(self.store, request)
+        writer.add("features.json", json.dumps(document).encode())
+        writer.add(name, npy_bytes(features_ND))
+        writer.add("missing.npy", npy_bytes(np.empty(0, dtype=np.int64)))
+        writer.commit(now=0.0, metrics={}, summary={}, package_digest="")
+        return request.key
+
+
+def clouds(leaves_N: NDArray[np.integer], *, seed: int) -> NDArray[np.float16]:
+    """Overlapping classes in features whose spectrum decays, as a network's does; none is centred."""
+    fixed, random = np.random.default_rng(0), np.random.default_rng(seed)
+    means = 0.2 * fixed.standard_normal((int(leaves_N.max()) + 1, DIM))
+    spectrum = np.arange(1, DIM + 1) ** -0.5
+    basis = np.linalg.qr(fixed.standard_normal((DIM, DIM)))[0]
+    points_ND = (means[leaves_N] + random.standard_normal((len(leaves_N), DIM))) * spectrum
+    features_ND: NDArray[np.float16] = (points_ND @ basis + 0.3).astype(np.float16)
+    return features_ND
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("num_classes", [10, 100])
+def test_cached_probe_of_all_fractions_and_seeds_prints_seconds(tmp_path: Path, num_classes: int) -> None:
+    dataset = {"branching": [num_classes // 5, 5], "image_size": 16, "patch_size": 2}
+    bench = Bench(tmp_path, {**dataset, "num_train": NUM_SAMPLES, "num_val": NUM_VAL})
+    index = SampleIndex.open(bench.store, bench.index, tmp_path / "cache")
+    splits = {"train": 1, "val": 2}
+    features = {
+        split: bench.commit_features(split, clouds(np.asarray(index.split(split).leaves), seed=seed))
+        for split, seed in splits.items()
+    }
+    total_s = total_cpu_s = 0.0
+    for fraction in FRACTIONS:
+        subsets = [{"subset": {"fraction": fraction, "seed": seed}} if fraction < 1 else {} for seed in SEEDS]
+        runs = [bench.timed(bench.probe(features, LOGISTIC, seed=seed, **subsets[seed])) for seed in SEEDS]
+        wall_s, cpu_s = (sum(run[part] for run in runs) for part in (0, 1))
+        errors = [100 * run[2] for run in runs]
+        total_s, total_cpu_s = total_s + wall_s, total_cpu_s + cpu_s
+        mean, std = np.mean(errors), np.std(errors, ddof=1)
+        sys.stdout.write(f"  {fraction:6.0%}  {wall_s:6.1f} s  cpu {cpu_s:6.1f} s  error {mean:5.2f} +- {std:.2f} %\n")
+    jobs = len(FRACTIONS) * len(SEEDS)
+    shape = f"{NUM_SAMPLES:,} x {DIM}, {num_classes} classes, {NUM_THREADS} threads"
+    sys.stdout.write(f"{jobs} cached probes of {shape}: {total_s:.1f} s, processor {total_cpu_s:.1f} s\n")
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(3600)
+def test_cached_probe_beside_the_online_probe_prints_ratios(tmp_path: Path) -> None:
+    dataset = {"branching": [4, 5], "image_size": 32, "patch_size": 8, "num_train": 4096, "num_val": 4096}
+    bench = Bench(tmp_path, {**dataset, "num_common_patches": 6, "num_subclass_patches": 2})
+    short = {"epochs": 6, "batch_size": 128, "lr": 0.3, "std": [0.5] * 3, "eval_every_epochs": 6}
+    backbone = bench.run(
+        bench.training(model=MODEL, recipe=short, space={"hierarchy": "depth2"}, execution=EXECUTION)
+    ).key
+    steps = {**RECIPE, "epochs": 20, "batch_size": 128, "warmup_epochs": 0, "weight_decay": 0.0}
+    steps |= {"std": [0.5] * 3, "eval_every_epochs": 20, "lr": 0.1}
+    look = {**LOOK, "mean": steps["mean"], "std": steps["std"], "model": MODEL}
+    started = time.perf_counter(), time.process_time()
+    inputs = {"index": bench.index, "backbone": backbone}
+    features = {
+        split: bench.run(bench.request(JobKind.EMBED, {"split": split, **look}, inputs, execution=EXECUTION)).key
+        for split in ("train", "val")
+    }
+    embed = time.perf_counter() - started[0], time.process_time() - started[1]
+    sgd = {**steps, "features": "cached", "solver": "sgd"}
+    arms = {
+        "online, augmented": ({"backbone": backbone}, {**steps, "augment": "flip"}),
+        "online": ({"backbone": backbone}, steps),
+        "cached, sgd": (features, sgd),
+        "cached, lbfgs": (features, LOGISTIC),
+    }
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in arms}
+    for seed in range(2):
+        for name, (inputs, recipe) in arms.items():
+            found[name].append(bench.timed(bench.probe(inputs, recipe, seed=seed)))
+            sys.stdout.write(f"  seed {seed} {name}: {found[name][-1][0]:.2f} s\n")
+    means = {name: np.mean(runs, axis=0) for name, runs in found.items()}
+    best = means["cached, lbfgs"]
+    sys.stdout.write(f"features, once for all: {embed[0]:.1f} s, processor {embed[1]:.1f} s\n")
+    for name, (wall_s, cpu_s, error) in means.items():
+        ratios = f"{wall_s / best[0]:6.1f} x ({cpu_s / best[1]:.1f} x processor)"
+        sys.stdout.write(f"  {name:20}{wall_s:7.2f} s  cpu {cpu_s:7.2f} s  error {100 * error:5.2f} %  {ratios}\n")

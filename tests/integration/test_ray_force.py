@@ -1,0 +1,97 @@
+"""Attempts that do not end by themselves, on a real Ray cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.backends.protocol import AttemptStatus, Placement
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.contract import Resources
+from orchestrator.errors import FailureKind
+from orchestrator.storage.layout import log_name
+from orchestrator.storage.logs import read_log
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
+
+ONE_CPU = Resources(cpus=1.0)
+
+
+@pytest.fixture
+def backend(namespace):
+    settings = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
+    made = RayBackend(namespace, settings=settings, spare_runners=0)
+    made.announce(1)
+    return made
+
+
+def test_attempt_that_hangs_is_ended_with_its_stacks_in_the_log(backend, store, gate, finish, running_pid):
+    attempt = request(store, job("stuck", hangs=str(gate.path)))
+    backend.launch(attempt, ONE_CPU)
+    running_pid(backend, attempt.attempt_id)
+    gate.open()
+    backend.kill(attempt.attempt_id, "hangs: no progress", FailureKind.HANG)
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.FAILED
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.message) == (FailureKind.HANG, "hangs: no progress")
+    log = read_log(store, log_name("scripted", "stuck", 0)).decode()
+    assert log.count("hello from stuck") == 1
+    assert "in hang_until" in log
+
+
+def test_attempt_that_must_end_is_lost_for_the_given_reason(backend, store, gate, finish, running_pid):
+    attempt = request(store, job("unwanted", gate=str(gate.path)))
+    backend.launch(attempt, ONE_CPU)
+    running_pid(backend, attempt.attempt_id)
+    backend.kill(attempt.attempt_id, "it had its grace")
+    report = finish(backend, attempt.attempt_id)
+    assert (report.status, report.lost_reason) == (AttemptStatus.LOST, "it had its grace")
+
+
+def test_attempt_goes_to_the_node_it_was_sent_to_and_says_so(backend, store, finish):
+    (machine,) = backend.capacity().machines
+    attempt = request(store, job("placed"))
+    backend.launch(attempt, ONE_CPU, Placement(nodes=(machine.name,)))
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED, report
+    assert report.node == machine.name
+
+
+def test_attempt_sent_to_a_node_that_is_gone_goes_elsewhere(backend, store, finish):
+    attempt = request(store, job("misplaced"))
+    backend.launch(attempt, ONE_CPU, Placement(nodes=("gone/00000000",), exclude=("gone/00000000",)))
+    assert finish(backend, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+
+
+def test_attempt_that_may_go_nowhere_goes_somewhere(backend, store, finish):
+    (machine,) = backend.capacity().machines
+    attempt = request(store, job("excluded"))
+    backend.launch(attempt, ONE_CPU, Placement(exclude=(machine.name,)))
+    assert finish(backend, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+
+
+@pytest.mark.slow
+def test_gang_that_hangs_is_ended_with_the_stacks_of_every_rank(
+    ray_cluster, backend, store, gate, finish, running_pid, until
+):
+    attempt = request(store, job("stuck-gang", hangs=str(gate.path)), num_workers=2)
+    (machine,) = backend.capacity().machines
+    backend.launch(attempt, Resources(cpus=2.0), Placement(nodes=(machine.name, machine.name)))
+    running_pid(backend, attempt.attempt_id)
+    until(lambda: len(backend._attempts[attempt.attempt_id].report.get("processes", ())) == 2 or look_at(backend))
+    gate.open()
+    backend.kill(attempt.attempt_id, "hangs", FailureKind.HANG)
+    report = finish(backend, attempt.attempt_id)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.HANG
+    for rank in range(2):
+        assert "in hang_until" in read_log(store, log_name("scripted", "stuck-gang", 0, rank)).decode()
+    backend.release(attempt.attempt_id)
+    table = ray_cluster.util.placement_group_table
+    until(lambda: backend.observe(()) == [] and all(group["state"] == "REMOVED" for group in table().values()))
+
+
+def look_at(backend) -> bool:
+    """Take the newest answers."""
+    look(backend, next(iter(backend._attempts)))
+    return False

@@ -1,0 +1,285 @@
+"""What a run says beyond its state: where it came from, its data, its place in the store, trials, the registry."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import JobKind
+from orchestrator.errors import FailureKind
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.state import events
+from orchestrator.storage.layout import metrics_segment
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.trials import Trial, TrialPoint, TrialState, write_trial
+from orchestrator.tracking.links import compare_url, find_compare_link, find_run_links, run_url
+from orchestrator.tracking.provenance import Provenance, capture, save
+from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.views import share_key
+from tests.mlflow_servers import new_database
+from tests.sample_journal import SampleJournal
+from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
+
+SPACES = (BASELINE, "levels/depth3")
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory):
+    return new_database(tmp_path_factory.mktemp("mlflow") / "mlflow.db")
+
+
+@pytest.fixture(scope="module")
+def client(uri):
+    return TrackingServer(uri).client
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def plan(store, request) -> Plan:
+    sweep = request.node.name.replace("[", "-").replace("]", "")
+    return sample_plan(store.uri, sweep=sweep, spaces=SPACES, seeds=(0, 1), transfers=("superclass",))
+
+
+def _runs(client, plan: Plan):
+    experiment = client.get_experiment_by_name(plan.sweep)
+    found = client.search_runs([experiment.experiment_id])
+    by_job = {run.data.tags["job"]: run for run in found}
+    assert len(by_job) == len(found)
+    return by_job
+
+
+def _job(plan: Plan, kind: JobKind) -> Job:
+    return next(job for job in plan.jobs if job.kind is kind)
+
+
+def test_publisher_run_of_a_backbone_leads_to_its_artifact_and_its_data(client, store, plan, uri):
+    index, backbone = _job(plan, JobKind.INDEX), _job(plan, JobKind.PRETRAIN)
+    journal = SampleJournal(store, plan)
+    for job in plan.jobs[: plan.jobs.index(backbone) + 1]:
+        journal.run(job)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+
+    run = _runs(client, plan)[backbone.name]
+    folder = f"{store.uri}/artifacts/pretrain/{backbone.key}"
+    assert run.data.tags["artifact"] == folder
+    assert run.data.tags["checkpoints"] == f"{folder}/checkpoints"
+    assert run.data.tags["attempt_states"] == "1 succeeded"
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest) == ("tree", run.data.params["dataset_digest"][:32])
+    assert json.loads(used.dataset.source) == {"uri": f"{store.uri}/artifacts/dataset/{plan.jobs[0].key}"}
+    assert _runs(client, plan)[index.name].inputs.dataset_inputs == []
+    labels = _runs(client, plan)[f"labels/{BASELINE}"]
+    assert (labels.data.params["level"], labels.data.params["granularity"]) == ("depth1", "2")
+
+
+def test_publisher_attempts_are_told_by_how_they_ended(client, store, plan, uri):
+    journal, job = SampleJournal(store, plan), plan.jobs[0]
+    for kind in (FailureKind.OUT_OF_MEMORY, FailureKind.OUT_OF_MEMORY, FailureKind.NODE_LOST):
+        journal.launch(job)
+        journal._append(
+            events.AttemptFailed(
+                at_s=journal._tick(), job=job.name, attempt_id=journal._attempt_id(job), kind=kind, message="boom"
+            )
+        )
+    journal.run(job)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    assert _runs(client, plan)[job.name].data.tags["attempt_states"] == "1 node_lost, 2 out_of_memory, 1 succeeded"
+
+
+def test_publisher_metrics_of_the_machine_are_system_metrics(client, store, plan, uri):
+    job = plan.jobs[0]
+    metrics = {"train_loss": 1.0, "images_per_s": 100.0, "data_wait": 0.25}
+    line = json.dumps({"step": 5, "epoch": 1.0, "at_s": START_S, "metrics": metrics})
+    store.put(metrics_segment(job.key, 1, 0, 5), line.encode())
+    SampleJournal(store, plan).run(job)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    found = _runs(client, plan)[job.name].data.metrics
+    assert {name: found[name] for name in ("train_loss", "system/images_per_s", "system/data_wait")} == {
+        "train_loss": 1.0,
+        "system/images_per_s": 100.0,
+        "system/data_wait": 0.25,
+    }
+    assert "images_per_s" not in found
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=tester", "-c", "user.email=tester@localhost"]
+    done = subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_provenance_repository_with_changes_is_told_with_its_diff_and_no_password(tmp_path):
+    _git(tmp_path, "init", "-q", "-b", "topic")
+    (tmp_path / "a.txt").write_text("one\n")
+    _git(tmp_path, "add", "a.txt")
+    _git(tmp_path, "commit", "-q", "-m", "first")
+    _git(tmp_path, "remote", "add", "origin", "https://me:secret@example.org/lab.git")
+    assert capture(tmp_path).diff == ""
+    assert capture(tmp_path).tags()["git_dirty"] == "no"
+
+    (tmp_path / "a.txt").write_text("two\n")
+    found = capture(tmp_path)
+    assert found.tags() == {
+        "mlflow.source.git.commit": _git(tmp_path, "rev-parse", "HEAD"),
+        "mlflow.source.git.branch": "topic",
+        "mlflow.source.git.repoURL": "https://example.org/lab.git",
+        "git_dirty": "yes",
+    }
+    assert "-one\n+two\n" in found.diff
+
+
+def test_provenance_outside_of_a_repository_is_empty(tmp_path):
+    assert capture(tmp_path) == Provenance()
+    assert capture(tmp_path / "absent") == Provenance()
+
+
+def test_publisher_sweep_tells_its_commit_even_if_it_learns_it_late(client, store, plan, uri):
+    SampleJournal(store, plan).run(plan.jobs[0])
+    publisher = Publisher(store, uri)
+    assert publisher.publish_once(plan.sweep)
+    assert "mlflow.source.git.commit" not in _runs(client, plan)["(sweep)"].data.tags
+
+    save(store, plan.sweep, "message-1", Provenance(commit="c" * 40, branch="main", diff="-one\n+two\n"))
+    assert publisher.publish_once(plan.sweep)
+    run = _runs(client, plan)["(sweep)"]
+    assert run.data.tags["mlflow.source.git.commit"] == "c" * 40
+    assert Path(client.download_artifacts(run.info.run_id, "uncommitted.diff")).read_text() == "-one\n+two\n"
+
+
+def test_publisher_report_is_the_description_of_the_sweeps_run(client, store, plan, uri):
+    SampleJournal(store, plan).run_all()
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    note = _runs(client, plan)["(sweep)"].data.tags["mlflow.note.content"]
+    assert "levels/depth3" in note
+    assert len(note) < 8000
+
+
+# ---------------------------------------------------------------------------------------------------------------- links
+def test_links_compare_url_names_experiment_and_view():
+    url = compare_url("http://host:5000/", "7", "my-study")
+    assert (
+        url == f"http://host:5000/#/experiments/7/runs?viewStateShareKey={share_key('my-study')}&compareRunsMode=CHART"
+    )
+    assert share_key("my-study") != share_key("other")
+
+
+def test_links_are_found_in_the_store_once_published(client, store, plan, uri):
+    assert find_compare_link(store, plan.sweep, uri, "http://host") == ""
+    assert find_run_links(store, plan.sweep, uri, "http://host") == {}
+    SampleJournal(store, plan).run(plan.jobs[0])
+    assert Publisher(store, uri).publish_once(plan.sweep)
+
+    experiment = client.get_experiment_by_name(plan.sweep)
+    assert find_compare_link(store, plan.sweep, uri, "http://host").startswith(
+        f"http://host/#/experiments/{experiment.experiment_id}/runs?"
+    )
+    assert find_compare_link(store, plan.sweep, uri, "") == ""
+    run_id = _runs(client, plan)[plan.jobs[0].name].info.run_id
+    links = find_run_links(store, plan.sweep, uri, "http://host")
+    assert links[plan.jobs[0].name] == run_url("http://host", experiment.experiment_id, run_id)
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{share_key(plan.sweep)}"])
+    parallel = next(chart for chart in view["compareRunCharts"] if chart["type"] == "PARALLEL")
+    assert (parallel["selectedParams"], parallel["selectedMetrics"]) == (["label_space", "granularity"], ["val_error"])
+    assert plan.sweep in view["searchFilter"]
+
+
+# ------------------------------------------------------------------------------------------------------------- registry
+def test_registry_best_backbone_of_a_sweep_is_registered_once(client, store, plan, uri):
+    plan = replace(plan, register="best")
+    journal = SampleJournal(store, plan)
+    for job in plan.jobs:
+        journal.run(job)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    assert client.search_model_versions(f"name = '{plan.sweep}'") == []  # not before the sweep has ended
+
+    journal.finish()
+    publisher = Publisher(store, uri)
+    assert publisher.publish_once(plan.sweep)
+    for stat in list(store.list_objects(f"sweeps/{plan.sweep}/tracking/")):
+        store.delete(stat.name)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+
+    (version,) = client.search_model_versions(f"name = '{plan.sweep}'")
+    # Of depth3, which is best, seed 1 has the lower error: see ``tests/sample_sweep.py``.
+    backbone = plan.by_name()["pretrain/levels/depth3/seed1"]
+    assert version.tags["label_space"] == "levels/depth3"
+    assert (version.tags["key"], version.tags["val_error"]) == (backbone.key, "0.06")
+    assert version.run_id == _runs(client, plan)[backbone.name].info.run_id
+    assert client.get_model_version_by_alias(plan.sweep, "best").version == version.version
+    third = Publisher(store, uri)
+    assert third.publish_once(plan.sweep)
+    assert third.num_written == 0  # nothing is left to do, and nothing is done
+
+
+def test_registry_sweep_that_does_not_ask_registers_nothing(client, store, plan, uri):
+    SampleJournal(store, plan).run_all()
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    assert client.search_model_versions(f"name = '{plan.sweep}'") == []
+
+
+# --------------------------------------------------------------------------------------------------------------- trials
+def _trial(number: int, *errors: float, state: TrialState = TrialState.RUNNING) -> Trial:
+    points = tuple(
+        TrialPoint(step=10 * step, at_s=START_S + step, metrics={"val_error": error})
+        for step, error in enumerate(errors, start=1)
+    )
+    ended_s = None if state is TrialState.RUNNING else START_S + 100
+    return Trial(number=number, params={"lr": 0.1}, state=state, started_s=START_S, ended_s=ended_s, points=points)
+
+
+def _with_search(plan: Plan) -> tuple[Plan, Job]:
+    search = replace(plan.jobs[0], name="search/lr", kind=JobKind.SEARCH, key="search-lr-0123456789abcdef", needs=())
+    return replace(plan, jobs=(*plan.jobs, search)), search
+
+
+def test_publisher_trials_are_runs_below_their_search(client, store, plan, uri):
+    plan, search = _with_search(plan)
+    journal = SampleJournal(store, plan)
+    publisher = Publisher(store, uri)
+    journal.launch(search)
+    write_trial(store, search.key, _trial(0, 0.5))
+    write_trial(store, search.key, _trial(1, 0.4, state=TrialState.STOPPED))
+    assert publisher.publish_once(plan.sweep)
+    runs = _runs(client, plan)
+    assert runs["search/lr#0"].data.tags["mlflow.parentRunId"] == runs["search/lr"].info.run_id
+    assert [runs[f"search/lr#{number}"].info.status for number in (0, 1)] == ["RUNNING", "KILLED"]
+
+    write_trial(store, search.key, _trial(0, 0.5, 0.3, state=TrialState.COMPLETED))
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    run = _runs(client, plan)["search/lr#0"]
+    assert (run.info.status, run.data.params["lr"]) == ("FINISHED", "0.1")
+    history = client.get_metric_history(run.info.run_id, "val_error")
+    assert [(point.step, point.value) for point in history] == [(10, 0.5), (20, 0.3)]
+
+
+def test_publisher_trial_of_a_search_that_failed_does_not_run_for_ever(client, store, plan, uri):
+    plan, search = _with_search(plan)
+    journal = SampleJournal(store, plan)
+    journal.launch(search)
+    write_trial(store, search.key, _trial(0, 0.5))
+    publisher = Publisher(store, uri)
+    assert publisher.publish_once(plan.sweep)
+    journal.fail(search)
+    journal.give_up(search)
+    assert publisher.publish_once(plan.sweep)
+    run = _runs(client, plan)["search/lr#0"]
+    assert (run.info.status, run.info.end_time) == ("KILLED", 1000 * (START_S + 1))
+
+
+def test_publisher_job_of_a_named_block_and_a_grid_says_so(client, store, plan, uri):
+    facets = {"pretrain": "lr-0.4", "checkpoint": "epoch50", "cell": "lr=0.4,batch_size=512", "fraction": "0.01"}
+    job = replace(plan.jobs[-1], facets={**plan.jobs[-1].facets, **facets}, needs=())
+    plan = replace(plan, jobs=(job,))
+    commit(store, job, sweep=plan.sweep)
+    SampleJournal(store, plan).reuse(job)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    assert facets.items() <= _runs(client, plan)[job.name].data.params.items()

@@ -1,0 +1,162 @@
+"""Tracking servers that cannot be written to: one clear message, nothing changed there, nothing lost here."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import StorageError
+from orchestrator.testing.faults import FaultyStore, Harm, ReadFault
+from orchestrator.tracking.errors import TrackingError
+from orchestrator.tracking.loop import publish_until_done
+from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.server import TrackingServer
+from tests.mlflow_servers import new_database
+from tests.tracking_sweeps import big_sweep, problems
+
+
+@pytest.fixture
+def database(tmp_path):
+    new_database(tmp_path / "mlflow.db")
+    return tmp_path / "mlflow.db"
+
+
+def _client(database) -> Any:
+    return TrackingServer(f"sqlite:///{database}").client
+
+
+def _run_of_somebody_else(database) -> str:
+    client = _client(database)
+    return str(client.create_run(client.create_experiment("big"), run_name="theirs").info.run_id)
+
+
+def test_publisher_experiment_with_foreign_runs_is_refused_and_left_alone(database):
+    big = big_sweep(3, is_over=False)
+    run_id = _run_of_somebody_else(database)
+    with pytest.raises(TrackingError, match=r"'big' holds runs of something else.*tracking\.experiment.*tag owner"):
+        Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+    client = _client(database)
+    experiment = client.get_experiment_by_name("big")
+    assert [run.info.run_id for run in client.search_runs([experiment.experiment_id])] == [run_id]
+    assert experiment.tags == {}
+
+
+def test_publisher_foreign_experiment_that_was_given_to_it_is_used(database):
+    big = big_sweep(3, is_over=False)
+    _run_of_somebody_else(database)
+    client = _client(database)
+    experiment = client.get_experiment_by_name("big").experiment_id
+    client.set_experiment_tag(experiment, "owner", "pretraining-orchestrator")
+    assert Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+    assert len(client.search_runs([experiment])) == 1 + 1 + 3
+
+
+def test_publisher_empty_experiment_of_the_same_name_becomes_its_own(database):
+    client = _client(database)
+    client.create_experiment("big")
+    big = big_sweep(3, is_over=False)
+    assert Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+    assert client.get_experiment_by_name("big").tags["owner"] == "pretraining-orchestrator"
+
+
+def test_publisher_deleted_experiment_says_how_to_get_it_back(database):
+    client = _client(database)
+    number = client.create_experiment("big")
+    client.delete_experiment(number)
+    big = big_sweep(3)
+    with pytest.raises(TrackingError, match="is deleted, and MLflow keeps its name; restore it, purge it"):
+        Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+
+    client.restore_experiment(number)
+    assert Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+    assert problems(database, big) == []
+
+
+def test_publisher_read_only_database_says_so_and_changes_nothing(database):
+    before = database.read_bytes()
+    big = big_sweep(3)
+    publisher = Publisher(big.store, f"sqlite:///file:{database}?mode=ro&uri=true")
+    with pytest.raises(TrackingError, match=r"readonly database; training goes on; let the publisher write there"):
+        publisher.publish_once("big")
+    assert database.read_bytes() == before
+
+
+@pytest.mark.parametrize("version", ["0a8213491aaa", "fffffffffff"])
+def test_publisher_database_of_another_release_is_refused_and_not_migrated(database, version):
+    """MLflow itself would upgrade the first one, under the feet of the server that uses it."""
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", [version])
+        connection.execute("DROP TABLE jobs")
+    big = big_sweep(3)
+    with pytest.raises(TrackingError, match=rf"tables of version {version}, and the installed MLflow .* needs"):
+        Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(version,)]
+        assert not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchall()
+
+
+@contextmanager
+def _answering(status: int, text: str) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Be quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "message"),
+    [
+        (404, "nothing here", "is not an MLflow server.*correct tracking.uri"),
+        (200, "<html>a page</html>", "is not an MLflow server"),
+        (200, "1.30.0", r"runs MLflow 1\.30\.0, and 2\.0 is the oldest that works"),
+    ],
+)
+def test_publisher_server_that_is_not_a_usable_mlflow_is_named(status, text, message):
+    big = big_sweep(3)
+    with _answering(status, text) as url, pytest.raises(TrackingError, match=message):
+        Publisher(big.store, url).publish_once("big")
+
+
+def test_loop_same_outage_is_told_once(caplog):
+    class Failing:
+        num_written = 0
+        answers = iter(["down", "down", "down", "still down", None])
+
+        def has_ended(self, sweep: str) -> bool:
+            return True
+
+        def publish_once(self, sweep: str) -> bool:
+            if text := next(self.answers):
+                raise TrackingError(text)
+            return True
+
+    with caplog.at_level(logging.WARNING):
+        publish_until_done(Failing(), "sample", wait=lambda _: None, clock=lambda: 0.0)
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == ["down", "still down"]
+
+
+def test_publisher_store_that_fails_in_the_middle_of_a_journal_loses_no_event(database):
+    """Events were read, then the plan they name was not: they must be read again."""
+    fault = ReadFault(harm=Harm.REFUSED, within="plan-")
+    publisher = Publisher(FaultyStore(big_sweep(3, is_over=False).store, read_faults=[fault]), f"sqlite:///{database}")
+    with pytest.raises(StorageError):
+        publisher.publish_once("big")
+    assert publisher.publish_once("big")
+    assert len(_client(database).search_runs(["1"])) == 1 + 3

@@ -1,0 +1,266 @@
+"""Bugs that the simulation must find: what each of the program's guarantees hangs on, taken away."""
+
+from __future__ import annotations
+
+from tests.mutants.engine import Mutant
+
+_CONTROLLER = "orchestrator.controller.controller:Controller"
+_FLEET = "orchestrator.controller.fleet:Fleet"
+_EXECUTOR = "orchestrator.controller.execution:Executor"
+_LAUNCHING = "orchestrator.state.launching:Launching"
+_FOLDING = "orchestrator.state.fold:_Folding"
+
+MUTANTS = (
+    # Fencing
+    Mutant(
+        name="new epoch is not announced to runners",
+        where=f"{_CONTROLLER}._start",
+        old="self._backend.announce(epoch)",
+        new="self._backend.announce(1)",
+    ),
+    Mutant(
+        name="epoch does not rise",
+        where="orchestrator.controller.lease:Lease.acquire",
+        old="found[0].epoch + 1",
+        new="found[0].epoch",
+    ),
+    Mutant(
+        name="journal ignores another writer's segment",
+        where="orchestrator.storage.journal:Journal.append",
+        old="raise JournalFencedError(message) from error",
+        new="del error",
+    ),
+    Mutant(
+        name="adoption is not written",
+        where="orchestrator.controller.ledger:SweepLedger.append",
+        old="[*([self._adoption] if self._adoption else []), *events]",
+        new="[*events]",
+    ),
+    Mutant(
+        name="a sweep of an earlier epoch is not adopted",
+        where=f"{_FLEET}._load",
+        old="needs_adoption = not is_ours or sweep in self._in_doubt",
+        new="needs_adoption = snapshot.cluster != me.cluster",
+    ),
+    # Intent before effect
+    Mutant(
+        name="launch before append",
+        where=f"{_EXECUTOR}._carry_out",
+        old="if batch.events:",
+        new="while batch.launches:\n        self._launch(batch.launches.pop())\n    if batch.events:",
+    ),
+    Mutant(
+        name="launch without append",
+        where=f"{_EXECUTOR}._add_launch",
+        old="batch.events.append(",
+        new="[].append(",
+    ),
+    Mutant(
+        name="memory is trusted after a failed append",
+        where=f"{_FLEET}.guard",
+        old="sweep in self._holdings and sweep not in self._in_doubt",
+        new="sweep in self._holdings",
+    ),
+    # Messages
+    Mutant(
+        name="message deleted before its event is durable",
+        where=f"{_CONTROLLER}._settle",
+        old="    if message.message_id not in",
+        new="    discard(self._store, holding.snapshot.sweep, message.message_id)\n    if message.message_id not in",
+    ),
+    Mutant(
+        name="message settled twice",
+        where=f"{_CONTROLLER}._settle",
+        old="message.message_id not in holding.snapshot.handled",
+        new="message.message_id",
+    ),
+    Mutant(
+        name="resubmitted sweep trusts what it knew of the store",
+        where=f"{_CONTROLLER}._settle",
+        old="self._executor.forget_keys(holding.snapshot)",
+        new="pass",
+    ),
+    Mutant(
+        name="a missing artifact is not noticed",
+        where="orchestrator.controller.submission:missed_artifacts",
+        old="not is_committed(store, view.key)",
+        new="False",
+    ),
+    # Attempts
+    Mutant(
+        name="success believed without a record",
+        where="orchestrator.controller.attempts:_success",
+        old="if record is None:",
+        new="if False:",
+    ),
+    Mutant(
+        name="attempt number is not claimed",
+        where="orchestrator.controller.attempts:allocate_attempt",
+        old="while not _claim(store, job, number, claimant):",
+        new="while False:",
+    ),
+    Mutant(
+        name="runner is not released",
+        where=f"{_CONTROLLER}._record",
+        old="self._backend.release(event.attempt_id)",
+        new="pass",
+    ),
+    Mutant(
+        name="released before its end is on record",
+        where=f"{_CONTROLLER}._record",
+        old="ended.append(event)",
+        new="ended.append(event); self._backend.release(event.attempt_id)",
+    ),
+    Mutant(
+        name="hang is not noticed",
+        where="orchestrator.controller.heartbeats:Heartbeats._verdict",
+        old="if silent_s <= limit_s:",
+        new="if True:",
+    ),
+    Mutant(
+        name="stop is followed by no end",
+        where="orchestrator.controller.stops:Stops.insist",
+        old="if now >= stop.asked_at_s + stop.grace_s:",
+        new="if False:",
+    ),
+    Mutant(
+        name="attempts of sweeps in trouble are forgotten",
+        where=f"{_FLEET}.shelved",
+        old="return [found[sweep] for sweep in sorted(found)]",
+        new="return []",
+    ),
+    Mutant(
+        name="controller that has not read all sweeps launches",
+        where=f"{_FLEET}.is_blind",
+        old="bool(self._unseen)",
+        new="False",
+    ),
+    Mutant(
+        name="claim is skipped",
+        where="orchestrator.storage.claims:Claims.take",
+        old="    obstacle = self._write(key, sweep, now)",
+        new="    return None",
+    ),
+    Mutant(
+        name="claim of another is taken before it runs out",
+        where="orchestrator.storage.claims:_may_replace",
+        old="return is_ours or now >= found.expires_at_s + SKEW_TOLERANCE_S",
+        new="return True",
+    ),
+    # Policy
+    Mutant(
+        name="preemptions are charged",
+        where="orchestrator.state.policy:judge",
+        old="if POLICY[kind].charge is Charge.JOB)",
+        new=")",
+    ),
+    Mutant(
+        name="backoff is ignored",
+        where="orchestrator.state.policy:_backoff_s",
+        old="return min(",
+        new="return 0.0 * min(",
+    ),
+    Mutant(
+        name="failures are never too many",
+        where="orchestrator.state.policy:_spent_budget",
+        old="if rule.charge is Charge.JOB and charged >= max_failures:",
+        new="if False:",
+    ),
+    Mutant(
+        name="what cannot succeed is retried",
+        where="orchestrator.state.policy:_spent_budget",
+        old="if rule.action is Action.FAIL_JOB:",
+        new="if False:",
+    ),
+    Mutant(
+        name="failures are not counted",
+        where=f"{_FOLDING}._fail",
+        old="view.failures.get(kind, 0) + 1",
+        new="view.failures.get(kind, 0)",
+    ),
+    Mutant(
+        name="a new chance keeps old failures",
+        where=f"{_FOLDING}._reopen",
+        old="failures={}",
+        new="failures=view.failures",
+    ),
+    Mutant(
+        name="attempt is not told of memory failures",
+        where="orchestrator.controller.execution:_with_history",
+        old="view.failures.get(FailureKind.OUT_OF_MEMORY, 0)",
+        new="0",
+    ),
+    Mutant(
+        name="dropped jobs' attempts are forgotten",
+        where=f"{_FOLDING}._retire",
+        old="not in kept:",
+        new="in ():",
+    ),
+    # Scheduling
+    Mutant(
+        name="a key is worked on twice",
+        where="orchestrator.state.scheduler:_live_keys",
+        old="index.holdings.keys for index in indexes",
+        new="() for index in indexes",
+    ),
+    Mutant(
+        name="claims of others are not looked at",
+        where="orchestrator.state.scheduler:Scheduler.decide",
+        old="live_keys=set(claimed).union(",
+        new="live_keys=set().union(",
+    ),
+    Mutant(
+        name="room is not taken",
+        where=f"{_LAUNCHING}._start",
+        old="self._room.take(size, spread)",
+        new="pass",
+    ),
+    Mutant(
+        name="caps of a sweep are ignored",
+        where=f"{_LAUNCHING}._cap_refusal",
+        old="def _cap_refusal(self, turn: Turn, size: Demand) -> str:",
+        new="def _cap_refusal(self, turn: Turn, size: Demand) -> str:\n    return ''",
+    ),
+    Mutant(
+        name="a reservation never ends",
+        where=f"{_LAUNCHING}._block",
+        old="keep(self._room, reservation)",
+        new="keep(self._room, reservation); Launching._start = lambda *_, **__: False",
+    ),
+    Mutant(
+        name="paused sweep goes on",
+        where="orchestrator.state.scheduler:Scheduler.decide",
+        old="if one.snapshot.state is SweepState.RUNNING and",
+        new="if one.snapshot.state in {SweepState.RUNNING, SweepState.PAUSED} and",
+    ),
+    Mutant(
+        name="drained cluster goes on",
+        where=f"{_CONTROLLER}._decide",
+        old="if self._drain is not None or fleet.is_blind:",
+        new="if fleet.is_blind:",
+    ),
+    Mutant(
+        name="what needs a lost job waits for ever",
+        where="orchestrator.state.lifecycle:_settled",
+        old="found |= _skips(",
+        new="_skips(",
+    ),
+    Mutant(
+        name="sweep ends before dropped attempts have",
+        where="orchestrator.state.lifecycle:_ending",
+        old="if snapshot.leaving or not all(",
+        new="if not all(",
+    ),
+    Mutant(
+        name="cancelled sweep leaves its attempts running",
+        where="orchestrator.state.lifecycle:follow_up",
+        old="commands = [*_cancelled(index), *stops]",
+        new="commands = [*_cancelled(index)]",
+    ),
+    Mutant(
+        name="job is launched before all that it needs",
+        where="orchestrator.state.sweep_index:SweepIndex._enter",
+        old="if self._unmet[place]:",
+        new="if self._unmet[place] > 1:",
+    ),
+)

@@ -1,0 +1,67 @@
+"""Runs seeds of the simulation: ``python -m tests.simulation --seeds 0-49``; one again: ``--seed 17 --trace``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+import traceback
+
+from tests.simulation.audit import Violation
+from tests.simulation.recovery import run_with_recoveries
+from tests.simulation.scenario import MAX_JOBS, make_scenario
+from tests.simulation.world import World
+
+RECOVERIES = 0.02
+"""Part of the appends after which a second world begins."""
+
+
+def run_seed(seed: int, *, num_jobs: int = 0, trace: bool = False) -> World:
+    """Run one seed. Raises ``Violation``."""
+    # Recoveries of many jobs take as long as the run itself.
+    probability = RECOVERIES * (MAX_JOBS / num_jobs if num_jobs else 1.0)
+    try:
+        return run_with_recoveries(make_scenario(seed, num_jobs=num_jobs), probability=probability, verbose=trace)
+    except BaseException as error:
+        error.add_note(f"python -m tests.simulation --seed {seed} --trace")
+        raise
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the seeds asked for; the exit code is 1 if one found something."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--seeds", default="0-49", help="first-last")
+    parser.add_argument("--seed", type=int, help="one seed alone")
+    parser.add_argument("--jobs", type=int, default=0, help="this many jobs instead of up to 40")
+    parser.add_argument("--trace", action="store_true", help="tell everything that happens")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
+    parsed = parser.parse_args(arguments)
+    first, last = (parsed.seed, parsed.seed) if parsed.seed is not None else map(int, parsed.seeds.split("-"))
+    logging.getLogger("orchestrator").propagate = False
+    failures, begin_s = [], time.monotonic()
+    events = 0
+    for seed in range(first, last + 1):
+        try:
+            world = run_seed(seed, num_jobs=parsed.jobs, trace=parsed.trace)
+            events += world.audit.num_events
+        except (Violation, Exception) as error:  # noqa: BLE001
+            failures.append(seed)
+            sys.stdout.write(f"seed {seed}: {type(error).__name__}: {error}\n")
+            if parsed.seed is not None or not isinstance(error, Violation):
+                traceback.print_exc()
+            if parsed.stop:
+                break
+    seconds = time.monotonic() - begin_s
+    told = f"{len(failures)} failed {failures[:20]}"
+    sys.stdout.write(f"{last - first + 1} seeds, {events} events, {told}, {seconds:.1f} s\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets of text would differ from run to run, and with it the order of writes and faults.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])  # noqa: S606
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Forecasts: the product on virtual time as its users see it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.backends.simulated import LLAMA3_GPU_MTBF_H, ClusterSpec, Hazards
+from orchestrator.cli.app import app
+from orchestrator.plan.graph import Plan
+from orchestrator.simulation import Assumptions, Forecast, forecast
+from orchestrator.simulation.gantt import make_chart
+from orchestrator.simulation.gantt_html import render_html
+from orchestrator.simulation.gantt_png import render_png
+from orchestrator.state.transitions import SweepState
+from tests.simulation.sweeps import training_sweep
+
+SPOT = Hazards(gpu_mtbf_h=LLAMA3_GPU_MTBF_H, spot_loss_per_h=0.05)
+
+
+def run(seed: int = 0, hazards: Hazards | None = None, **options) -> Forecast:
+    plan, durations_s = training_sweep(num_pretrains=6, num_transfers=4)
+    return forecast(plan, ClusterSpec.uniform(64, spot=True), durations_s, hazards=hazards, seed=seed, **options)
+
+
+@pytest.fixture(scope="module")
+def rough() -> Forecast:
+    return run(hazards=SPOT, assumptions=Assumptions(mtbf_s=4 * 3600.0))
+
+
+def test_forecast_without_hazards_wastes_nothing_but_starts_and_checkpoints() -> None:
+    found = run()
+    assert found.state is SweepState.SUCCEEDED
+    assert found.num_attempts == found.num_jobs
+    assert found.hours["lost"] == found.hours["idle"] == 0.0
+    assert found.goodput > 0.98
+    assert found.lower_bound_s <= found.makespan_s < 1.3 * found.lower_bound_s
+
+
+def test_forecast_with_losses_ends_all_the_same_and_names_what_was_lost(rough: Forecast) -> None:
+    assert rough.state is SweepState.SUCCEEDED
+    assert rough.num_ends["spot"] == rough.num_attempts - rough.num_jobs > 0
+    assert set(rough.lost_hours) == {"spot"}
+    assert rough.lost_hours["spot"] == pytest.approx(rough.hours["lost"] + rough.hours["idle"])
+    assert 0.9 < rough.goodput < 1.0
+    assert rough.makespan_s > rough.lower_bound_s
+
+
+def test_forecast_of_the_same_seed_is_the_same(rough: Forecast) -> None:
+    assert run(hazards=SPOT, assumptions=Assumptions(mtbf_s=4 * 3600.0)) == rough
+    assert run(seed=1, hazards=SPOT).makespan_s != rough.makespan_s
+
+
+def test_forecast_work_that_was_kept_is_all_the_work_of_the_jobs(rough: Forecast) -> None:
+    plan, durations_s = training_sweep(num_pretrains=6, num_transfers=4)
+    started_s = {job.name: min(15.0, durations_s[job.name]) for job in plan.jobs}
+    work_h = sum(job.resources.gpus * (durations_s[job.name] - started_s[job.name]) for job in plan.jobs) / 3600.0
+    assert rough.hours["work"] == pytest.approx(work_h)
+
+
+def test_forecast_leaves_out_what_is_committed() -> None:
+    plan, _ = training_sweep(num_pretrains=6, num_transfers=4)
+    done = [job.key for job in plan.jobs if job.kind.value != "probe"]
+    found = run(committed=done)
+    assert found.num_reused == len(done)
+    assert found.num_attempts == found.num_jobs - len(done)
+
+
+def test_forecast_of_what_no_node_can_hold_fails_and_says_why() -> None:
+    plan, durations_s = training_sweep(num_pretrains=1, num_transfers=1)
+    found = forecast(plan, ClusterSpec.uniform(4, gpus_per_node=2), durations_s)
+    assert found.state is SweepState.FAILED
+    assert "infeasible" in " ".join(found.reasons.values())
+
+
+def test_gantt_shows_every_second_of_every_gpu(rough: Forecast) -> None:
+    chart = make_chart(rough.spans, rough.started_at_s)
+    drawn = sum(bar.num_rows * (bar.end_s - bar.start_s) for bar in chart.bars if bar.kind != "index")
+    assert drawn == pytest.approx(3600.0 * sum(rough.hours.values()))
+    taken: dict[int, float] = {}
+    for bar in sorted(chart.bars, key=lambda bar: bar.start_s):
+        for row in range(bar.row, bar.row + bar.num_rows):
+            assert taken.get(row, 0.0) <= bar.start_s + 1e-6, "two attempts on one GPU at once"
+            taken[row] = bar.end_s
+    assert max(taken) < chart.num_rows
+    assert any(bar.is_interrupted for bar in chart.bars)
+
+
+def test_gantt_renders_a_picture_and_a_page_that_loads_nothing(rough: Forecast) -> None:
+    chart = make_chart(rough.spans, rough.started_at_s)
+    assert render_png(chart, "title").startswith(b"\x89PNG")
+    page = render_html(chart, "<sweep>", ["a & b"]).decode()
+    assert "&lt;sweep&gt;" in page
+    assert "a &amp; b" in page
+    assert "@document@" not in page
+    assert "http" not in page
+    document = json.loads(page.split("const chart = ")[1].split(";\nconst canvas")[0])
+    assert len(document["bars"]) == len(chart.bars)
+
+
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["forecast", *arguments])
+    return result.exit_code, result.stdout, str(result.exception or result.stderr)
+
+
+def test_forecast_command_prints_json_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--gpus", "0", "--cpus", "8", "--seed", "7", "-o", "json", "--png", "a.png", "--html", "a.html")
+    code, stdout, _ = invoke(tmp_path, monkeypatch, "quickstart", *flags)
+    assert code == 0
+    found = json.loads(stdout)
+    assert (found["state"], found["num_jobs"], found["resource"]) == ("succeeded", 52, "CPU")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    assert (tmp_path / "a.html").stat().st_size > 1000
+    assert not (tmp_path / ".orchestrator").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [(["--spot", "1.5"], "--spot 1.5"), (["--gpus", "-3"], "from 1 up"), (["--gpu-mtbf", "-1"], "--gpu-mtbf")],
+)
+def test_forecast_command_refuses_impossible_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], told: str
+) -> None:
+    code, _, error = invoke(tmp_path, monkeypatch, "quickstart", *flags)
+    assert code != 0
+    assert told in error
+
+
+def test_training_sweep_is_a_plan_that_can_be_sent() -> None:
+    plan, durations_s = training_sweep(num_pretrains=2, num_transfers=3)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert set(durations_s) == set(plan.by_name())

@@ -1,0 +1,47 @@
+"""The product on virtual time, with everything going wrong that a seed says: nothing that must not happen does."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, where sets of text have the same order in every run."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def check(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_simulation_fifty_seeds_violate_nothing() -> None:
+    check(simulate("--seeds", "0-49"))
+
+
+def test_simulation_same_seed_replays_exactly() -> None:
+    first, second = simulate("--seed", "3", "--trace"), simulate("--seed", "3", "--trace")
+    check(first)
+    told = [re.sub(r"[0-9.]+ s$", "", done.stdout.strip()) for done in (first, second)]
+    assert told[0] == told[1]
+    assert len(told[0].splitlines()) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_simulation_of_ten_thousand_jobs_violates_nothing() -> None:
+    check(simulate("--seed", "4", "--jobs", "10000"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seeds", ["0-499", "500-999"])
+def test_simulation_a_thousand_seeds_violate_nothing(seeds: str) -> None:
+    check(simulate("--seeds", seeds))

@@ -1,0 +1,118 @@
+"""The true store, the cluster and the log, each with an eye on what must never happen there."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.backends.protocol import ANYWHERE, Placement
+from orchestrator.backends.simulated import SimulatedCluster
+from orchestrator.contract import JobRequest, Resources
+from orchestrator.errors import FailureKind, OrchestratorError, TransitionError
+from orchestrator.storage.protocol import ObjectStat
+from orchestrator.testing.memory_store import MemoryStore
+from tests.simulation.audit import Audit, require
+
+
+class AuditedStore(MemoryStore):
+    """The true store: tells the audit of every object that is new, and refuses to rewrite what is committed."""
+
+    audit: Audit
+    trace: Callable[[str], None]
+    after_append: Callable[[], None]
+
+    def put(self, name: str, content: bytes) -> ObjectStat:
+        is_new = not self.exists(name)
+        is_fixed = "/journal/" in name or name.endswith("/record.json")
+        require(is_new or not is_fixed, f"{name} is rewritten")
+        stat = super().put(name, content)
+        if is_new and is_fixed:
+            self.trace(f"+ {name}")
+            self.audit.written(name, content)
+            if "/journal/" in name:
+                self.after_append()
+        return stat
+
+    def copy_to(self, other: AuditedStore) -> None:
+        """Give another store all that this one holds."""
+        other._objects, other._names = dict(self._objects), list(self._names)
+        other._uri = self._uri
+
+
+class WatchedCluster(SimulatedCluster):
+    """Checks every command that has an effect against what is durable at that moment."""
+
+    def __init__(self, name: str, audit: Audit, trace: Callable[[str], None], *rest: Any, **options: Any) -> None:
+        self.name = name
+        self.audit, self.trace = audit, trace
+        self.others: list[WatchedCluster] = []
+        """Clusters that must not work on a key at the same time as this one."""
+        self.loses_track = True
+        """Whether attempts may be unknown to every journal: controllers die, or requests fail."""
+        self.drained_since_s: float | None = None
+        super().__init__(*rest, **options)
+
+    def start(
+        self, request: JobRequest, resources: Resources, num_workers: int, placement: Placement = ANYWHERE
+    ) -> None:
+        known = self.audit.launched.get(request.attempt_id)
+        require(known is not None, f"{request.attempt_id} is launched, and no journal knows of it")
+        require(known == (self.name, self.epoch), f"{request.attempt_id} of {known} is launched in epoch {self.epoch}")
+        self._check_alone(request)
+        self._check_room(resources)
+        failures = self.audit.sweeps[request.sweep].jobs[request.job].failures
+        told, counted = request.execution.memory_retries, failures["out_of_memory"]
+        require(told == counted, f"{request.attempt_id} is told of {told} failures of memory, not {counted}")
+        rests_s = 0.0 if self.drained_since_s is None else self.clock() - self.drained_since_s
+        require(rests_s < 300.0, f"{request.attempt_id} is launched {rests_s:.0f} s after {self.name} was drained")
+        self.trace(f"{self.name}: launch {request.attempt_id} on {resources}")
+        super().start(request, resources, num_workers, placement)
+
+    def _check_alone(self, request: JobRequest) -> None:
+        for cluster in (self, *self.others):
+            twins = [attempt.attempt_id for attempt in cluster.working() if attempt.request.key == request.key]
+            require(not twins, f"{request.attempt_id} is launched on {self.name} while {twins} run on {cluster.name}")
+
+    def working(self) -> list[Any]:
+        """Attempts that have not ended as far as anybody was told."""
+        return [attempt for attempt in self.attempts.values() if attempt.report is None]
+
+    def _check_room(self, resources: Resources) -> None:
+        """What was asked for before a node went away stays; beyond what all nodes have, nothing may be asked for."""
+        held = [attempt.resources for attempt in self.working()]
+        total = [node.group.shape for node in self.nodes.values()]
+        gpus = resources.gpus + sum(shape.gpus for shape in held)
+        require(gpus <= sum(shape.gpus for shape in total) + 1e-6, f"{gpus:g} GPUs are asked for in all")
+
+    def release(self, attempt_id: str) -> None:
+        attempt = self.attempts.get(attempt_id)
+        if attempt is not None:
+            sweep = self.audit.sweeps[attempt.request.sweep]
+            live = {job.live for job in sweep.jobs.values()} | sweep.leaving.keys()
+            require(attempt_id not in live or sweep.cluster != self.name, f"{attempt_id} is released, and it is live")
+        super().release(attempt_id)
+
+    def abandon(self, attempt_id: str) -> None:
+        require(self.loses_track, f"nobody asks about {attempt_id} any more, and nothing was lost")
+        self.trace(f"{self.name}: abandon {attempt_id}")
+        self.kill(attempt_id, "no sweep knows it", FailureKind.NODE_LOST)
+        super().release(attempt_id)
+
+
+class BugCatcher(logging.Handler):
+    """Finds faults of the program among those that the controller survives: its fleet logs them and reads the sweep
+    again.
+    """
+
+    def __init__(self, trace: Callable[[str], None]) -> None:
+        super().__init__()
+        self._trace = trace
+        self.bugs: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._trace(f"log: {record.getMessage()}")
+        error = record.exc_info[1] if record.exc_info and record.name.endswith(".fleet") else None
+        if error is not None and (not isinstance(error, OrchestratorError) or isinstance(error, TransitionError)):
+            self.bugs.append("".join(traceback.format_exception(error)))

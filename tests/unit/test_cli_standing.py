@@ -1,0 +1,186 @@
+"""What status says beside the counts: what is present and what is past, budgets, waits, and stores that are silent."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import status
+from orchestrator.cli.follow import job_line
+from orchestrator.cli.standing import Standing, standing_lines
+from orchestrator.cli.status import ANSWER_S
+from orchestrator.contract import Progress
+from orchestrator.controller.client import load_snapshot
+from orchestrator.controller.progress import LiveProgress
+from orchestrator.errors import FailureKind
+from orchestrator.spec.policy import Policy
+from orchestrator.state.job_table import JobTable
+from orchestrator.state.job_view import Failure, JobView
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.local import LocalStore
+from tests.commands import Ended, run_command
+from tests.live_sweep import SWEEP, write_live_sweep
+from tests.scripted_sweep import make_job, make_plan
+
+PATIENCE_S = 8.0
+"""A busy machine imports slowly; without a deadline of its own a store is asked for a minute."""
+NOW = 1_800_000_000.0
+
+
+def gpu_sweep(ran_s: float, policy: Policy, *, state: SweepState = SweepState.RUNNING) -> Snapshot:
+    """One job with one GPU that ran so long."""
+    job = make_job("pretrain/a")
+    job = replace(job, resources=replace(job.resources, gpus=1.0))
+    plan = replace(make_plan(job), policy=policy)
+    view = JobView(name=job.name, key=job.key, ran_s=ran_s, state=JobState.PENDING)
+    return Snapshot(sweep="s", state=state, plan=plan, accepted_at_s=NOW, jobs=JobTable([view]))
+
+
+def lines(snapshot: Snapshot, progress: dict[str, LiveProgress] | None = None, now: float = NOW) -> str:
+    return "\n".join(standing_lines(Standing(snapshot=snapshot, progress=progress or {}, now=now)))
+
+
+@pytest.mark.parametrize(
+    ("hours", "told"),
+    [
+        (2.0, "Used 2.00 of 10.00 GPU-hours, 20 % of the budget"),
+        (8.5, "85 % of the budget: nearly spent"),
+        (10.0, "100 % of the budget: it is spent, and nothing starts that needs GPUs"),
+    ],
+)
+def test_budget_says_how_much_is_used_and_what_follows(hours: float, told: str) -> None:
+    assert told in lines(gpu_sweep(hours * 3600, Policy(gpu_hours=10.0)))
+
+
+def test_deadline_says_how_long_it_is_and_when_it_has_passed() -> None:
+    snapshot = gpu_sweep(0.0, Policy(time_limit_s=7200.0))
+    assert "1h00m until the deadline" in lines(snapshot, now=NOW + 3600)
+    assert "Nothing starts any more" in lines(snapshot, now=NOW + 7300)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (SweepState.PAUSED, "orchestrator resume s"),
+        (SweepState.STOPPING, "what runs goes on"),
+        (SweepState.CANCELLING, "ends after a checkpoint"),
+    ],
+)
+def test_states_that_somebody_asked_for_are_explained(state: SweepState, told: str) -> None:
+    assert told in lines(gpu_sweep(0.0, Policy(), state=state))
+
+
+def test_waits_name_the_jobs_by_reason_and_forget_those_that_run() -> None:
+    def wait(reason: str) -> LiveProgress:
+        return LiveProgress(at_s=NOW, attempt_id="", progress=Progress(phase=reason))
+
+    snapshot = gpu_sweep(0.0, Policy())
+    assert "1 job waits (pretrain/a): 8 GPUs are busy" in lines(snapshot, {"pretrain/a": wait("8 GPUs are busy")})
+    done = replace(snapshot.jobs["pretrain/a"], state=JobState.SUCCEEDED)
+    ended = replace(snapshot, jobs=JobTable([done]))
+    assert "waits" not in lines(ended, {"pretrain/a": wait("8 GPUs are busy")})
+
+
+def test_failure_of_an_earlier_attempt_is_told_as_past() -> None:
+    failure = Failure(attempt_id="k.1", kind=FailureKind.NODE_LOST, message="its node is gone", at_s=NOW)
+    view = JobView(name="pretrain/a", key="k", state=JobState.PENDING, num_attempts=1, last_failure=failure)
+    line = job_line(view)
+    assert line == "pretrain/a will be tried again; its last attempt ended: node_lost: its node is gone"
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LocalStore:
+    store = LocalStore(tmp_path / "store")
+    write_live_sweep(store, num_transfers=400, now=time.time())
+    return store
+
+
+def test_status_of_a_live_sweep_tells_pace_use_and_past(live: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_command(capsys, "status", SWEEP, "--store", live.uri)
+    assert result.code == 101
+    assert "No controller serves this sweep" in result.out
+    assert "left, on what it holds now: 800 CPU, 100 GPU" in result.out
+    assert "train 96/512  1,234 images/s  3m10s left" in result.out
+    assert result.out.count("(attempt 2; the one before ended with node_lost)") == 1
+    assert "and 80 more running jobs" in result.out
+
+
+def test_status_documents_are_the_same_in_json_and_yaml(live: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+    import yaml
+
+    found = run_command(capsys, "status", SWEEP, "--store", live.uri, "-o", "json").document
+    again = yaml.safe_load(run_command(capsys, "status", SWEEP, "--store", live.uri, "-o", "yaml").out)
+    moving = ("time_left_s", "gpu_hours", "core_hours")
+    assert {name: value for name, value in again.items() if name not in moving} == {
+        name: value for name, value in found.items() if name not in moving
+    }
+    first = next(job for job in found["jobs"] if job["previous_failure"])
+    assert first["state"] == "running"
+    assert first["reason"] == ""
+    assert first["previous_failure"]["kind"] == "node_lost"
+    assert found["time_left_s"] > 0
+    assert found["owner"] == "ann"
+
+
+def test_unreadable_sweep_does_not_hide_the_others(live: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+    segment = live.list_children(f"sweeps/{SWEEP}/journal/")[0]
+    live.put(f"sweeps/worse/journal/{segment}", live.get(f"sweeps/{SWEEP}/journal/{segment}"))
+    assert load_snapshot(live, SWEEP).state is SweepState.RUNNING
+    states = json.loads(run_command(capsys, "status", "--store", live.uri, "-o", "json").out)
+    assert states == {SWEEP: "running", "worse": "unreadable"}
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def s3_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    assert ANSWER_S <= 5
+    monkeypatch.setattr(status, "ANSWER_S", 1.0)
+
+    def point(port: int) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+    return point
+
+
+def ask_silent_store(capsys: pytest.CaptureFixture[str]) -> tuple[Ended, float]:
+    began_s = time.monotonic()
+    result = run_command(capsys, "status", "any", "--store", "s3://bucket-of-nobody/prefix")
+    return result, time.monotonic() - began_s
+
+
+def test_store_behind_a_closed_port_is_said_to_be_silent_within_seconds(
+    s3_at: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    s3_at(port)
+    result, took_s = ask_silent_store(capsys)
+    assert result.code == 1
+    assert "check that the server runs and the endpoint is right (AWS_ENDPOINT_URL_S3)" in result.err
+    assert took_s < PATIENCE_S
+
+
+def test_store_that_takes_connections_and_never_answers_is_said_to_be_silent_within_seconds(
+    s3_at: Callable[[int], None], silent_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s3_at(silent_port)
+    result, took_s = ask_silent_store(capsys)
+    assert result.code == 1
+    assert "ReadTimeoutError; check that the server runs" in result.err
+    assert took_s < PATIENCE_S

@@ -1,0 +1,177 @@
+"""Steering sweeps from the command line: what is chosen, what is asked, and when it takes effect."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.controller.controller import Controller
+from orchestrator.errors import FailureKind
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.local import LocalStore
+from orchestrator.testing import FakeClock, ScriptedBackend
+from orchestrator.testing.scripted import Fail, Hang, Succeed
+from tests.commands import Ended, run_command
+from tests.scripted_sweep import CLUSTER, World, diamond
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A sweep of a data set, two backbones that run, and two probes that wait."""
+    store = LocalStore(tmp_path / "store")
+    backend = ScriptedBackend(store, {"pretrain/a": [Hang()], "pretrain/b": [Hang()]})
+    world = World(tmp_path / "store", backend, store=store)
+    world.submit(*diamond())
+    world.tick_until(lambda: world.is_running("pretrain/a") and world.is_running("pretrain/b"))
+    return world
+
+
+@pytest.fixture
+def command(world: World, capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: str) -> Ended:
+        name, *others = arguments
+        return run_command(capsys, name, "--store", world.store.uri, *others)
+
+    return run
+
+
+@contextmanager
+def serving(world: World) -> Iterator[None]:
+    """A controller on the real clock, in a thread."""
+    controller = Controller(world.store, world.backend, CLUSTER, "holder-live", time.time)
+    ends = threading.Event()
+
+    def turn() -> None:
+        while not ends.wait(0.02):
+            controller.wake()
+            controller.tick()
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def test_cancel_with_a_condition_ends_only_these_jobs(world: World, command: Command) -> None:
+    result = command("cancel", "sweep", "--where", "kind=probe", "-y", "-o", "json")
+    assert result.code == 0
+    assert result.document["jobs"] == ["probe/a", "probe/b"]
+    assert "2 jobs of sweep" in result.message
+    world.tick_until(lambda: JobState.CANCELLED in world.snapshot().counts)
+    states = {name: view.state for name, view in world.snapshot().jobs.items()}
+    assert states["probe/a"] is states["probe/b"] is JobState.CANCELLED
+    assert states["pretrain/a"] is JobState.RUNNING
+
+
+def test_cancel_conditions_all_must_hold_and_bars_part_alternatives(world: World, command: Command) -> None:
+    result = command("cancel", "sweep", "--where", "kind=probe|pretrain,state=running", "-y", "-o", "json")
+    assert result.document["jobs"] == ["pretrain/a", "pretrain/b"]
+    result = command("cancel", "sweep", "*/a", "--where", "state=pending", "-y", "-o", "json")
+    assert result.document["jobs"] == ["probe/a"]
+    assert world.snapshot().counts[JobState.RUNNING] == 2  # nobody has followed anything yet
+
+
+def test_cancel_of_chosen_jobs_without_a_terminal_or_yes_is_refused(world: World, command: Command) -> None:
+    result = command("cancel", "sweep", "probe/*")
+    assert result.code == 3
+    assert "pass -y" in result.err
+    assert world.store.list_children("sweeps/sweep/inbox/") == []
+
+
+def test_cancel_chosen_jobs_that_have_ended_says_so(command: Command, world: World) -> None:
+    result = command("cancel", "sweep", "--where", "kind=dataset", "-y")
+    assert result.code == 102
+    assert "1 jobs of sweep 'sweep' are meant (1 succeeded)" in result.err
+
+
+def test_where_with_an_unknown_facet_names_the_nearest_and_ends_with_2(command: Command) -> None:
+    result = command("cancel", "sweep", "--where", "kin=probe", "-y")
+    assert result.code == 2
+    assert "did you mean 'kind'" in result.message
+    assert command("cancel", "sweep", "--where", "probe", "-y").code == 2
+
+
+def test_unknown_job_names_the_nearest(command: Command) -> None:
+    result = command("cancel", "sweep", "probe/c", "-y")
+    assert result.code == 102
+    assert "did you mean 'probe/" in result.err
+
+
+def test_pause_without_a_controller_waits_in_the_store_and_says_so(world: World, command: Command) -> None:
+    result = command("pause", "sweep")
+    assert result.code == 0
+    assert "no controller runs" in result.message
+    assert "waits in the store" in result.message
+    world.tick_until(lambda: world.snapshot().state is SweepState.PAUSED)
+    assert world.is_running("pretrain/a")
+
+
+def test_orders_to_a_live_controller_are_done_when_the_command_returns(world: World, command: Command) -> None:
+    with serving(world):
+        assert "Done: sweep pauses" in command("pause", "sweep").message
+        assert world.snapshot().state is SweepState.PAUSED
+        assert "Done: sweep goes on" in command("resume", "sweep").message
+        assert "has priority 100" in command("priority", "sweep", "urgent").message
+        assert world.snapshot().priority == 100
+        assert "Done: sweep stops" in command("stop", "sweep").message
+        assert world.snapshot().state is SweepState.STOPPING
+
+
+def test_order_that_the_controller_refuses_ends_with_3_and_the_reason(world: World, command: Command) -> None:
+    with serving(world):
+        result = command("resume", "sweep")
+    assert result.code == 3
+    assert "it is not paused" in result.err
+
+
+def test_order_of_somebody_else_is_refused_unless_forced(world: World, command: Command) -> None:
+    with serving(world):
+        refused = command("cancel", "sweep", "--sender", "eve")
+        assert refused.code == 3
+        assert "belongs to" in refused.err
+        assert command("cancel", "sweep", "--sender", "eve", "--force").code == 0
+        assert world.snapshot().state in {SweepState.CANCELLING, SweepState.CANCELLED}
+
+
+def test_retry_gives_failed_jobs_another_chance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = LocalStore(tmp_path / "store")
+    backend = ScriptedBackend(store, {"pretrain/a": [Fail(kind=FailureKind.USER_ERROR), Succeed()]})
+    world = World(tmp_path / "store", backend, store=store)
+    world.submit(*diamond())
+    world.finish()
+    assert world.snapshot().state is SweepState.FAILED
+    result = run_command(capsys, "retry", "sweep", "--store", store.uri)
+    assert result.code == 0
+    world.tick_until(lambda: world.snapshot().state is SweepState.SUCCEEDED)
+
+
+@pytest.mark.parametrize(("text", "code"), [("high", 0), ("-3", 0), ("7", 0), ("hgih", 2), ("1.5", 2)])
+def test_priority_takes_names_and_whole_numbers(command: Command, text: str, code: int) -> None:
+    arguments = ("--", "sweep", text) if text.startswith("-") else ("sweep", text)
+    assert command("priority", *arguments).code == code
+
+
+def test_drain_is_kept_in_the_store_until_it_is_ended(world: World, command: Command) -> None:
+    result = command("drain", "--cluster", CLUSTER, "--reason", "upgrade")
+    assert result.code == 0
+    assert "no running controller" in result.message
+    world.tick()
+    shown = command("drain", "--cluster", CLUSTER, "--show", "-o", "json").document
+    assert shown["drain"]["reason"] == "upgrade"
+    assert "works again" in command("drain", "--cluster", CLUSTER, "--end").message
+    assert command("drain", "--cluster", CLUSTER, "--show", "-o", "json").document["drain"] is None
+
+
+def test_fake_clock_is_in_the_past() -> None:
+    """What the tests above mean by a controller that does not run any more."""
+    assert FakeClock()() < time.time() - 3600

@@ -1,0 +1,111 @@
+"""Stored states of a sweep: a shortcut through its journal that never changes what is read."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from orchestrator.controller import client, ledger
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.layout import journal_segment, snapshots_folder
+from orchestrator.storage.snapshots import KEPT, read_snapshots
+from orchestrator.testing import Fault, FaultyStore, Moment
+from tests.scripted_sweep import World, diamond
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A finished sweep, with a snapshot after every second segment."""
+    monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 2)
+    made = World(tmp_path)
+    made.submit(*diamond())
+    made.finish()
+    return made
+
+
+def names(world: World) -> list[str]:
+    return world.store.list_children(snapshots_folder("sweep"))
+
+
+def without_snapshots(world: World):
+    """The sweep as its journal alone tells it."""
+    for name in names(world):
+        world.store.delete(f"{snapshots_folder('sweep')}{name}")
+    return client.load_snapshot(world.store, "sweep")
+
+
+def test_reader_with_a_snapshot_opens_only_the_segments_after_it(world: World) -> None:
+    found = client.load_snapshot(world.store, "sweep")
+    world.store.delete(journal_segment("sweep", 0))
+    assert client.load_snapshot(world.store, "sweep") == found
+    assert found.state is SweepState.SUCCEEDED
+    assert found.num_events > 10
+
+
+def test_reader_with_and_without_snapshots_sees_the_same(world: World) -> None:
+    assert client.load_snapshot(world.store, "sweep") == without_snapshots(world)
+
+
+def test_only_the_newest_snapshots_stay(world: World) -> None:
+    assert len(names(world)) == KEPT
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-40],
+        lambda content: content.replace(b"succeeded", b"cancelled"),
+        lambda content: b"",
+        lambda content: b"\xff" + content,
+    ],
+)
+def test_damaged_snapshot_is_passed_over(world: World, damage) -> None:
+    truth = client.load_snapshot(world.store, "sweep")
+    newest = f"{snapshots_folder('sweep')}{names(world)[-1]}"
+    world.store.put(newest, damage(world.store.get(newest)))
+    assert len(list(read_snapshots(world.store, "sweep"))) == KEPT - 1
+    assert client.load_snapshot(world.store, "sweep") == truth
+
+
+def test_snapshot_of_another_version_is_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = client.load_snapshot(world.store, "sweep")
+    monkeypatch.setattr("orchestrator.state.stored.SNAPSHOT_VERSION", 2)
+    assert client.load_snapshot(world.store, "sweep") == truth
+
+
+def test_snapshot_whose_plan_is_gone_is_passed_over(world: World) -> None:
+    newest = f"{snapshots_folder('sweep')}{names(world)[-1]}"
+    header, body = world.store.get(newest).split(b"\n", 1)
+    document = {**json.loads(body), "revision": 7}
+    changed = json.dumps(document).encode()
+    told = {**json.loads(header), "sha256": sha256(changed).hexdigest()}
+    world.store.put(newest, json.dumps(told).encode() + b"\n" + changed + b"\n")
+    assert client.load_snapshot(world.store, "sweep").revision == 1
+
+
+def test_snapshot_that_cannot_be_stored_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 2)
+    world = World(tmp_path)
+    faults = [Fault(moment=Moment.ERROR_BEFORE, nth=nth, within=snapshots_folder("sweep")) for nth in (1, 2, 3)]
+    world.new_controller(FaultyStore(world.store, faults))
+    world.submit(*diamond())
+    world.finish()
+    assert world.snapshot().state is SweepState.SUCCEEDED
+
+
+def test_new_controller_that_starts_from_a_snapshot_goes_on_with_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 2)
+    world = World(tmp_path)
+    world.submit(*diamond())
+    for _ in range(60):
+        if world.snapshot().state.is_final:
+            break
+        world.tick()
+        world.new_controller()
+    assert world.snapshot().state is SweepState.SUCCEEDED
+    assert sorted(world.launches()) == sorted(job.name for job in diamond())

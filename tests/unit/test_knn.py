@@ -1,0 +1,86 @@
+"""Nearest neighbours: exact, whatever the blocks, and votes as the literature weighs them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from workloads.train.objective import is_wrong
+from workloads.transfer import knn
+from workloads.transfer.cached import Rows
+from workloads.transfer.knn import Votes, find_neighbours
+
+
+def rows(num_samples: int, *, seed: int, num_classes: int = 4, num_targets: int = 1) -> Rows:
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.stack([torch.randperm(num_classes, generator=generator)[:num_targets] for _ in range(num_samples)])
+    features = torch.randn(num_samples, 8, generator=generator)
+    subsets = np.zeros(num_samples, dtype=np.int16)
+    return Rows(features_ND=features, targets=targets[:, 0] if num_targets == 1 else targets, subsets_N=subsets)
+
+
+@pytest.fixture(params=[1 << 16, 37])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Samples of the bank that are looked at together."""
+    monkeypatch.setattr(knn, "_NEIGHBOURS_AT_ONCE", request.param)
+    monkeypatch.setattr(knn, "_QUERIES_AT_ONCE", 16)
+    return int(request.param)
+
+
+def cosines(bank: Tensor, queries: Tensor) -> Tensor:
+    bank, queries = bank.double(), queries.double()
+    lengths: Tensor = queries.norm(dim=1)[:, None] * bank.norm(dim=1)
+    return (queries @ bank.T) / lengths
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("temperature", [0.07, None])
+def test_votes_are_those_of_a_search_by_hand(temperature: float | None) -> None:
+    bank, queries = rows(150, seed=1), rows(40, seed=2)
+    found = find_neighbours(bank, queries, 20, lambda _: None)
+    similarity = cosines(bank.features_ND, queries.features_ND)
+    order = similarity.argsort(1, descending=True)[:, :20]
+    assert torch.equal(found.targets, bank.targets[order])
+    votes = Votes(num_classes=4, is_multi_label=False, temperature=temperature)
+    for k in (1, 7, 20):
+        shares = votes.logits(found.cosines_QK[:, :k], found.targets[:, :k]).softmax(1)
+        for query in range(40):
+            expected = torch.zeros(4, dtype=torch.float64)
+            for neighbour in order[query, :k].tolist():
+                weight = np.exp(float(similarity[query, neighbour]) / temperature) if temperature else 1.0
+                expected[bank.targets[neighbour]] += weight
+            assert shares[query].numpy() == pytest.approx((expected / expected.sum()).numpy(), abs=1e-4)
+
+
+@pytest.mark.usefixtures("block")
+def test_votes_of_sets_are_shares_of_each_class() -> None:
+    bank, queries = rows(60, seed=1, num_targets=2), rows(10, seed=2, num_targets=2)
+    found = find_neighbours(bank, queries, 5, lambda _: None)
+    votes = Votes(num_classes=4, is_multi_label=True, temperature=None)
+    shares = votes.logits(found.cosines_QK, found.targets).sigmoid()
+    expected = torch.stack([(found.targets == k).any(2).float().mean(1) for k in range(4)], 1)
+    assert shares.numpy() == pytest.approx(expected.numpy(), abs=1e-5)
+    assert not is_wrong(expected.argmax(1), found.targets.flatten(1)).any()
+
+
+def test_votes_of_a_cold_temperature_are_finite_and_those_of_the_nearest() -> None:
+    bank, queries = rows(60, seed=1), rows(10, seed=2)
+    found = find_neighbours(bank, queries, 20, lambda _: None)
+    logits = Votes(num_classes=4, is_multi_label=False, temperature=1e-4).logits(found.cosines_QK, found.targets)
+    assert torch.isfinite(logits).all()
+    assert torch.equal(logits.argmax(1), found.targets[:, 0])
+
+
+def test_find_neighbours_takes_features_of_zeros() -> None:
+    bank, queries = rows(30, seed=1), rows(3, seed=2)
+    queries.features_ND[1] = 0
+    assert torch.isfinite(find_neighbours(bank, queries, 5, lambda _: None).cosines_QK).all()
+
+
+def test_find_neighbours_asks_before_every_run_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knn, "_QUERIES_AT_ONCE", 16)
+    asked: list[int] = []
+    find_neighbours(rows(30, seed=1), rows(40, seed=2), 5, asked.append)
+    assert asked == [0, 1, 2]

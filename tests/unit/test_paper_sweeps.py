@@ -1,0 +1,191 @@
+"""The shipped sweeps of the paper: they plan without its images, rehearse the same jobs, and print its numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from orchestrator.contract import JobKind
+from orchestrator.controller.client import submit
+from orchestrator.errors import ControllerError, SpecError
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.plan.published import Published
+from orchestrator.report.report import compute_report
+from orchestrator.spec import Sweep, load_sweep
+from orchestrator.spec.survey import require_datasets
+from orchestrator.testing.memory_store import MemoryStore
+
+COUNTS = {
+    "paper-inat21-resnet34": "1 index, 34 labels, 2 embed, 20 cluster, 68 pretrain, 312 finetune",
+    "paper-inat21-resnet50": "1 index, 14 labels, 28 pretrain, 84 finetune",
+    "paper-in21k-binary": "1 index, 7 labels, 7 pretrain, 15 finetune, 4 embed, 4 probe",
+    "paper-in1k-resnet50": "1 index, 10 labels, 4 embed, 6 cluster, 10 pretrain, 30 finetune",
+    "paper-in21k-to-in1k": "2 index, 7 labels, 9 pretrain, 72 finetune, 12 embed, 18 probe",
+}
+LEVELS = (21843, 5995, 2281, 519, 160, 38)
+MANUAL = [11, 13, 51, 273, 1103, 4884, 6485]
+RANDOM = [22, 88, 352, 1408, 5632, 11264, 500000]
+STORE = MemoryStore()
+BEST_LR = {"0": "0.06", "1": "0.06", "2": "0.06", "4": "0.3", "6": "0.3", "9": "0.3"}
+"""Printed in bold in table 10."""
+
+
+@cache
+def sweep(name: str, scale: str = "") -> Sweep:
+    return load_sweep(name, scale=scale)[0]
+
+
+@cache
+def plan(name: str, scale: str = "") -> Plan:
+    return build_plan(sweep(name, scale), store_uri=STORE.uri)
+
+
+def counts(name: str, scale: str = "") -> str:
+    found = Counter(job.kind.value for job in plan(name, scale).jobs if job.kind is not JobKind.DATASET)
+    return ", ".join(f"{number} {kind}" for kind, number in found.items())
+
+
+def printed(name: str, transfer: str, *, cell: str = "", checkpoint: str = "") -> dict[str, tuple[float, float | None]]:
+    """Percent and spread by label space, as errors."""
+    return {
+        entry.label_space: (round(100 * entry.value, 3), None if entry.std is None else round(100 * entry.std, 3))
+        for entry in plan(name).published
+        if (entry.transfer, entry.cell, entry.checkpoint) == (transfer, cell, checkpoint)
+    }
+
+
+def sizes(name: str, entry: str) -> list[int]:
+    return [space.num_classes for space in sweep(name).labels.values() if space.entry == entry]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_paper_sweep_plans_the_papers_jobs_where_its_images_are_not(name: str) -> None:
+    assert counts(name) == COUNTS[name]
+    assert all(dataset.missing for dataset in sweep(name).datasets.values())
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_rehearsal_of_paper_sweep_has_as_many_jobs_of_each_kind_and_shares_no_more_of_them(name: str) -> None:
+    small = Counter(job.kind for job in plan(name, "tiny").jobs)
+    full = Counter(job.kind for job in plan(name).jobs)
+    assert small - full == Counter({JobKind.DATASET: len(sweep(name).datasets)}), "written, not found"
+    assert not full - small
+    keys = [{job.key for job in plan(name, scale).jobs if job.kind in {"finetune", "probe"}} for scale in ("", "tiny")]
+    assert len(keys[0]) == len(keys[1])
+    assert not any(job.resources.gpus for job in plan(name, "tiny").jobs)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_each_published_number_stands_beside_a_row_of_the_report(name: str) -> None:
+    report = compute_report(plan(name), {})
+    assert not [note for note in report.notes if "published" in note]
+    rows = [row for table in report.headlines for row in table.rows]
+    assert all(row.published for row in rows), [row.label_space for row in rows if row.published is None]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_published_numbers_are_fractions_of_runs_that_exist(name: str) -> None:
+    spaces = {str(job.facets.get("label_space")) for job in plan(name).jobs}
+    for entry in plan(name).published:
+        assert 0.04 < entry.value < 0.5
+        assert entry.std is None or 0 < entry.std < 0.01
+        assert entry.source
+        assert entry.label_space in {*spaces, ""}
+
+
+def test_label_spaces_have_the_papers_numbers_of_classes() -> None:
+    for name in ("paper-inat21-resnet34", "paper-inat21-resnet50"):
+        assert sizes(name, "manual") == MANUAL
+        assert sizes(name, "random") == RANDOM
+    assert sizes("paper-inat21-resnet34", "per-superclass") == [22, 88, 352, 1408, 2816, 5632, 22528]
+    assert sizes("paper-inat21-resnet34", "whole") == [22, 44, 88, 352, 1408, 2816, 5632]
+    for name in ("paper-in21k-binary", "paper-in21k-to-in1k"):
+        assert sizes(name, "nouns") == list(LEVELS)
+    for entry in ("clip-resnet50", "clip-vit-l14", "random"):
+        assert sizes("paper-in1k-resnet50", entry) == [2000, 4000, 8000]
+
+
+def test_numbers_of_inat21_are_those_of_tables_1_5_6_and_7() -> None:
+    found = printed("paper-inat21-resnet34", "finetune")
+    assert len(found) == 35
+    assert found[""] == (5.87, 0.025)  # printed as an accuracy of 94.13
+    assert found["manual/supercategory"] == (5.25, 0.051)
+    assert found["manual/family"] == (4.79, 0.045)
+    assert found["random/500000"] == (6.54, 0.758)
+    assert found["per-superclass/2048"] == (5.37, 0.032)
+    assert found["rebalanced-1984"] == (5.21, 0.04)
+    assert found["whole/22"] == (5.52, 0.015)
+    assert printed("paper-inat21-resnet34", "checkpoints", checkpoint="epoch50")["manual/phylum"] == (5.53, 0.036)
+    assert printed("paper-inat21-resnet34", "checkpoints", checkpoint="epoch70")["manual/genus"] == (4.83, 0.064)
+    best = min(value for value, _ in found.values())
+    assert round(100 * (5.25 - best) / 5.25, 2) == 8.76  # the improvement that the paper prints
+    larger = printed("paper-inat21-resnet50", "finetune")
+    assert (len(larger), larger["manual/order"], larger["random/500000"]) == (14, (4.22, 0.021), (5.13, 0.072))
+
+
+def test_numbers_of_imagenet21k_are_those_of_tables_2_and_8() -> None:
+    best = printed("paper-in21k-binary", "finetune-10ep-b512")
+    assert [best[f"nouns/{level}"][0] for level in (0, 1, 2, 4, 6, 9)] == [6.561, 6.76, 6.7, 6.97, 7.31, 7.55]
+    assert printed("paper-in21k-binary", "finetune-90ep-b4096")["living"] == (7.898, None)  # 7.90 in table 2
+    assert printed("paper-in21k-binary", "probe-20ep-b512")["nouns/0"] == (12.507, None)
+
+
+def test_numbers_of_imagenet1k_are_those_of_tables_3_4_9_10_and_11() -> None:
+    negative = printed("paper-in1k-resnet50", "finetune")
+    assert (negative[""], negative["classes/leaf"], negative["random/8"]) == (
+        (24.04, 0.057),
+        (23.28, 0.103),
+        (23.65, 0.071),
+    )
+    selected, probe = printed("paper-in21k-to-in1k", "finetune"), printed("paper-in21k-to-in1k", "probe")
+    for level, lr in BEST_LR.items():
+        cell = printed("paper-in21k-to-in1k", "finetune", cell=f"lr={lr}")
+        assert selected[f"nouns/{level}"] == cell[f"nouns/{level}"]
+    assert selected["nouns/0"] == (17.49, 0.042)  # printed as 82.51
+    assert probe["nouns/9"] == (42.65, 0.016)
+    assert probe[""] == (26.01, 0.243)
+
+
+def test_seeds_are_the_papers() -> None:
+    def pairs(name: str) -> set[tuple[object, object]]:
+        jobs: tuple[Job, ...] = plan(name).jobs
+        return {(job.facets["pretrain_seed"], job.facets["transfer_seed"]) for job in jobs if "transfer" in job.facets}
+
+    assert pairs("paper-inat21-resnet34") == {(pretrain, seed) for pretrain in (0, 1) for seed in (0, 1, 2)}
+    assert pairs("paper-in21k-binary") == {(0, 0)}
+    assert pairs("paper-in1k-resnet50") == pairs("paper-in21k-to-in1k") == {(0, 0), (0, 1), (0, 2)}
+
+
+def test_both_sweeps_of_imagenet21k_share_their_backbones() -> None:
+    first, second = (
+        {job.key for job in plan(name).jobs if job.kind is JobKind.PRETRAIN and job.facets["dataset"] == "in21k"}
+        for name in ("paper-in21k-binary", "paper-in21k-to-in1k")
+    )
+    assert len(first & second) == len(LEVELS)
+
+
+def test_last_checkpoint_of_table_6_shares_the_runs_of_table_1() -> None:
+    jobs = plan("paper-inat21-resnet34").by_name()
+    for level in ("phylum", "genus"):
+        tail = f"manual/{level}/seed1"
+        assert jobs[f"finetune/checkpoints/{tail}/epoch90/seed2"].key == jobs[f"finetune/finetune/{tail}/seed2"].key
+        assert jobs[f"finetune/checkpoints/{tail}/epoch50/seed2"].key != jobs[f"finetune/finetune/{tail}/seed2"].key
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_paper_sweep_without_its_images_is_refused_where_it_would_run(name: str) -> None:
+    with pytest.raises(SpecError, match=r"no object dataset.json in file:///data/.*suffices to plan, but not to run"):
+        require_datasets(sweep(name))
+    with pytest.raises(ControllerError, match="suffices to plan, but not to run"):
+        submit(STORE, plan(name), "", "cluster")
+    assert not list(STORE.list_objects(""))
+    require_datasets(sweep(name, "tiny"))
+
+
+def test_published_numbers_survive_the_plan_as_json() -> None:
+    again = Plan.from_json(plan("paper-inat21-resnet34").to_json())
+    assert again.published == plan("paper-inat21-resnet34").published
+    assert isinstance(again.published[0], Published)

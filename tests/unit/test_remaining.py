@@ -1,0 +1,65 @@
+"""Time left of a sweep that runs, from its snapshot."""
+
+from __future__ import annotations
+
+from orchestrator.contract import Progress, Resources
+from orchestrator.controller.progress import LiveProgress
+from orchestrator.plan.makespan import Fleet
+from orchestrator.planning.remaining import time_left_of
+from orchestrator.state.job_table import JobTable
+from orchestrator.state.job_view import Attempt, JobView
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState, SweepState
+from tests.planning_cases import job_of, made_plan
+
+JOBS = tuple(job_of(f"pretrain/{name}", gpus=1) for name in "abcd")
+DURATIONS = {job.name: 10.0 for job in JOBS}
+ONE_GPU = Fleet(nodes=(Resources(cpus=8, gpus=1),))
+
+
+def snapshot(*views: JobView) -> Snapshot:
+    return Snapshot(sweep="s", state=SweepState.RUNNING, plan=made_plan(*JOBS), jobs=JobTable(views))
+
+
+def view(name: str, state: JobState, *, ran_s: float = 0.0, launched_at_s: float | None = None) -> JobView:
+    attempt = None
+    if launched_at_s is not None:
+        attempt = Attempt(
+            attempt_id=f"{name}.1",
+            job=name,
+            key=name,
+            number=1,
+            epoch=1,
+            launched_at_s=launched_at_s,
+            resources=Resources(),
+        )
+    return JobView(name=name, key=name, state=state, ran_s=ran_s, attempt=attempt)
+
+
+MIDWAY = snapshot(
+    view("pretrain/a", JobState.SUCCEEDED, ran_s=30.0),
+    view("pretrain/b", JobState.RUNNING, launched_at_s=96.0),
+    view("pretrain/c", JobState.PENDING),
+    view("pretrain/d", JobState.FAILED, ran_s=500.0),
+)
+
+
+def test_time_left_of_running_sweep_is_corrected_by_its_own_jobs() -> None:
+    left = time_left_of(MIDWAY, DURATIONS, ONE_GPU, progress={}, now=100.0)
+    assert left.corrected_by == {"pretrain": 3.0}
+    assert left.seconds == (3 * 10 - 4) + 3 * 10
+
+
+def test_time_left_of_running_job_that_says_its_own_is_believed() -> None:
+    line = LiveProgress(at_s=100.0, attempt_id="pretrain/b.1", progress=Progress(phase="train", eta_s=50.0))
+    left = time_left_of(MIDWAY, DURATIONS, ONE_GPU, progress={"pretrain/b": line}, now=100.0)
+    assert left.seconds == 50 + 30
+
+
+def test_time_left_of_overdue_job_is_not_negative() -> None:
+    left = time_left_of(MIDWAY, DURATIONS, ONE_GPU, progress={}, now=1000.0)
+    assert left.seconds == 30
+
+
+def test_time_left_of_sweep_without_a_plan_is_nothing() -> None:
+    assert time_left_of(Snapshot(sweep="s"), {}, ONE_GPU, progress={}, now=0.0).seconds == 0

@@ -1,0 +1,167 @@
+"""Bounds, budgets, breakers, excluded nodes and orders of clients: one decision each."""
+
+from typing import Any
+
+from orchestrator.contract import Resources
+from orchestrator.errors import FailureKind
+from orchestrator.state import events
+from orchestrator.state.commands import (
+    CancelJob,
+    ExcludeNode,
+    FinishSweep,
+    LaunchJob,
+    PreemptAttempt,
+    TripSweep,
+)
+from orchestrator.state.events import Event
+from orchestrator.state.scheduler import Cap, Scheduler
+from orchestrator.state.snapshot import Snapshot
+from tests.makespan_dag import gpu_job, gpu_nodes
+from tests.scheduler_cases import HOUR_S, after, decide, done, failed, launched, of_type, plan_of
+
+# Bounds
+
+
+def test_sweep_holds_no_more_than_its_bounds() -> None:
+    jobs = [gpu_job(f"finetune/{number}", gpus=2) for number in range(8)]
+    assert len(decide(after(plan_of("s", *jobs, max_concurrent=3)), nodes=gpu_nodes(16))) == 3
+    assert len(decide(after(plan_of("s", *jobs, max_gpus=5)), nodes=gpu_nodes(16))) == 2
+
+
+def test_users_share_one_bound_over_all_their_sweeps() -> None:
+    plans = [
+        plan_of(name, *(gpu_job(f"finetune/{name}/{n}", gpus=1) for n in range(4)), owner=owner)
+        for name, owner in (("a", "ada"), ("b", "ada"), ("c", "bob"))
+    ]
+    scheduler = Scheduler()
+    found = scheduler.decide(
+        [after(plan) for plan in plans],
+        total=Resources(cpus=128.0, gpus=16.0),
+        nodes=gpu_nodes(16),
+        now=10.0,
+        user_caps={"*": Cap(max_gpus=3)},
+    )
+    assert [command.sweep for command in of_type(found, LaunchJob)].count("c") == 3
+    assert len(found) == 6
+    assert any("user ada holds 3 GPUs" in why for why in scheduler.waits["a"].values())
+
+
+def test_budget_of_gpu_hours_ends_the_sweep_with_its_sums() -> None:
+    first, second = gpu_job("pretrain/first", gpus=8), gpu_job("pretrain/second", gpus=8)
+    plan = plan_of("s", first, second, gpu_hours=20.0)
+    durations = {"s": {first.name: HOUR_S, second.name: 2 * HOUR_S}}
+    # The first took twice as long as estimated: 16 GPU-hours are gone.
+    ended = after(plan, launched(first, *["node-0000"] * 8, at_s=0.0), done(first, 2 * HOUR_S))
+    (command,) = decide(ended, nodes=gpu_nodes(8), now=2 * HOUR_S, durations=durations)
+    assert isinstance(command, TripSweep)
+    assert "the budget is 20 GPU-hours (policy.budget.gpu_hours): 16 GPU-hours are used" in command.reason
+
+
+def test_budget_keeps_what_fits_into_it_going() -> None:
+    jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(8)]
+    plan = plan_of("s", *jobs, cost=30.0, gpu_hour_price=10.0)
+    durations = {"s": dict.fromkeys((job.name for job in jobs), HOUR_S)}
+    found = decide(after(plan), nodes=gpu_nodes(8), durations=durations)
+    assert len(of_type(found, LaunchJob)) == 3
+    assert of_type(found, TripSweep) == []
+
+
+def test_deadline_that_has_passed_stops_the_sweep() -> None:
+    plan = plan_of("s", gpu_job("finetune/a", gpus=1), time_limit_s=HOUR_S)
+    assert of_type(decide(after(plan), nodes=gpu_nodes(8), now=HOUR_S - 1.0), LaunchJob)
+    (command,) = decide(after(plan), nodes=gpu_nodes(8), now=HOUR_S)
+    assert isinstance(command, TripSweep)
+    assert "1 h after submission" in command.reason
+
+
+# Breakers and nodes
+
+
+def all_failing(num_jobs: int, message: str, **policy: Any) -> Snapshot:
+    jobs = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(num_jobs)]
+    waiting = gpu_job("pretrain/waiting", gpus=1)
+    journal: list[Event] = []
+    for number, job in enumerate(jobs):
+        text = message.format(number)
+        journal += [launched(job, "node-0000"), failed(job, FailureKind.USER_ERROR, text)]
+        journal.append(events.JobFailed(at_s=3.0, job=job.name, reason=text))
+    return after(plan_of("s", *jobs, waiting, **policy), *journal)
+
+
+def test_breaker_trips_when_the_first_jobs_fail_alike() -> None:
+    text = "no file '/data/{0}/x.tar' at step 1{0}"
+    (command,) = of_type(decide(all_failing(5, text), nodes=gpu_nodes(8)), TripSweep)
+    assert "5 pretrain jobs failed in the same way" in command.reason
+    assert of_type(decide(all_failing(4, text), nodes=gpu_nodes(8)), TripSweep) == []
+    assert of_type(decide(all_failing(5, text, breaker=0), nodes=gpu_nodes(8)), TripSweep) == []
+
+
+def test_breaker_holds_while_failures_differ() -> None:
+    words = ["alpha", "beta", "gamma", "delta", "epsilon"]
+    jobs = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(5)]
+    journal: list[Event] = []
+    for word, job in zip(words, jobs, strict=True):
+        journal += [launched(job), failed(job, FailureKind.USER_ERROR, f"{word} is wrong")]
+        journal.append(events.JobFailed(at_s=3.0, job=job.name, reason=word))
+    assert (
+        of_type(
+            decide(after(plan_of("s", *jobs, gpu_job("pretrain/x", gpus=1)), *journal), nodes=gpu_nodes(8)), TripSweep
+        )
+        == []
+    )
+
+
+def failing_on(node: str, num_jobs: int, message: str = "died", kind: FailureKind = FailureKind.UNKNOWN) -> Snapshot:
+    jobs = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(num_jobs)]
+    journal: list[Event] = []
+    for job in jobs:
+        journal += [launched(job, node), failed(job, kind, message, node=node)]
+    return after(plan_of("s", *jobs), *journal)
+
+
+def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
+    found = decide(failing_on("node-0002", 3), nodes=gpu_nodes(80))
+    (command,) = of_type(found, ExcludeNode)
+    assert (command.node, command.until_s) == ("node-0002", 10.0 + HOUR_S)
+    assert "3 jobs failed on it" in command.reason
+    assert of_type(decide(failing_on("node-0002", 2), nodes=gpu_nodes(80)), ExcludeNode) == []
+
+
+def test_node_whose_hardware_is_named_is_excluded_at_once() -> None:
+    snapshot = failing_on("node-0002", 1, "CUDA error: uncorrectable ECC error encountered", FailureKind.NODE_LOST)
+    (command,) = of_type(decide(snapshot, nodes=gpu_nodes(80)), ExcludeNode)
+    assert command.reason.startswith("node node-0002 is left out for 1 h: broken GPU")
+
+
+def test_jobs_keep_away_from_an_excluded_node_until_its_time_is_over() -> None:
+    job = gpu_job("finetune/a", gpus=8)
+    excluded = events.NodeExcluded(at_s=1.0, node="node-0000", reason="", until_s=100.0)
+    snapshot = after(plan_of("s", job), excluded)
+    assert set(of_type(decide(snapshot, nodes=gpu_nodes(16)), LaunchJob)[0].nodes) == {"node-0001"}
+    assert set(of_type(decide(snapshot, nodes=gpu_nodes(16), now=100.0), LaunchJob)[0].nodes) == {"node-0000"}
+    # On the only node there is, an exclusion would be a silent wait.
+    assert set(of_type(decide(snapshot, nodes=gpu_nodes(8)), LaunchJob)[0].nodes) == {"node-0000"}
+
+
+# Orders of clients
+
+
+def test_paused_sweep_starts_nothing_and_gives_its_room_back_where_asked() -> None:
+    running, waiting = gpu_job("pretrain/a", gpus=1), gpu_job("pretrain/b", gpus=1)
+    plan = plan_of("s", running, waiting)
+    finish = events.SweepPaused(at_s=2.0, message_id="p")
+    save = events.SweepPaused(at_s=2.0, message_id="p", running=events.Running.CHECKPOINT)
+    assert decide(after(plan, launched(running, "node-0000"), finish), nodes=gpu_nodes(8)) == []
+    (command,) = decide(after(plan, launched(running, "node-0000"), save), nodes=gpu_nodes(8))
+    assert isinstance(command, PreemptAttempt)
+
+
+def test_stopping_sweep_cancels_what_waits_and_ends_when_the_rest_has() -> None:
+    running, waiting = gpu_job("pretrain/a", gpus=1), gpu_job("pretrain/b", gpus=1)
+    plan, stop = plan_of("s", running, waiting), events.SweepStopping(at_s=2.0, message_id="p")
+    journal = [launched(running, "node-0000"), stop]
+    assert decide(after(plan, *journal), nodes=gpu_nodes(8)) == [CancelJob(sweep="s", job="pretrain/b")]
+    cancelled = events.JobCancelled(at_s=3.0, job="pretrain/b")
+    assert decide(after(plan, *journal, cancelled), nodes=gpu_nodes(8)) == []
+    ended = after(plan, *journal, cancelled, done(running, 4.0))
+    assert decide(ended, nodes=gpu_nodes(8)) == [FinishSweep(sweep="s", status=events.SweepStatus.CANCELLED)]

@@ -1,0 +1,241 @@
+"""Placement, order, priorities and elastic sizes: one decision or one run each."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.contract import Outcome, Resources, Spot
+from orchestrator.errors import FailureKind
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.state import events
+from orchestrator.state.commands import (
+    FailJob,
+    LaunchJob,
+    PreemptAttempt,
+)
+from orchestrator.state.events import Event
+from orchestrator.state.nodes import Node
+from orchestrator.state.scheduler import Scheduler
+from tests.makespan import World
+from tests.makespan_dag import gpu_job, gpu_nodes
+from tests.scheduler_cases import HOUR_S, after, decide, done, failed, launched, of_type, plan_of
+
+# Placement
+
+
+def test_gang_goes_to_as_few_nodes_as_possible_the_fullest_of_those() -> None:
+    small, gang = gpu_job("finetune/small", gpus=1), gpu_job("pretrain/gang", gpus=7)
+    snapshot = after(plan_of("s", small, gang), launched(small, "node-0001"))
+    (command,) = of_type(decide(snapshot, nodes=gpu_nodes(24)), LaunchJob)
+    assert command.nodes == ("node-0001",) * 7
+
+
+def test_gang_larger_than_a_node_fills_whole_nodes_and_has_one_name_per_worker() -> None:
+    (command,) = decide(after(plan_of("s", gpu_job("pretrain/gang", gpus=20))), nodes=gpu_nodes(24))
+    assert isinstance(command, LaunchJob)
+    assert sorted(command.nodes.count(name) for name in set(command.nodes)) == [4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"accelerator": "h100"}, {"new"}),
+        ({"spot": Spot.REQUIRE}, {"spot"}),
+        ({"spot": Spot.NEVER}, {"old", "new"}),
+        ({"labels": {"rack": "b"}}, {"spot", "new"}),
+        ({"labels": {"rack": "b"}, "spot": "never"}, {"new"}),
+    ],
+)
+def test_job_goes_only_to_nodes_of_the_sort_it_asks_for(asked: Mapping[str, Any], expected: set[str]) -> None:
+    shape = Resources(cpus=64.0, gpus=1.0)
+    nodes = (
+        Node(name="old", resources=shape, accelerator="A100", labels={"rack": "a"}),
+        Node(name="spot", resources=shape, accelerator="A100", labels={"rack": "b"}, is_spot=True),
+        Node(name="new", resources=shape, accelerator="H100", labels={"rack": "b"}),
+    )
+    jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(3)]
+    jobs = [replace(job, resources=Resources(cpus=1.0, gpus=1.0, **asked)) for job in jobs]
+    found = of_type(decide(after(plan_of("s", *jobs)), nodes=nodes), LaunchJob)
+    assert {name for command in found for name in command.nodes} == expected
+
+
+def test_job_for_a_sort_of_node_that_is_not_there_is_infeasible_and_told_so() -> None:
+    job = gpu_job("finetune/a", gpus=1)
+    job = replace(job, resources=replace(job.resources, accelerator="H100"))
+    (command,) = of_type(decide(after(plan_of("s", job)), nodes=gpu_nodes(8)), FailJob)
+    assert "no node is of that sort" in command.reason
+    assert "of type H100" in command.reason
+
+
+def test_cluster_that_grows_is_judged_by_its_largest_node_types() -> None:
+    job, huge = gpu_job("finetune/a", gpus=1), gpu_job("finetune/b", gpus=1)
+    huge = replace(huge, resources=Resources(cpus=500.0, gpus=1.0))
+    kinds = (Node(resources=Resources(cpus=64.0, gpus=8.0)),)
+    head = (Node(name="head", resources=Resources(cpus=4.0)),)
+    found = decide(after(plan_of("s", job, huge)), nodes=head, maximum=kinds)
+    assert [command.job for command in of_type(found, LaunchJob)] == ["finetune/a"]
+    (refused,) = of_type(found, FailJob)
+    assert "8 GPU" in refused.reason
+
+
+def test_cluster_that_grows_sees_bounded_demand() -> None:
+    jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(100)]
+    kinds = (Node(resources=Resources(cpus=64.0, gpus=8.0)),)
+    found = of_type(decide(after(plan_of("s", *jobs)), nodes=gpu_nodes(16), maximum=kinds), LaunchJob)
+    assert sum(command.nodes == () for command in found) == 4  # a quarter of 16
+    assert len(found) == 20
+
+
+def test_job_avoids_the_node_that_it_failed_on_while_another_has_room() -> None:
+    job = gpu_job("finetune/a", gpus=1)
+    journal = [launched(job, "node-0000"), failed(job, FailureKind.UNKNOWN, node="node-0000")]
+    snapshot = after(plan_of("s", job), *journal)
+    assert of_type(decide(snapshot, nodes=gpu_nodes(16)), LaunchJob)[0].nodes == ("node-0001",)
+    assert of_type(decide(snapshot, nodes=gpu_nodes(8)), LaunchJob)[0].nodes == ("node-0000",)
+
+
+# Order within a sweep
+
+
+def test_job_with_the_longest_way_to_the_end_goes_first() -> None:
+    short, long = gpu_job("finetune/short", gpus=8), gpu_job("finetune/long", gpus=8)
+    last = gpu_job("finetune/last", "finetune/long", gpus=8)
+    estimates = {"finetune/short": 100.0, "finetune/long": 60.0, "finetune/last": 60.0}
+    found = decide(after(plan_of("s", short, long, last)), nodes=gpu_nodes(8), durations={"s": estimates})
+    assert [command.job for command in of_type(found, LaunchJob)] == ["finetune/long"]
+
+
+def test_measured_durations_reorder_what_was_estimated_wrongly() -> None:
+    trained = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(10)]
+    rest = gpu_job("pretrain/rest", gpus=8)
+    tune = gpu_job("finetune/tune", gpus=8)
+    ends: list[Event] = []
+    for job in trained:
+        ends.append(launched(job, "node-0000"))
+        outcome = Outcome.COMMITTED
+        ends.append(events.AttemptSucceeded(at_s=1001.0, job=job.name, attempt_id=f"{job.key}.1", outcome=outcome))
+    estimates = dict.fromkeys((job.name for job in trained), 100.0) | {rest.name: 100.0, tune.name: 300.0}
+    plan = plan_of("s", *trained, rest, tune)
+    found = decide(after(plan, *ends), nodes=gpu_nodes(8), now=2000.0, durations={"s": estimates})
+    assert [command.job for command in of_type(found, LaunchJob)] == ["pretrain/rest"]
+
+
+# Priorities
+
+
+def busy_and_urgent(num_gpus: int = 8, **policy: Any) -> tuple[Plan, Plan, list[Event]]:
+    running = [gpu_job(f"pretrain/low/{number}", gpus=1) for number in range(8)]
+    low = plan_of("low", *running, priority=-10, **policy)
+    high = plan_of("high", gpu_job("pretrain/high", gpus=num_gpus), priority=10)
+    return low, high, [launched(job, "node-0000", at_s=float(n)) for n, job in enumerate(running)]
+
+
+def test_higher_priority_takes_the_room_of_lower_only_as_much_as_it_needs() -> None:
+    low, high, journal = busy_and_urgent(num_gpus=3)
+    found = of_type(decide(after(low, *journal), after(high), nodes=gpu_nodes(8)), PreemptAttempt)
+    assert len(found) == 3
+    assert all("priority 10 against -10" in command.reason for command in found)
+
+
+def test_attempts_that_save_nothing_are_spared_where_others_can_make_room() -> None:
+    jobs = [gpu_job("embed/a", gpus=4), gpu_job("pretrain/b", gpus=4)]
+    low, high = plan_of("low", *jobs, priority=-10), plan_of("high", gpu_job("pretrain/high", gpus=4), priority=10)
+    snapshot = after(low, *(launched(job, "node-0000") for job in jobs))
+    (found,) = of_type(decide(snapshot, after(high), nodes=gpu_nodes(8), now=5000.0), PreemptAttempt)
+    assert found.attempt_id == f"{jobs[1].key}.1"
+
+
+def test_nobody_is_preempted_for_what_would_not_fit_anyway() -> None:
+    low, high, journal = busy_and_urgent()
+    other = gpu_job("pretrain/other", gpus=1)
+    same = plan_of("same", other, priority=10)
+    snapshots = after(low, *journal[1:]), after(same, launched(other, "node-0000")), after(high)
+    assert of_type(decide(*snapshots, nodes=gpu_nodes(8)), PreemptAttempt) == []
+
+
+def test_nobody_is_preempted_while_others_leave_already() -> None:
+    low, high, journal = busy_and_urgent(num_gpus=1)
+    job = low.jobs[0]
+    leaving = events.AttemptPreempting(at_s=9.0, job=job.name, attempt_id=f"{job.key}.1", reason="asked", grace_s=120.0)
+    assert of_type(decide(after(low, *journal, leaving), after(high), nodes=gpu_nodes(8)), PreemptAttempt) == []
+
+
+def test_job_that_made_room_as_often_as_its_policy_allows_is_left_alone() -> None:
+    low, high, journal = busy_and_urgent(max_preemptions=0)
+    assert of_type(decide(after(low, *journal), after(high), nodes=gpu_nodes(8)), PreemptAttempt) == []
+
+
+def test_preempted_work_goes_on_after_the_urgent_one_and_loses_nothing() -> None:
+    low, high, _ = busy_and_urgent()
+    seconds = {job.name: HOUR_S for job in low.jobs}
+    durations = {"low": seconds, "high": {"pretrain/high": 600.0}}
+    scheduler = Scheduler()
+    world = World(
+        plans={"low": low, "high": high},
+        nodes=gpu_nodes(8),
+        durations=durations,
+        decide=lambda snapshots, **options: scheduler.decide(snapshots, durations=durations, **options),
+    )
+    world.submit("low")
+    assert world.round()
+    world.now_s = 1000.0
+    world.submit("high")
+    end_s = world.run()
+    assert world.snapshots["high"].jobs["pretrain/high"].ended_at_s == pytest.approx(1000.0 + 10.0 + 600.0)
+    assert world.num_preemptions == 8
+    assert end_s == pytest.approx(HOUR_S + 10.0 + 600.0, abs=11.0)
+
+
+def test_sweep_that_waits_for_long_rises_until_it_runs_something() -> None:
+    nodes = gpu_nodes(8)
+    high = plan_of("high", *(gpu_job(f"finetune/high/{n}", gpus=8) for n in range(3)), priority=10)
+    low = plan_of("low", gpu_job("finetune/low", gpus=8), priority=-10)
+    early = decide(after(high), after(low), nodes=nodes, now=11.0 * HOUR_S)
+    late = decide(
+        after(high, launched(high.jobs[0]), done(high.jobs[0], 13 * HOUR_S)), after(low), nodes=nodes, now=13.5 * HOUR_S
+    )
+    assert [command.sweep for command in of_type(early, LaunchJob)] == ["high"]
+    assert [command.sweep for command in of_type(late, LaunchJob)] == ["low"]
+
+
+def test_priority_set_by_a_client_counts_instead_of_the_plans() -> None:
+    first, second = plan_of("a", gpu_job("finetune/a", gpus=8)), plan_of("b", gpu_job("finetune/b", gpus=8))
+    raised = events.PriorityChanged(at_s=1.0, message_id="m2", priority=5)
+    (command,) = of_type(decide(after(first), after(second, raised), nodes=gpu_nodes(8)), LaunchJob)
+    assert command.sweep == "b"
+
+
+# Elastic sizes
+
+
+def elastic(gpus: int = 8, min_gpus: int = 2) -> Job:
+    return gpu_job("pretrain/elastic", gpus=gpus, min_gpus=min_gpus)
+
+
+def test_elastic_job_starts_smaller_where_that_ends_it_earlier() -> None:
+    other = gpu_job("finetune/other", gpus=4)
+    plan = plan_of("s", other, elastic())
+    snapshot = after(plan, launched(other, "node-0000"))
+    slow = {"s": {other.name: 3 * HOUR_S, "pretrain/elastic": HOUR_S}}
+    fast = {"s": {other.name: 60.0, "pretrain/elastic": HOUR_S}}
+    (command,) = of_type(decide(snapshot, nodes=gpu_nodes(8), durations=slow), LaunchJob)
+    assert (command.num_workers, command.resources.gpus, len(command.nodes)) == (4, 4.0, 4)
+    assert of_type(decide(snapshot, nodes=gpu_nodes(8), durations=fast), LaunchJob) == []
+
+
+def test_elastic_job_too_large_for_the_cluster_runs_at_the_size_that_it_has() -> None:
+    (command,) = of_type(decide(after(plan_of("s", elastic(gpus=32, min_gpus=4))), nodes=gpu_nodes(16)), LaunchJob)
+    assert command.num_workers == 16
+
+
+def test_elastic_attempt_grows_once_nothing_else_wants_the_room() -> None:
+    job = elastic()
+    small = Resources(cpus=8.0, gpus=2.0)
+    snapshot = after(plan_of("s", job), launched(job, "node-0000", "node-0000", resources=small, num_workers=2))
+    durations = {"s": {job.name: 2 * HOUR_S}}
+    assert decide(snapshot, nodes=gpu_nodes(8), now=600.0, durations=durations) == []
+    (command,) = decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations)
+    assert isinstance(command, PreemptAttempt)
+    assert "grows from 2 to 8 GPUs" in command.reason
