@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from functools import cached_property
+from hashlib import sha256
 
-from orchestrator.ids import canonical_json, sha256_hex
-from orchestrator.plan.graph import Job
-from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.tracking.timeline import RunIdentity, Timeline
 
 SWEEP_JOB = "(sweep)"
 """In place of a job's name, the run of the sweep itself; no job can be called so."""
+SWEEP_RUN: RunIdentity = (SWEEP_JOB, "")
 _MAX_TAG_CHARACTERS = 4000
-_MAX_PARAM_CHARACTERS = 6000
 
 
 class RunStatus(StrEnum):
@@ -46,15 +45,14 @@ _JOB_STATUS = {
 }
 _SWEEP_STATUS = {
     SweepState.SUBMITTED: RunStatus.SCHEDULED,
-    SweepState.RUNNING: RunStatus.RUNNING,
-    SweepState.CANCELLING: RunStatus.RUNNING,
     SweepState.SUCCEEDED: RunStatus.FINISHED,
     SweepState.FAILED: RunStatus.FAILED,
     SweepState.CANCELLED: RunStatus.KILLED,
 }
+"""Whatever else a sweep is, it is running."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: it remembers its fingerprint
 class RunFacts:
     """Everything about a run but its metrics and parameters, which never change once they are known."""
 
@@ -71,16 +69,17 @@ class RunFacts:
         """What the run is found by."""
         return self.job, self.key
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Changes whenever the run's status, times or tags do."""
-        return sha256_hex(canonical_json(asdict(self)))[:16]
+        said = [self.job, self.key, self.status, self.start_s, self.end_s, sorted(self.tags.items())]
+        return sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
 def sweep_facts(timeline: Timeline) -> RunFacts:
     """The run that stands for a sweep; its children are the jobs."""
     snapshot = timeline.snapshot
-    status = _SWEEP_STATUS[snapshot.state]
+    status = _SWEEP_STATUS.get(snapshot.state, RunStatus.RUNNING)
     # Zeros too: a tag that is not said again would keep its old value.
     counts = {f"num_{state.value}": str(snapshot.counts.get(state, 0)) for state in JobState}
     return RunFacts(
@@ -109,6 +108,7 @@ def job_facts(timeline: Timeline, view: JobView, kind: str) -> RunFacts | None:
         "kind": kind,
         "state": view.state.value,
         "attempts": str(view.num_attempts),
+        "attempt_states": attempt_states(view),
         **_failure_tags(view),
     }
     return RunFacts(
@@ -128,28 +128,12 @@ def dropped_facts(sweep: str, identity: RunIdentity, ended_at_s: float) -> RunFa
     return RunFacts(job=job, key=key, status=RunStatus.KILLED, start_s=ended_at_s, end_s=ended_at_s, tags=tags)
 
 
-def sweep_params(snapshot: Snapshot) -> dict[str, str]:
-    """Parameters of the sweep's run."""
-    if snapshot.plan is None:
-        return {}
-    plan = snapshot.plan
-    params = {"baseline": plan.baseline, "metric": plan.metric, "store": plan.store_uri}
-    return {name: value for name, value in params.items() if value}
-
-
-def job_params(job: Job, granularity: int | None) -> dict[str, str]:
-    """Parameters of a job's run: what people compare by, the recipe's fields, and the key."""
-    parameters = dict(job.identity["parameters"])
-    model, recipe = parameters.pop("model", {}), parameters.pop("recipe", {})
-    found: dict[str, Any] = {**parameters, **recipe, **_model_params(model), **job.facets, "key": job.key}
-    if granularity is not None:
-        found["granularity"] = granularity
-    return {name: _text(value)[:_MAX_PARAM_CHARACTERS] for name, value in found.items() if value not in (None, "")}
-
-
-def _model_params(model: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = {"name": "model", "kwargs": "model_kwargs"}
-    return {renamed.get(name, name): value for name, value in model.items() if value != {}}
+def attempt_states(view: JobView) -> str:
+    """How a job's attempts ended, by kind: ``2 out_of_memory, 1 succeeded``; empty while there is none."""
+    ended = [f"{count} {kind}" for kind, count in sorted(view.failures.items())]
+    if view.num_attempts and view.state in {JobState.RUNNING, JobState.SUCCEEDED}:
+        ended.append(f"1 {view.state}")
+    return ", ".join(ended)
 
 
 def _identity_tags(sweep: str, job: str, key: str) -> dict[str, str]:
@@ -162,7 +146,3 @@ def _failure_tags(view: JobView) -> dict[str, str]:
     if view.last_failure is not None:
         tags["last_failure"] = f"{view.last_failure.kind}: {view.last_failure.message}"
     return {name: text[:_MAX_TAG_CHARACTERS] for name, text in tags.items()}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

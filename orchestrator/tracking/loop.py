@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from orchestrator.tracking.errors import TrackingError
+from orchestrator.tracking.errors import TrackingError, TrackingRefusedError
 
 _LOG = logging.getLogger(__name__)
 _MAX_BACKOFF_S = 60.0
@@ -17,6 +17,10 @@ _SOON_S = 0.1
 
 class PublishesSweeps(Protocol):
     """What the loop needs of a ``Publisher``."""
+
+    @property
+    def num_written(self) -> int:
+        """Runs that the tracking server took so far."""
 
     def publish_once(self, sweep: str) -> bool:
         """Publish what is new; True if everything known at this moment is published."""
@@ -40,7 +44,8 @@ def publish_until_done(
         publisher: what to publish with.
         sweep: its name.
         poll_s: pause between two looks at the journal.
-        give_up_s: longest outage of the tracking server to sit out; None for any.
+        give_up_s: longest outage of the tracking server to sit out; None for any. A server that refuses is given up at
+            once, unless it is None.
         wait: sleeps for some seconds (replaced in tests; may raise to end the loop).
         clock: seconds, monotonic.
 
@@ -49,7 +54,7 @@ def publish_until_done(
     """
     pause = wait or threading.Event().wait
     outage_since: float | None = None
-    backoff_s = poll_s
+    backoff_s, told, num_written = poll_s, "", publisher.num_written
     while True:
         try:
             # Asked first: what happens after the answer may be missed, what happened before it is published.
@@ -57,14 +62,18 @@ def publish_until_done(
             published = publisher.publish_once(sweep)
         except TrackingError as error:
             now = clock()
+            if publisher.num_written > num_written:  # it works now and then: this is another outage
+                outage_since, backoff_s, num_written = None, poll_s, publisher.num_written
             outage_since = now if outage_since is None else outage_since
-            if give_up_s is not None and now - outage_since >= give_up_s:
+            if give_up_s is not None and (isinstance(error, TrackingRefusedError) or now - outage_since >= give_up_s):
                 raise
-            _LOG.warning("%s; trying again in %.0f s", error, backoff_s)
+            if str(error) != told:
+                _LOG.warning("%s; trying again", error)
+            told = str(error)
             pause(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
             continue
         if ended and published:
             return
-        outage_since, backoff_s = None, poll_s
+        outage_since, backoff_s, told = None, poll_s, ""
         pause(poll_s if published else _SOON_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from orchestrator.errors import NotFoundError
@@ -19,7 +19,7 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.facts import RunStatus
 from orchestrator.tracking.timeline import RunIdentity
 
-MEMORY_VERSION = 1
+MEMORY_VERSION = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class RunMemory:
     """Of the facts last published."""
     described: bool = False
     """Whether the run has all its parameters."""
-    segments: dict[str, int] = field(default_factory=dict)
-    """Last published step by metric segment."""
+    said: dict[str, int] = field(default_factory=dict)
+    """Last published step by number of the attempt that made it: segments of an attempt follow each other."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``dataclasses.asdict``."""
+        """Inverse of ``Memory.to_json``."""
         status = document["status"]
         return cls(**{**document, "status": None if status is None else RunStatus(status)})
 
@@ -51,10 +51,23 @@ class Memory:
 
     runs: list[RunMemory] = field(default_factory=list)
     """At most one per (job, key); the sweep's own has the job ``facts.SWEEP_JOB``."""
+    experiment_id: str = ""
+    """Where they are; empty before the first one."""
     discarded: list[str] = field(default_factory=list)
     """Runs that showed steps which were superseded afterwards: replaced, and never adopted again."""
+    num_deleted: int = 0
+    """How many of them, from the first on, are deleted."""
     attached: dict[str, str] = field(default_factory=dict)
-    """Sha256 of the report files on the sweep's run."""
+    """Sha256 of the files on the sweep's run."""
+    registered: str = ""
+    """Key of the backbone that is in the model registry, or `-` if there was none to put there."""
+    submission: str = ""
+    """Id of the submit whose origin the sweep's run tells."""
+
+    @property
+    def condemned(self) -> list[str]:
+        """Runs that are to be deleted still."""
+        return self.discarded[self.num_deleted :]
 
     def by_identity(self) -> dict[RunIdentity, RunMemory]:
         """Runs by name and key of their job."""
@@ -62,13 +75,14 @@ class Memory:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
-        return asdict(self)
+        document = {name: getattr(self, name) for name in self.__slots__}
+        # Not ``asdict``, which copies deeply: this is written every few seconds, for thousands of runs.
+        return {**document, "runs": [{name: getattr(run, name) for name in run.__slots__} for run in self.runs]}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``to_json``."""
-        runs = [RunMemory.from_json(run) for run in document["runs"]]
-        return cls(runs=runs, discarded=list(document["discarded"]), attached=dict(document["attached"]))
+        return cls(**{**document, "runs": [RunMemory.from_json(run) for run in document["runs"]]})
 
 
 class MemoryFile:
@@ -79,16 +93,22 @@ class MemoryFile:
         self._name = tracking_name(sweep, sha256_hex(tracking_uri.encode())[:16])
         self._store = store
         self._etag: str | None = None
+        self._memory: Memory | None = None
+        """As stored under ``_etag``."""
 
     def load(self) -> Memory:
-        """The memory as stored; empty if there is none."""
+        """The memory as stored; empty if there is none. Whoever changes it must ``save`` or ``forget`` it."""
         try:
-            content, stat = self._store.get_with_stat(self._name)
+            if self._memory is None or self._store.stat(self._name).etag != self._etag:
+                content, stat = self._store.get_with_stat(self._name)
+                self._memory, self._etag = _parse(content), stat.etag
         except NotFoundError:
-            self._etag = None
-            return Memory()
-        self._etag = stat.etag
-        return Memory.from_json(json.loads(content)["memory"])
+            self._memory, self._etag = Memory(), None
+        return self._memory
+
+    def forget(self) -> None:
+        """Read anew the next time: the memory was changed, and the changes were not stored."""
+        self._memory = None
 
     def save(self, memory: Memory) -> None:
         """Store the memory.
@@ -97,8 +117,17 @@ class MemoryFile:
             PreconditionFailedError: another publisher wrote it since this one read or wrote it.
         """
         document = {"version": MEMORY_VERSION, "nonce": secrets.token_hex(8), "memory": memory.to_json()}
-        content = json.dumps(document, indent=1, sort_keys=True).encode()
+        # Without indentation: with it, Python's encoder takes ten times as long.
+        content = json.dumps(document, sort_keys=True).encode()
+        self._memory = None
         if self._etag is None:
             self._etag = self._store.put_if_absent(self._name, content).etag
         else:
             self._etag = self._store.put_if_match(self._name, content, self._etag).etag
+        self._memory = memory
+
+
+def _parse(content: bytes) -> Memory:
+    """Of another version, nothing is used: everything is found again on the server."""
+    document = json.loads(content)
+    return Memory.from_json(document["memory"]) if document["version"] == MEMORY_VERSION else Memory()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from orchestrator.errors import PreconditionFailedError
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.tracking.content import RecordCache
+from orchestrator.tracking.facts_cache import FactsCache
 from orchestrator.tracking.memory import MemoryFile
-from orchestrator.tracking.publication import Publication, RecordCache
+from orchestrator.tracking.publication import Publication, Source
 from orchestrator.tracking.server import TrackingServer
 from orchestrator.tracking.timeline import Timeline, TimelineReader
 
 
 class Publisher:
-    """Needs the store and the tracking server, no cluster. ``tracking_uri``: ``http(s)://...`` or ``sqlite:///...``."""
+    """Needs the store and the tracking server, no cluster. ``tracking_uri``: see ``TrackingServer``."""
 
     def __init__(self, store: ObjectStore, tracking_uri: str) -> None:
         self._store = store
-        self._server = TrackingServer(tracking_uri)
+        self._server = TrackingServer(tracking_uri, artifact_root=store.uri)
         self._records = RecordCache(store)
         self._readers: dict[str, TimelineReader] = {}
+        self._sources: dict[str, Source] = {}
         self._published: dict[str, Timeline] = {}
         """Of ended sweeps, as they were when all of them was published."""
 
@@ -35,14 +38,7 @@ class Publisher:
             return True  # no controller has accepted the sweep yet: there is nothing to tell
         if timeline is self._published.get(sweep):
             return True  # it had ended and nothing happened since: whoever polls many old sweeps pays nothing for them
-        publication = Publication(
-            store=self._store,
-            server=self._server,
-            records=self._records,
-            timeline=timeline,
-            plan=timeline.snapshot.plan,
-            file=MemoryFile(self._store, sweep, self._server.uri),
-        )
+        publication = Publication(self._source(sweep), self._server, timeline, timeline.snapshot.plan)
         try:
             published = publication.run()
         except PreconditionFailedError:
@@ -51,9 +47,24 @@ class Publisher:
             self._published[sweep] = timeline
         return published
 
+    @property
+    def num_written(self) -> int:
+        """Runs that the tracking server took so far, each time it took them."""
+        return self._server.num_written
+
     def has_ended(self, sweep: str) -> bool:
         """Whether nothing will happen to the sweep unless a client asks for it."""
         return self._reader(sweep).read().snapshot.state.is_final
+
+    def _source(self, sweep: str) -> Source:
+        if sweep not in self._sources:
+            self._sources[sweep] = Source(
+                store=self._store,
+                records=self._records,
+                facts=FactsCache(),
+                file=MemoryFile(self._store, sweep, self._server.uri),
+            )
+        return self._sources[sweep]
 
     def _reader(self, sweep: str) -> TimelineReader:
         return self._readers.setdefault(sweep, TimelineReader(self._store, sweep))

@@ -1,24 +1,27 @@
-"""The one place that talks to MLflow: few, bulk calls, and every failure a ``TrackingError``."""
+"""The one place that talks to MLflow: finds experiments, writes runs in batches, and makes every failure a
+``TrackingError``.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from orchestrator.tracking.errors import RunGoneError, TrackingError
-from orchestrator.tracking.facts import RunFacts
+from orchestrator.tracking.bulk import DIALECTS, BulkWriter, known_tables
+from orchestrator.tracking.draft import Experiment, RunDraft
+from orchestrator.tracking.errors import TrackingRefusedError, failures_named
+from orchestrator.tracking.one_by_one import OneByOneWriter
+from orchestrator.tracking.versions import check_database, check_server, missing_driver
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
 
+_LOG = logging.getLogger(__name__)
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_DISABLE_AGENT_HINT": "true",
@@ -29,122 +32,142 @@ _QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-_MAX_METRICS_PER_CALL = 1000
-_MAX_LABELS_PER_CALL = 100
-"""Parameters or tags; with them a call may hold 1000 entities in all."""
-_SEARCH_PAGE = 1000
+_NUM_HTTP_THREADS = 8
+_OWNER_TAG = "owner"
+_OWNER = "pretraining-orchestrator"
 _DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricPoint:
-    """One value of a run's metric history."""
+class ModelVersion:
+    """Files of a run, to be registered as a version of a model."""
 
     name: str
-    value: float
-    step: int
-    at_s: float
+    run_id: str
+    folder: str
+    """Among the run's artifacts."""
+    tags: Mapping[str, str]
+    unless_tagged: tuple[str, str]
+    """A tag and its value: a model that has a version with it gets no other."""
+    description: str
 
 
 class TrackingServer:
-    """An MLflow tracking URI: ``http(s)://...`` or ``sqlite:///...``. Connects on first use."""
+    """An MLflow tracking URI: ``http(s)://...``, ``sqlite:///...`` or ``postgresql://...``. Connects on first use.
 
-    def __init__(self, uri: str) -> None:
+    ``artifact_root`` is where new experiments of a database that is not a file put their files.
+    """
+
+    def __init__(self, uri: str, artifact_root: str = "") -> None:
         self.uri = uri
+        self._artifact_root = artifact_root
+        self.num_written = 0
+        """Runs that it took so far, each time it took them."""
         self._connected: MlflowClient | None = None
+        self._bulk: BulkWriter | None = None
 
-    def ensure_experiment(self, name: str) -> str:
-        """Id of the experiment with this name, made if there is none."""
-        with self._failures_named(f"finding the experiment {name!r}"):
+    @property
+    def shown(self) -> str:
+        """Name of the server for people; never the URI, which may hold a password."""
+        return urlsplit(self.uri).hostname or self.uri.partition("?")[0]
+
+    def ensure_experiment(self, name: str) -> Experiment:
+        """The experiment with this name, made if there is none.
+
+        Raises:
+            TrackingError: the server does not answer, or the experiment is deleted or somebody else's.
+        """
+        with failures_named(f"finding the experiment {name!r}", self.shown):
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 return self._create_experiment(name)
-        if found.lifecycle_stage == _DELETED:
-            message = (
-                f"the MLflow experiment {name!r} is deleted, and MLflow keeps its name; restore it, purge it with "
-            )
-            raise TrackingError(message + "`mlflow gc`, or give the sweep another tracking experiment")
-        return str(found.experiment_id)
-
-    def find_runs(self, experiment_id: str, sweep: str) -> list[tuple[str, str, str]]:
-        """(job, key, run id) of the sweep's runs that are not deleted, oldest first."""
-        runs: list[Run] = []
-        token: str | None = None
-        with self._failures_named(f"searching the runs of sweep {sweep}"):
-            while True:
-                page = self._client.search_runs(
-                    [experiment_id],
-                    f"tags.sweep = '{sweep}'",
-                    max_results=_SEARCH_PAGE,
-                    order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
-                    page_token=token,
+            if found.lifecycle_stage == _DELETED:
+                message = (
+                    f"the MLflow experiment {name!r} is deleted, and MLflow keeps its name; restore it, purge it with "
                 )
-                runs += page
-                token = page.token
-                if not token:
-                    break
-        return [(run.data.tags.get("job", ""), run.data.tags.get("key", ""), run.info.run_id) for run in runs]
+                raise TrackingRefusedError(message + "`mlflow gc`, or give the sweep another tracking.experiment")
+            if found.tags.get(_OWNER_TAG) != _OWNER:
+                self._adopt(found.experiment_id, name)
+            return Experiment(experiment_id=str(found.experiment_id), artifact_location=found.artifact_location)
 
-    def create_run(self, experiment_id: str, facts: RunFacts, name: str, tags: Mapping[str, str]) -> str:
-        """Make a run that can be found by its tags from its first moment on; returns its id."""
-        with self._failures_named(f"creating the run of {facts.job}"):
-            run = self._client.create_run(
-                experiment_id, start_time=_milliseconds(facts.start_s), tags={**facts.tags, **tags}, run_name=name
-            )
-        return str(run.info.run_id)
+    def tag_experiment(self, experiment: Experiment, tags: Mapping[str, str]) -> None:
+        """Give an experiment tags; equal ones are not written again."""
+        with failures_named("tagging the experiment", self.shown):
+            known = self._client.get_experiment(experiment.experiment_id).tags
+            for name, value in tags.items():
+                if known.get(name) != value:
+                    self._client.set_experiment_tag(experiment.experiment_id, name, value)
+
+    def find_runs(self, experiment: Experiment, sweep: str) -> list[tuple[str, str, str]]:
+        """(job, key, run id) of the sweep's runs that are not deleted, oldest first."""
+        with failures_named(f"searching the runs of sweep {sweep}", self.shown):
+            return self._writer().find_runs(experiment.experiment_id, sweep)
+
+    def write(self, experiment: Experiment, drafts: Sequence[RunDraft]) -> Iterator[tuple[RunDraft, str]]:
+        """Write runs; yields each draft with its run id once it is there, empty where it was deleted meanwhile.
+
+        A caller that stops at an error has been given all that was written for certain.
+        """
+        with failures_named("writing runs", self.shown):
+            writer = self._writer()
+            written: Iterable[str]
+            if isinstance(writer, BulkWriter):
+                written = writer.write(experiment, drafts)
+            else:
+                written = writer.write(experiment.experiment_id, drafts)
+            for draft, run_id in zip(drafts, written, strict=True):
+                self.num_written += 1
+                yield draft, run_id
 
     def is_active(self, run_id: str) -> bool:
         """Whether a run exists and is not deleted."""
+        with failures_named(f"reading run {run_id}", self.shown):
+            return OneByOneWriter(self._client, num_threads=1).is_active(run_id)
+
+    def delete_runs(self, run_ids: Iterable[str]) -> None:
+        """Mark runs deleted; one that is gone already is success."""
+        for run_id in run_ids:
+            if self.is_active(run_id):
+                with failures_named(f"deleting run {run_id}", self.shown):
+                    self._client.delete_run(run_id)
+
+    def attach(self, run_id: str, folder: Path, below: str = "") -> None:
+        """Attach all files of a folder to a run, in the folder ``below`` of its artifacts."""
+        with failures_named("attaching files", self.shown):
+            self._client.log_artifacts(run_id, str(folder), below or None)
+
+    def has_version(self, version: ModelVersion) -> bool:
+        """Whether the registered model has a version like this one already."""
+        with failures_named(f"reading the registered model {version.name!r}", self.shown):
+            known = self._client.search_model_versions(f"name = '{version.name}'")
+            name, value = version.unless_tagged
+            return any(found.tags.get(name) == value for found in known)
+
+    def register(self, version: ModelVersion) -> None:
+        """Make files of a run the newest version of a model, which the alias `best` points to from now on."""
         from mlflow.exceptions import MlflowException
 
-        with self._failures_named(f"reading run {run_id}"):
+        with failures_named(f"registering the model {version.name!r}", self.shown):
             try:
-                return bool(self._client.get_run(run_id).info.lifecycle_stage != _DELETED)
+                self._client.create_registered_model(version.name)
             except MlflowException as error:
-                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                    return False
-                raise
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            root = self._client.get_run(version.run_id).info.artifact_uri
+            made = self._client.create_model_version(
+                version.name,
+                f"{root}/{version.folder}",
+                version.run_id,
+                tags=dict(version.tags),
+                description=version.description,
+            )
+            self._client.set_registered_model_alias(version.name, "best", made.version)
 
-    def log(
-        self, run_id: str, *, points: Sequence[MetricPoint], params: Mapping[str, str], tags: Mapping[str, str]
-    ) -> None:
-        """Add metrics, parameters and tags to a run; saying the same twice changes nothing."""
-        from mlflow.entities import Metric, Param, RunTag
-
-        metrics = [Metric(point.name, point.value, _milliseconds(point.at_s), point.step) for point in points]
-        labels = iter([*(Param(*item) for item in params.items()), *(RunTag(*item) for item in tags.items())])
-        with self._failures_named("logging", run_id):
-            while chunk := list(islice(labels, _MAX_LABELS_PER_CALL)):
-                first, metrics = _split(metrics, _MAX_METRICS_PER_CALL - len(chunk))
-                self._client.log_batch(
-                    run_id,
-                    metrics=first,
-                    params=[label for label in chunk if isinstance(label, Param)],
-                    tags=[label for label in chunk if isinstance(label, RunTag)],
-                    synchronous=True,
-                )
-            while metrics:
-                first, metrics = _split(metrics, _MAX_METRICS_PER_CALL)
-                self._client.log_batch(run_id, metrics=first, synchronous=True)
-
-    def set_status(self, run_id: str, facts: RunFacts) -> None:
-        """Give a run its status and, if that is final, its end."""
-        with self._failures_named("setting the status", run_id):
-            if facts.end_s is None:
-                self._client.update_run(run_id, status=facts.status.value)
-            else:
-                self._client.set_terminated(run_id, facts.status.value, end_time=_milliseconds(facts.end_s))
-
-    def delete_run(self, run_id: str) -> None:
-        """Mark a run deleted; one that is gone already is success."""
-        if self.is_active(run_id):
-            with self._failures_named(f"deleting run {run_id}"):
-                self._client.delete_run(run_id)
-
-    def attach(self, run_id: str, folder: Path) -> None:
-        """Attach all files of a folder to a run."""
-        with self._failures_named("attaching files", run_id):
-            self._client.log_artifacts(run_id, str(folder))
+    # ------------------------------------------------------------------------------------------------------ connection
+    @property
+    def client(self) -> MlflowClient:
+        """MLflow's own client of this server, for calls about few things."""
+        return self._client
 
     @property
     def _client(self) -> MlflowClient:
@@ -156,69 +179,75 @@ class TrackingServer:
 
             if database := _sqlite_path(self.uri):
                 database.parent.mkdir(parents=True, exist_ok=True)
-            self._connected = MlflowClient(tracking_uri=self.uri)
+            with failures_named("connecting", self.shown):
+                self._check()
+                self._connected = MlflowClient(tracking_uri=self.uri)
         return self._connected
 
-    def _create_experiment(self, name: str) -> str:
+    def _check(self) -> None:
+        """Raise for what cannot be written to."""
+        if self._is_http:
+            check_server(self.uri)
+            return
+        try:
+            check_database(self.uri)
+        except ImportError as error:
+            raise TrackingRefusedError(missing_driver(self.uri, error)) from error
+
+    @property
+    def _is_http(self) -> bool:
+        return self.uri.startswith(("http://", "https://"))
+
+    def _writer(self) -> BulkWriter | OneByOneWriter:
+        if self._is_http:
+            return OneByOneWriter(self._client, num_threads=_NUM_HTTP_THREADS)
+        if self._bulk is None:
+            engine = getattr(self._client._tracking_client.store, "engine", None)  # noqa: SLF001
+            tables = known_tables()
+            if engine is None or engine.dialect.name not in DIALECTS or tables is None:
+                return OneByOneWriter(self._client, num_threads=1)
+            self._bulk = BulkWriter(engine, tables)
+        return self._bulk
+
+    # ----------------------------------------------------------------------------------------------------- experiments
+    def _create_experiment(self, name: str) -> Experiment:
         from mlflow.exceptions import MlflowException
 
+        location = self._artifact_location(name)
         try:
-            return str(self._client.create_experiment(name, artifact_location=_artifact_location(self.uri, name)))
+            number = self._client.create_experiment(name, artifact_location=location, tags={_OWNER_TAG: _OWNER})
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             return self.ensure_experiment(name)  # another publisher was first
+        made = self._client.get_experiment(number)
+        return Experiment(experiment_id=str(made.experiment_id), artifact_location=made.artifact_location)
 
-    @contextmanager
-    def _failures_named(self, action: str, run_id: str = "") -> Iterator[None]:
-        """Turn whatever MLflow, HTTP or SQL raises into a ``TrackingError`` that names the action."""
-        try:
-            yield
-        except TrackingError:
-            raise
-        except Exception as error:
-            if not _comes_from_server(error):
-                raise
-            if run_id and _is_refusal(error) and not self.is_active(run_id):
-                message = f"run {run_id} was deleted on the tracking server while it was being published"
-                raise RunGoneError(message) from error
-            host = urlsplit(self.uri).hostname or self.uri  # never the URI with its password
+    def _artifact_location(self, experiment: str) -> str | None:
+        """A server knows its own place. MLflow's default for databases is the working directory, whichever that is."""
+        if self._is_http:
+            return None
+        database = _sqlite_path(self.uri)
+        if database is not None:
+            return (database.parent / "mlflow-artifacts" / quote(experiment, safe="")).as_uri()
+        return f"{self._artifact_root}/mlflow/{quote(experiment, safe='')}" if self._artifact_root else None
+
+    def _adopt(self, experiment_id: str, name: str) -> None:
+        """Make an experiment ours that holds no runs but ours.
+
+        Raises:
+            TrackingRefusedError: it holds others.
+        """
+        newest = self._client.search_runs([experiment_id], max_results=100)
+        if any(not {"sweep", "job", "key"} <= run.data.tags.keys() for run in newest):
             message = (
-                f"{action} on MLflow ({host}) failed: {error}; nothing is lost, it is published once MLflow answers"
+                f"the MLflow experiment {name!r} holds runs of something else, and sweeps do not mix with them; give "
+                f"the sweep another tracking.experiment, or set the experiment's tag {_OWNER_TAG} to {_OWNER} if it "
+                "is meant to hold both"
             )
-            raise TrackingError(message) from error
-
-
-def _comes_from_server(error: Exception) -> bool:
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    return isinstance(error, MlflowException | SQLAlchemyError | OSError)
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the server answered and said no, which is worth a second look; an outage is not."""
-    return getattr(error, "error_code", "") in {
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "RESOURCE_DOES_NOT_EXIST",
-        "BAD_REQUEST",
-    }
-
-
-def _artifact_location(uri: str, experiment: str) -> str | None:
-    """Next to a sqlite database (MLflow's own default is the working directory); a server knows its own place."""
-    database = _sqlite_path(uri)
-    return None if database is None else (database.parent / "mlflow-artifacts" / quote(experiment, safe="")).as_uri()
+            raise TrackingRefusedError(message)
+        self._client.set_experiment_tag(experiment_id, _OWNER_TAG, _OWNER)
 
 
 def _sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")).absolute() if uri.startswith("sqlite:///") else None
-
-
-def _milliseconds(at_s: float) -> int:
-    return round(1000 * at_s)
-
-
-def _split(metrics: list[Metric], count: int) -> tuple[list[Metric], list[Metric]]:
-    return metrics[:count], metrics[count:]

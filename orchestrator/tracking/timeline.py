@@ -25,6 +25,8 @@ class Timeline:
     snapshot: Snapshot
     submitted_at_s: float | None = None
     """First acceptance of a plan."""
+    submission: str = ""
+    """Id of the message with the latest plan that was accepted."""
     first_launches_s: dict[RunIdentity, float] = field(default_factory=dict)
 
 
@@ -34,27 +36,39 @@ class TimelineReader:
     def __init__(self, store: ObjectStore, sweep: str) -> None:
         self._store = store
         self._sweep = sweep
-        self._journal = Journal(store, sweep)
         self._timeline = Timeline(snapshot=Snapshot(sweep=sweep))
+        self._begin()
 
     def read(self) -> Timeline:
         """The sweep as its journal tells it at this moment."""
-        events = [decode_event(document) for document in self._journal.read_new()]
-        if events:
-            self._timeline = self._extended(self._timeline, events)
+        try:
+            events = [decode_event(document) for document in self._journal.read_new()]
+            if events:
+                self._timeline = self._extended(self._timeline, events)
+        except Exception:
+            # The journal's reader may have moved past events that are not in the timeline: read all again.
+            self._begin()
+            raise
         return self._timeline
+
+    def _begin(self) -> None:
+        self._journal = Journal(self._store, self._sweep)
+        self._timeline = Timeline(snapshot=Snapshot(sweep=self._sweep))
 
     def _extended(self, timeline: Timeline, events: Iterable[Event]) -> Timeline:
         events = list(events)
         launches, submitted_at_s = dict(timeline.first_launches_s), timeline.submitted_at_s
+        submission = timeline.submission
         for event in events:
             if isinstance(event, AttemptLaunched):
                 launches.setdefault((event.job, event.key), event.at_s)
-            elif isinstance(event, PlanAccepted) and submitted_at_s is None:
-                submitted_at_s = event.at_s
+            elif isinstance(event, PlanAccepted):
+                submission = event.message_id
+                submitted_at_s = event.at_s if submitted_at_s is None else submitted_at_s
         return Timeline(
             snapshot=apply(timeline.snapshot, events, self._plan),
             submitted_at_s=submitted_at_s,
+            submission=submission,
             first_launches_s=launches,
         )
 

@@ -14,6 +14,7 @@ from orchestrator.tracking.errors import TrackingError
 from orchestrator.tracking.links import find_compare_link
 from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.versions import ask_database
 from tests.mlflow_servers import MlflowServer, new_database, postgres_cluster
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import sample_plan
@@ -82,6 +83,18 @@ def test_publisher_postgresql_user_without_rights_is_told(postgres, tmp_path):
     with pytest.raises(TrackingError, match=r"permission denied.*training goes on; let the publisher write there"):
         Publisher(big.store, postgres.replace("tester@", "guest@")).publish_once("big")
     assert Publisher(big.store, postgres).publish_once("big")
+
+
+def test_publisher_postgresql_user_comes_from_the_environment(postgres, tmp_path, monkeypatch):
+    nobody = postgres.replace("tester@", "")
+    monkeypatch.setenv("PGUSER", "absent")
+    with pytest.raises(TrackingError, match='role "absent" does not exist') as caught:
+        ask_database(nobody)
+    assert "nothing is lost" in str(caught.value)
+    monkeypatch.setenv("PGUSER", "tester")
+    assert ask_database(nobody) == "the MLflow database on 127.0.0.1 answers"
+    big = big_sweep(3, store=LocalStore(tmp_path / "store"))
+    assert Publisher(big.store, nobody).publish_once("big")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The publisher's round over all sweeps, with a publisher that only notes what it is asked."""
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,13 @@ def test_publication_of_a_damaged_journal_does_not_keep_the_others(store: Counti
     with pytest.raises(TypeError):
         StorePublication(store, "", lambda *_: publisher).run()
     assert publisher.published == ["b", "c"]
+
+
+def test_publication_same_failure_is_told_once_and_again_after_it_worked(store: CountingStore, caplog) -> None:
+    publisher = NotingPublisher()
+    publication = StorePublication(store, "", lambda *_: publisher)
+    for failing in ({"a"}, {"a"}, set(), {"a"}):
+        publisher.failing = failing
+        with suppress(KeyError):
+            publication.run()
+    assert [record.message for record in caplog.records] == ["sweep a is not published now: 'a'; it is tried again"] * 2

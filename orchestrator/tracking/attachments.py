@@ -1,0 +1,108 @@
+"""What the run of a sweep carries besides its state: where it was submitted from, and its report."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from orchestrator.errors import NotFoundError
+from orchestrator.plan.graph import Plan
+from orchestrator.report.render_markdown import render_markdown
+from orchestrator.report.report import MARKDOWN, build_report, render_files, save_files
+from orchestrator.report.results import Report
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.tracking.memory import Memory, RunMemory
+from orchestrator.tracking.provenance import Provenance, load, provenance_name
+from orchestrator.tracking.registration import best_backbone, register
+from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.timeline import RunIdentity, Timeline
+
+_DIFF = "uncommitted.diff"
+_MAX_NOTE_CHARACTERS = 7500
+"""MLflow keeps 8000 characters of a tag."""
+
+
+class Attachments:
+    """Of one pass over one sweep."""
+
+    def __init__(self, store: ObjectStore, server: TrackingServer, timeline: Timeline, plan: Plan) -> None:
+        self._store, self._server, self._timeline, self._plan = store, server, timeline, plan
+        self._is_over = timeline.snapshot.state.is_final
+        self._computed: Report | None = None
+
+    def has_news(self, memory: Memory) -> bool:
+        """Whether the sweep's run lacks its report, its origin or its registered backbone."""
+        if self._is_over and MARKDOWN not in memory.attached:
+            return True
+        submission = self._timeline.submission
+        if submission and memory.submission != submission:
+            return self._store.exists(provenance_name(self._plan.sweep, submission))
+        return self._is_to_be_registered(memory)
+
+    def tags(self) -> dict[str, str]:
+        """Tags of the sweep's run: where it was submitted from, and the report as its description."""
+        return {**self._provenance().tags(), **(_note(render_markdown(self._report)) if self._is_over else {})}
+
+    def publish(self, run_id: str, memory: Memory) -> None:
+        """Attach the files that the run does not have yet."""
+        provenance = self._provenance()
+        files = {_DIFF: provenance.diff.encode()} if provenance.diff else {}
+        if self._is_over:
+            report = render_files(self._report)
+            save_files(self._store, self._plan.sweep, report)
+            files |= report
+        fresh = {name: content for name, content in files.items() if memory.attached.get(name) != _digest(content)}
+        if fresh:
+            self._attach(run_id, fresh)
+            memory.attached |= {name: _digest(content) for name, content in fresh.items()}
+        if provenance != Provenance():
+            memory.submission = self._timeline.submission
+
+    def register(self, runs: Mapping[RunIdentity, RunMemory], memory: Memory) -> None:
+        """Put the best backbone of a sweep that succeeded into the model registry, if the sweep asks for it."""
+        if not self._is_to_be_registered(memory):
+            return
+        best = best_backbone(self._plan, self._report)
+        run = None if best is None else runs.get((best.job.name, best.job.key))
+        if best is not None and run is not None:
+            register(self._store, self._server, self._plan, best, run.run_id)
+        memory.registered = "-" if best is None else best.job.key
+
+    def _is_to_be_registered(self, memory: Memory) -> bool:
+        succeeded = self._timeline.snapshot.state is SweepState.SUCCEEDED
+        return succeeded and self._plan.register == "best" and not memory.registered
+
+    def _provenance(self) -> Provenance:
+        """Empty while it is not known."""
+        if not self._timeline.submission:
+            return Provenance()
+        try:
+            return load(self._store, self._plan.sweep, self._timeline.submission)
+        except NotFoundError:
+            return Provenance()
+
+    @property
+    def _report(self) -> Report:
+        if self._computed is None:
+            self._computed = build_report(self._store, self._plan, self._timeline.snapshot.jobs)
+        return self._computed
+
+    def _attach(self, run_id: str, files: Mapping[str, bytes]) -> None:
+        with tempfile.TemporaryDirectory(prefix="orchestrator-report-") as folder:
+            for name, content in files.items():
+                Path(folder, name).write_bytes(content)
+            self._server.attach(run_id, Path(folder))
+
+
+def _note(text: str) -> dict[str, str]:
+    """The report as the run's description, where MLflow's pages show it first."""
+    if len(text) > _MAX_NOTE_CHARACTERS:
+        text = text[:_MAX_NOTE_CHARACTERS].rpartition("\n")[0] + "\n\nThe rest is in the artifact `report.md`."
+    return {"mlflow.note.content": text}
+
+
+def _digest(content: bytes) -> str:
+    return sha256(content).hexdigest()

@@ -1,0 +1,179 @@
+"""What the run of a job says besides its state: read from records and metric segments, many jobs at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from orchestrator.contract import JobKind
+from orchestrator.errors import NotFoundError
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.report.history import MetricLine, Segment, list_segments, read_segment
+from orchestrator.state.snapshot import JobView
+from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.tracking.draft import DatasetUse, MetricPoint
+from orchestrator.tracking.params import artifact_tags, counts_classes, dataset_digest, dataset_use, job_params
+
+_NUM_READERS = 16
+"""Objects read at once: on S3 each takes tens of milliseconds, whatever its size."""
+_REUSED_TAG = "reused_from"
+_SYSTEM_METRICS = frozenset(
+    {"images_per_s", "data_wait", "mfu", "gpu_memory_gib", "gpu_memory", "gpu_utilization", "cpu_s", "memory_gib"}
+)
+"""Shown on the page `System metrics` of a run: about the machine, not about the result."""
+_MEASURED = ("setup_s", "train_s", "work_s", "compile_s")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+class RecordCache:
+    """Committed records never change: those that many runs refer to are read once per process."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._records: dict[str, Record] = {}
+
+    def get(self, key: str) -> Record | None:
+        """The record of a data set's index or a label space, or None while the key is not committed."""
+        if key not in self._records:
+            record = self.read(key)
+            if record is None:
+                return None
+            self._records[key] = record
+        return self._records[key]
+
+    def read(self, key: str) -> Record | None:
+        """A record that one run alone is about: thousands of them would not fit into memory."""
+        try:
+            return read_record(self._store, key)
+        except NotFoundError:
+            return None
+
+
+def last_steps(segments: Iterable[Segment]) -> dict[str, int]:
+    """Last step that counts, by attempt."""
+    return {str(segment.attempt): segment.valid_to_step for segment in segments}  # in order of steps: the last one wins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContent:
+    """What a run is to say about a job."""
+
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    points: tuple[MetricPoint, ...] = ()
+    datasets: tuple[DatasetUse, ...] = ()
+    is_complete: bool = False
+    """Whether no parameter is missing because it is not known yet."""
+
+
+def read_all(read: Callable[[Given], Found], things: Sequence[Given]) -> list[Found]:
+    """Results in order; several at once, because most of the time goes into waiting for the store."""
+    if len(things) < 2:
+        return [read(thing) for thing in things]
+    with ThreadPoolExecutor(max_workers=_NUM_READERS, thread_name_prefix="read") as threads:
+        return list(threads.map(read, things))
+
+
+class ContentReader:
+    """Reads what there is to say about the jobs of one plan."""
+
+    def __init__(self, store: ObjectStore, plan: Plan, records: RecordCache) -> None:
+        self._store, self._plan, self._records = store, plan, records
+        self._jobs = plan.by_name()
+
+    def segments(self, job: Job) -> list[Segment]:
+        """The job's metric segments of which anything counts."""
+        return list_segments(self._store, job.key)
+
+    def read(
+        self, job: Job, view: JobView, *, segments: Sequence[Segment], said: Mapping[str, int], is_described: bool
+    ) -> JobContent:
+        """What is new about a job.
+
+        Args:
+            job: of the present plan.
+            view: its state.
+            segments: its metric segments.
+            said: last step that the run shows already, by attempt.
+            is_described: whether the run has all its parameters.
+        """
+        record = self._records.read(job.key) if view.state.is_done else None
+        points = list(_new_points(self._store, segments, said))
+        tags: dict[str, str] = {}
+        if view.state.is_done:
+            points += self._final_points(job, view, record, segments)
+            tags = self._record_tags(job, record)
+        granularity, datasets = self._granularity(job), self._datasets(job)
+        digest = datasets[0].digest if datasets else dataset_digest(record) if record else ""
+        return JobContent(
+            params={} if is_described else job_params(job, granularity, digest),
+            tags=tags,
+            points=tuple(points),
+            datasets=() if is_described else datasets,
+            is_complete=granularity is not None or not counts_classes(job),
+        )
+
+    def _final_points(
+        self, job: Job, view: JobView, record: Record | None, segments: Sequence[Segment]
+    ) -> Iterator[MetricPoint]:
+        """The committed metrics at the last step, without those that the last line said already."""
+        last = read_segment(self._store, segments[-1])[-1:] if segments else []
+        step = last[0].step if last else 0
+        said = dict(last[0].metrics) if last else {}
+        # The journal tells the metrics of an artifact that is no longer there.
+        metrics, at_s = (view.metrics, view.ended_at_s or 0.0) if record is None else _of_record(record)
+        for name, value in metrics.items():
+            if math.isfinite(value) and said.get(name) != value:
+                yield MetricPoint(name=name, value=value, step=step, at_s=at_s)
+
+    def _record_tags(self, job: Job, record: Record | None) -> dict[str, str]:
+        if record is None:
+            return {}
+        reused = {} if record.sweep == self._plan.sweep else {_REUSED_TAG: f"{record.sweep}/{record.job}"}
+        return {**artifact_tags(job, record, self._store.uri), **reused}
+
+    def _granularity(self, job: Job) -> int | None:
+        """Number of classes of the label space that a job makes or was pretrained on, once it is known."""
+        if "granularity" in job.facets:
+            return int(job.facets["granularity"])
+        labels = job if job.kind is JobKind.LABELS else self._jobs.get(f"labels/{job.facets.get('label_space')}")
+        record = None if labels is None else self._records.get(labels.key)
+        return int(record.metrics["num_classes"]) if record and "num_classes" in record.metrics else None
+
+    def _datasets(self, job: Job) -> tuple[DatasetUse, ...]:
+        """The data sets whose indexes a job reads."""
+        needs = [self._jobs[need] for need in job.needs]
+        return tuple(use for index in needs if index.kind is JobKind.INDEX for use in self._of_index(index))
+
+    def _of_index(self, index: Job) -> Iterator[DatasetUse]:
+        record = self._records.get(index.key)
+        if record is not None:
+            generated = next((need for need in index.needs if self._jobs[need].kind is JobKind.DATASET), None)
+            yield dataset_use(index, record, self._jobs[generated] if generated else None, self._store.uri)
+
+
+def _new_points(store: ObjectStore, segments: Iterable[Segment], said: Mapping[str, int]) -> Iterator[MetricPoint]:
+    for segment in segments:
+        done = said.get(str(segment.attempt), segment.from_step)
+        if done < segment.valid_to_step:
+            for line in read_segment(store, segment):
+                if line.step > done:
+                    yield from _points(line)
+
+
+def _points(line: MetricLine) -> Iterator[MetricPoint]:
+    for name, value in {**line.metrics, "epoch": line.epoch}.items():
+        if math.isfinite(value):
+            shown = f"system/{name}" if name in _SYSTEM_METRICS else name
+            yield MetricPoint(name=shown, value=value, step=line.step, at_s=line.at_s)
+
+
+def _of_record(record: Record) -> tuple[dict[str, float], float]:
+    measured = record.summary.get("measured") or {}
+    seconds = {f"system/{name}": float(measured[name]) for name in _MEASURED if measured.get(name)}
+    return {**record.metrics, **seconds}, record.created_at_s

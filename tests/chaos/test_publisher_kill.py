@@ -1,0 +1,118 @@
+"""The publisher and the MLflow server are killed again and again; MLflow ends up with every job once and whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.storage.local import LocalStore
+from orchestrator.tracking.publisher import Publisher
+from tests.mlflow_servers import MlflowServer, new_database
+from tests.tracking_sweeps import BigSweep, big_sweep, problems
+
+_DEADLINE_S = 900.0
+ROOT = Path(__file__).parents[2]
+
+
+def _count_metrics(database: Path) -> int:
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60) as connection:
+        return int(connection.execute("SELECT count(*) FROM metrics").fetchone()[0])
+
+
+def _has_gone_on(child: subprocess.Popen[bytes], database: Path, num_metrics: int) -> bool:
+    return child.poll() is not None or _count_metrics(database) > num_metrics
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.02)
+
+
+def _publisher(big: BigSweep, root: Path, uri: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.publish_process", str(root), big.plan.sweep, uri]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+
+
+def _kill_publishers(big: BigSweep, root: Path, database: Path, *, num_kills: int) -> None:
+    """Each is killed as soon as it has written something more, in the middle of the next batch."""
+    for _ in range(num_kills):
+        seen = _count_metrics(database)
+        child = _publisher(big, root, f"sqlite:///{database}")
+        _until(partial(_has_gone_on, child, database, seen), "it never published anything")
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_publisher_killed_twenty_times_publishes_10000_jobs_once(tmp_path):
+    database, root = tmp_path / "mlflow.db", tmp_path / "store"
+    big = big_sweep(10_000, store=LocalStore(root))
+    new_database(database)
+    _kill_publishers(big, root, database, num_kills=20)
+    assert Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+    assert problems(database, big) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_publisher_server_killed_twenty_times_loses_and_repeats_nothing(tmp_path):
+    """Over HTTP, the server dies in the middle of calls and comes back on the same port."""
+    database, root, num_jobs, num_kills = tmp_path / "mlflow.db", tmp_path / "store", 300, 20
+    big = big_sweep(num_jobs, store=LocalStore(root))
+    server = MlflowServer(tmp_path, new_database(database))
+    with server:
+        child = _publisher(big, root, server.url)
+        kills = 0
+        while kills < num_kills and child.poll() is None:
+            seen = _count_metrics(database)
+            _until(partial(_has_gone_on, child, database, seen + 100), "the publisher makes no progress")
+            server.kill()
+            kills += 1
+            server.start()
+            server.wait_until_ready()
+        assert child.wait(timeout=_DEADLINE_S) == 0
+    assert kills == num_kills
+    assert problems(database, big) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_publisher_beside_a_server_that_is_killed_on_the_same_database(tmp_path):
+    """As in the background stack: the publisher writes the tables, and a server on them serves pages or dies."""
+    database, root = tmp_path / "mlflow.db", tmp_path / "store"
+    big = big_sweep(6_000, store=LocalStore(root))
+    server = MlflowServer(tmp_path, new_database(database))
+    done = threading.Event()
+    kills = 0
+
+    def keep_killing() -> None:
+        nonlocal kills
+        while not done.is_set():
+            server.start()
+            done.wait(1.5)  # any moment of its life will do
+            server.kill()
+            kills += 1
+
+    killer = threading.Thread(target=keep_killing)
+    killer.start()
+    try:
+        assert Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+    finally:
+        done.set()
+        killer.join()
+    assert kills >= 3
+    assert problems(database, big) == []
