@@ -10,6 +10,7 @@ from dataclasses import replace
 from orchestrator.contract import ExecutionContext, JobKind, JobRequest, JobResult, Outcome, Timings
 from orchestrator.errors import UserError
 from orchestrator.storage.artifacts import is_committed, read_record
+from workloads import stopwatch
 
 Handler = Callable[[JobRequest, ExecutionContext], JobResult]
 
@@ -22,7 +23,8 @@ _HANDLERS = {
     JobKind.LABELS: "workloads.labels.jobs:run_labels",
     JobKind.PRETRAIN: "workloads.train.pretrain:run_pretrain",
     JobKind.FINETUNE: "workloads.transfer.finetune:run_finetune",
-    JobKind.PROBE: "workloads.transfer.probe:run_probe",
+    JobKind.PROBE: "workloads.transfer.protocols:run_probe",
+    JobKind.KNN: "workloads.transfer.knn:run_knn",
 }
 
 
@@ -39,7 +41,8 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
         return _committed(request, context, Timings(work_s=time.perf_counter() - started_s))
     handler = _load_handler(request.kind)
     import_s = time.perf_counter() - started_s
-    result = handler(request, context)
+    with stopwatch.running():
+        result = handler(request, context)
     setup_s = result.timings.setup_s and import_s + result.timings.setup_s
     timings = Timings(import_s=import_s, setup_s=setup_s, work_s=time.perf_counter() - started_s - import_s)
     if result.outcome is Outcome.ALREADY_COMMITTED:

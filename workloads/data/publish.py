@@ -9,11 +9,18 @@ from typing import Any
 from orchestrator.contract import JobRequest, JobResult
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.package import package_digest
+from workloads.stopwatch import elapsed_s
 
 
 def publish(
     writer: ArtifactWriter, request: JobRequest, *, metrics: Mapping[str, float], summary: Mapping[str, Any]
 ) -> JobResult:
-    """Commit the parts written so far as the artifact of the request's key."""
-    outcome = writer.commit(now=time.time(), metrics=metrics, summary=summary, package_digest=package_digest())
+    """Commit the parts written so far as the artifact of the request's key.
+
+    Where it is known how long the attempt worked, the record says so: plans estimate by it.
+    """
+    work_s = elapsed_s()
+    measured = {"work_s": work_s, "num_threads": request.execution.num_threads} if work_s is not None else {}
+    told = {**summary, "measured": {**measured, **summary.get("measured", {})}} if measured else summary
+    outcome = writer.commit(now=time.time(), metrics=metrics, summary=told, package_digest=package_digest())
     return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=outcome, metrics=metrics)

@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     CHOSEN_CLASSES = 8
     PATHS = 9
     CLUSTERS = 10
+    HOLDOUT = 11
     INIT_BACKBONE = 16
     INIT_HEAD = 17
     DROPOUT = 18

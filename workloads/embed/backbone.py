@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from orchestrator.contract import ExecutionContext, JobRequest
 from orchestrator.errors import UserError
 from orchestrator.storage.artifacts import read_part, read_record
+from workloads.checkpoint.kept_part import read_backbone
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.pixels import PixelSpec
 from workloads.models.build import build_backbone, memory_format
@@ -104,7 +105,7 @@ def open_backbone(request: JobRequest, context: ExecutionContext, device: torch.
     if "backbone" in request.inputs:
         record = read_record(store, request.inputs["backbone"])
         document = json.loads(read_part(store, record, "model.json"))
-        backbone.load_state_dict(decode_tensors(read_part(store, record, "backbone.safetensors")))
+        backbone.load_state_dict(decode_tensors(read_backbone(store, record, parameters)))
     else:
         initial = initial_of(request)
         if initial is None:

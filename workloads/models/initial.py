@@ -71,6 +71,8 @@ class LoadReport:
 
 def initial_of(request: JobRequest) -> Mapping[str, Any] | None:
     """What a job says of its backbone's initial weights; None = they are random."""
+    if "initial" in request.inputs:  # a backbone of the same sweep
+        return {"artifact": request.inputs["initial"]}
     initial: Mapping[str, Any] | None = request.parameters.get("initial")
     uri = request.execution.initial_uri
     return {**initial, "uri": uri} if initial and uri else initial

@@ -23,6 +23,7 @@ class Clock:
         self._lap_images = 0
         self._lap_wait_s = 0.0
         self._all_images = 0
+        self._all_steps = 0
 
     def timed(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items; the time until each is there counts as waiting, from the second one on."""
@@ -40,6 +41,7 @@ class Clock:
         """Count the images of one update."""
         self._lap_images += num_images
         self._all_images += num_images
+        self._all_steps += 1
 
     def lap(self) -> dict[str, float]:
         """``images_per_s`` since the last call, evaluation and checkpoints included, and the share spent waiting."""
@@ -55,6 +57,10 @@ class Clock:
     def images_per_s(self) -> float:
         """Training throughput of the whole attempt so far."""
         return self._all_images / max(time.perf_counter() - self.started_s, _SHORTEST_S)
+
+    def step_s(self) -> float:
+        """Seconds per update of the whole attempt so far, evaluation and checkpoints included; 0 before the first."""
+        return (time.perf_counter() - self.started_s) / self._all_steps if self._all_steps else 0.0
 
     def is_report_due(self) -> bool:
         """Whether the last report is old enough for the next; if so, this moment counts as the last report."""

@@ -17,7 +17,7 @@ from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.freezing import freeze
 from workloads.train.job import Setting
 from workloads.train.mixing import build_mixer
-from workloads.train.samples import Normalizer, eval_inputs
+from workloads.train.samples import LabelledSplit, Normalizer, eval_inputs
 from workloads.train.streams import torch_seed
 from workloads.train.task import TrainInputs
 
@@ -90,6 +90,11 @@ class ImageTask:
     def eval_batches(self) -> Iterator[EvalInputs]:
         """See ``Task``."""
         for batch in self._setting.samples.eval_batches(self._setting.samples.val):
+            yield eval_inputs(batch, self.normalize(batch.images_BCHW))
+
+    def held_out_batches(self, split: LabelledSplit) -> Iterator[EvalInputs]:
+        """See ``TrainedModel``."""
+        for batch in self._setting.samples.eval_batches(split):
             yield eval_inputs(batch, self.normalize(batch.images_BCHW))
 
     def batch_ordinals(self, batch: int) -> NDArray[np.int64]:

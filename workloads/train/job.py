@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self
 
 import timm
@@ -24,11 +24,13 @@ from workloads.models.weights import encode_tensors, num_parameters, weights_sha
 from workloads.package import package_digest
 from workloads.train.arithmetic import Arithmetic
 from workloads.train.compiled import keep_compiled_code
+from workloads.train.evaluate import EvalInputs, evaluate
 from workloads.train.fingerprint import deterministic_numerics, pick_device
 from workloads.train.loop import Run, TrainingLoop
+from workloads.train.objective import build_objective
 from workloads.train.ranks import Ranks
 from workloads.train.recipe import Recipe
-from workloads.train.samples import LabelledSamples
+from workloads.train.samples import LabelledSamples, LabelledSplit
 from workloads.train.schedule import Calendar
 from workloads.train.state import RunState
 from workloads.train.task import Task
@@ -64,6 +66,8 @@ class Setting:
     parameters: TrainingParameters
     samples: LabelledSamples
     device: torch.device
+    notes: list[str] = field(default_factory=list)
+    """What whoever reads the result should know; stands in the record."""
 
 
 class TrainedModel(Task, Protocol):
@@ -84,6 +88,9 @@ class TrainedModel(Task, Protocol):
     @property
     def origin(self) -> Mapping[str, Any]:
         """What the record says of where the weights came from."""
+
+    def held_out_batches(self, split: LabelledSplit) -> Iterable[EvalInputs]:
+        """The samples of ``LabelledSamples.held_out``, each once on some rank."""
 
 
 _OPTIONAL = ("rewinds", "notes", "bad_samples")
@@ -112,10 +119,12 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
         state = loop.run()
         setup_s = loop.first_step_at_s - started_s
         measured = {"setup_s": setup_s, "train_s": time.perf_counter() - loop.first_step_at_s}
-        summary = _summary(state, loop, task.origin, setting.samples.bad_samples(), initial) | {
+        bad_samples, notes = setting.samples.bad_samples(), [*setting.notes, *loop.notes]
+        summary = _summary(state, notes, task.origin, bad_samples, initial) | {
             "measured": measured | {"images_per_s": loop.images_per_s, "compile_s": loop.compile_s}
         }
         with loop.learner.averaged():
+            state.latest.update(_select_metrics(setting, task, arithmetic))
             summary |= _hashes(task)
             outcome = _commit(setting, task, loop, summary) if ranks.is_first else Outcome.ALREADY_COMMITTED
         # No rank leaves before the record is there: a launcher may end a gang with its first rank.
@@ -241,6 +250,22 @@ def _model_document(setting: Setting, task: TrainedModel) -> dict[str, Any]:
     }
 
 
+def _select_metrics(setting: Setting, task: TrainedModel, arithmetic: Arithmetic) -> dict[str, float]:
+    """Error and loss on the training samples that were held out, if any were; all ranks call this."""
+    held_out, recipe = setting.samples.held_out, setting.parameters.recipe
+    if held_out is None:
+        return {}
+    with arithmetic.autocast():
+        found = evaluate(
+            task.model,
+            task.held_out_batches(held_out),
+            (),
+            objective=build_objective(recipe, task.num_classes, is_multi_label=task.is_multi_label),
+            ranks=setting.samples.ranks,
+        )
+    return {f"select_{name}": found[f"val_{name}"] for name in ("error", "loss") if f"val_{name}" in found}
+
+
 def _metrics(state: RunState, task: TrainedModel) -> dict[str, float]:
     return {
         **state.latest,
@@ -254,7 +279,7 @@ def _metrics(state: RunState, task: TrainedModel) -> dict[str, float]:
 
 
 def _summary(
-    state: RunState, loop: TrainingLoop, origin: Mapping[str, Any], bad_samples: Mapping[str, Any], initial: str
+    state: RunState, notes: list[str], origin: Mapping[str, Any], bad_samples: Mapping[str, Any], initial: str
 ) -> dict[str, Any]:
     summary = {
         **origin,
@@ -263,7 +288,7 @@ def _summary(
         "fingerprint_changes": state.fingerprint_changes,
         "resumed_steps": state.resumed_steps,
         "rewinds": [asdict(rewind) for rewind in state.rewinds],
-        "notes": loop.notes,
+        "notes": notes,
         "bad_samples": bad_samples,
     }
     return {name: value for name, value in summary.items() if value or name not in _OPTIONAL}

@@ -46,7 +46,7 @@ from workloads.train.state import RunState
 from workloads.train.step import Update, Votes
 from workloads.train.streams import seed_device, torch_seed
 from workloads.train.task import Task, TrainInputs
-from workloads.train.throughput import Throughput, gpu_usage
+from workloads.train.throughput import Throughput, gpu_usage, host_usage
 
 _LOG = logging.getLogger(__name__)
 _MOST_REWINDS = 20
@@ -303,7 +303,7 @@ class TrainingLoop:
         run = self._run
         rate = lap["images_per_s"] / self._ranks.world_size
         mfu = None if run.throughput is None else run.throughput.mfu(rate)
-        return ({} if mfu is None else {"mfu": mfu}) | gpu_usage(run.device)
+        return ({} if mfu is None else {"mfu": mfu}) | host_usage() | gpu_usage(run.device)
 
     def _is_checkpoint_due(self) -> bool:
         execution, calendar, step = self._run.request.execution, self._run.calendar, self.state.step
@@ -356,5 +356,14 @@ class TrainingLoop:
             metrics = {**self._task.stats(), **state.latest, **state.in_epoch.means("train")}
             if state.rewinds:
                 metrics["num_rewinds"] = len(state.rewinds)
-            total = self._run.calendar.total_steps
-            self._run.context.report(Progress(phase=phase, step=state.step, total_steps=total, metrics=metrics))
+            total, step_s = self._run.calendar.total_steps, self._clock.step_s()
+            progress = Progress(
+                phase=phase,
+                step=state.step,
+                total_steps=total,
+                metrics=metrics,
+                images_per_s=self._clock.images_per_s() if step_s else 0.0,
+                step_s=step_s,
+                eta_s=step_s * (total - state.step),
+            )
+            self._run.context.report(progress)

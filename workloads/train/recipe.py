@@ -21,6 +21,8 @@ from workloads.train.choices import (
 )
 from workloads.train.recipe_values import CONVERSIONS
 
+_OF_FEATURES = ("features", "solver")
+"""Of recipes on cached features: what trains them does not need to know."""
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
 
 Check = tuple[bool, str, str]
@@ -91,6 +93,8 @@ class Recipe:
     color_jitter: float = 0.0
     decoder: DecoderName = DecoderName.PILLOW
     shuffle_chunk_samples: int | None = None
+    select_holdout: float = 0.0
+    """Share of the training samples kept out of training, for ``select_error``."""
 
     def __post_init__(self) -> None:
         for accepted, name, wanted in (*_range_checks(self), *_relation_checks(self)):
@@ -100,6 +104,7 @@ class Recipe:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """From the ``recipe`` of a job's parameters. Raises ``UserError`` naming the field that is wrong."""
+        mapping = {name: value for name, value in mapping.items() if name not in _OF_FEATURES}
         required = {field.name for field in fields(cls) if field.default is MISSING}
         missing, unknown = required - mapping.keys(), mapping.keys() - {field.name for field in fields(cls)}
         if missing or unknown:
@@ -147,6 +152,7 @@ def _range_checks(recipe: Recipe) -> tuple[Check, ...]:
         (recipe.shuffle_block_shards >= 1, "shuffle_block_shards", ">= 1"),
         ((recipe.shuffle_chunk_samples or 1) >= 1, "shuffle_chunk_samples", ">= 1, or null for whole shards"),
         (all(value > 0 for value in recipe.std), "std", "three numbers > 0"),
+        (0 <= recipe.select_holdout <= 0.5, "select_holdout", "in [0, 0.5]"),
         (recipe.eval_every_epochs >= 1, "eval_every_epochs", ">= 1"),
         (recipe.resize is None or recipe.resize >= 1, "resize", ">= 1, or null for the model's image size"),
         (0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1, "crop_scale", "two ascending numbers in (0, 1]"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from orchestrator.contract import ExecutionContext, JobRequest
 from orchestrator.errors import UserError
 from workloads.data.augment import AugmentSpec
 from workloads.data.decode import DecoderName, Interpolation
+from workloads.data.holdout import hold_out
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
 from workloads.data.mixture import make_order
@@ -64,6 +65,8 @@ class LabelledSamples:
 
     train: LabelledSplit
     val: LabelledSplit
+    held_out: LabelledSplit | None
+    """Training samples that are not trained on, to choose by."""
     levels: tuple[EvalLevel, ...]
     """Up which predictions are folded in evaluation."""
     recipe: Recipe
@@ -93,12 +96,17 @@ class LabelledSamples:
             labels = label_map.bind(source.split)
             return LabelledSplit(source=source, labels=labels, view=SampleView.of(source.split, labels, subset))
 
-        val = split("val", None)
+        val, train, held_out = split("val", None), split("train", Subset.of(request.parameters.get("subset"))), None
         if not val.view.num_samples:
             raise UserError(f"data set of {index.key} has no validation samples; val_error needs some (num_val >= 1)")
+        if recipe.select_holdout:
+            seed = int(request.parameters["seed"])
+            views = hold_out(train.source.split, train.view, recipe.select_holdout, seed)
+            train, held_out = (replace(train, view=view) for view in views)
         return cls(
-            train=split("train", Subset.of(request.parameters.get("subset"))),
+            train=train,
             val=val,
+            held_out=held_out,
             levels=eval_levels(label_map, index.classes, read_parents(store, request.inputs["labels"])),
             recipe=recipe,
             ranks=Ranks.of(context),

@@ -7,6 +7,7 @@ multiply-add as two operations. What is computed twice (chunked heads) does not 
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -117,3 +118,10 @@ def gpu_usage(device: torch.device) -> dict[str, float]:
     except (ImportError, RuntimeError):  # without NVIDIA's management library, or without the right to ask it
         return measured
     return measured
+
+
+def host_usage() -> dict[str, float]:
+    """CPU seconds of this process so far, over all its threads, and its memory at the peak in GiB."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    kibibytes = usage.ru_maxrss  # getrusage(2)
+    return {"cpu_s": usage.ru_utime + usage.ru_stime, "memory_gib": kibibytes / 2**20}

@@ -1,4 +1,4 @@
-"""The job ``probe``: a linear head on the features of a frozen backbone."""
+"""The job ``probe`` on images: a linear head on the features of a frozen backbone."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from workloads.train.arithmetic import Arithmetic
 from workloads.train.evaluate import EvalInputs
 from workloads.train.images import ImageTask, new_head
 from workloads.train.job import Setting, run_training
-from workloads.train.samples import eval_inputs
+from workloads.train.samples import LabelledSplit, eval_inputs
 from workloads.train.task import TrainInputs
 from workloads.transfer.backbone import pretrained_backbone
 from workloads.transfer.features import Features
 
 
-def run_probe(request: JobRequest, context: ExecutionContext) -> JobResult:
+def run_online_probe(request: JobRequest, context: ExecutionContext) -> JobResult:
     """Commit ``head.safetensors`` and ``model.json``; the backbone stays the pretraining's artifact.
 
     Raises:
@@ -75,6 +75,11 @@ class ProbeTask:
     def eval_batches(self) -> Iterator[EvalInputs]:
         """See ``Task``."""
         yield from self._val_features
+
+    def held_out_batches(self, split: LabelledSplit) -> Iterator[EvalInputs]:
+        """See ``TrainedModel``."""
+        for batch in self._setting.samples.eval_batches(split):
+            yield eval_inputs(batch, self._features_of(batch))
 
     def batch_ordinals(self, batch: int) -> NDArray[np.int64]:
         """See ``Task``."""

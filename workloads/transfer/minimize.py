@@ -1,0 +1,125 @@
+"""Minimisation of smooth convex functions by preconditioned L-BFGS, deterministic on one device."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_MEMORY: Final = 10
+_SUFFICIENT: Final = 1e-4
+_MOST_HALVINGS: Final = 30
+_NEGLIGIBLE: Final = 1e-7
+"""Of an objective whose scale is that of a mean loss: float32 sums do not resolve less."""
+
+Value = tuple[float, Tensor]
+"""Objective and gradient."""
+
+
+class End(StrEnum):
+    """Why a minimisation ended."""
+
+    CONVERGED = "converged"
+    ROUNDING = "rounding"
+    """No shorter step lowers the objective any more: what is left is below the rounding of its sums."""
+    MAX_ITERATIONS = "max_iterations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Minimum:
+    """Where a minimisation ended."""
+
+    x: Tensor
+    value: float
+    num_iterations: int
+    num_evaluations: int
+    end: End
+
+
+def minimize(
+    function: Callable[[Tensor], Value],
+    start: Tensor,
+    *,
+    precondition: Callable[[Tensor], Tensor],
+    tolerance: float,
+    max_iterations: int,
+) -> Minimum:
+    """L-BFGS (Nocedal and Wright, algorithm 7.4) with backtracking; ``H0 = gamma * precondition``.
+
+    Ends when the last step gained, and the quadratic model promises of the next one (``-g'd / 2``), at most
+    ``tolerance`` times the objective (or 1e-7): an estimate of what is left, which no scale of the variables changes.
+
+    Args:
+        function: objective and gradient; strictly convex, so that all curvatures are positive.
+        start: where to begin, float64.
+        precondition: multiplies by an approximate inverse of the Hessian.
+        tolerance: relative, in (0, 1).
+        max_iterations: steps at most.
+    """
+    x, pairs = start, deque[tuple[Tensor, Tensor, float]](maxlen=_MEMORY)
+    value, gradient = function(x)
+    num_evaluations, gained = 1, float("inf")
+    for iteration in range(max_iterations):
+        direction = -_times_inverse_hessian(gradient, pairs, precondition)
+        slope = float(gradient.ravel() @ direction.ravel())
+        if max(-slope / 2, gained) <= max(tolerance * value, _NEGLIGIBLE):
+            return _minimum(x, value, iteration, num_evaluations, End.CONVERGED)
+        found = _backtrack(function, x, value, direction, slope)
+        num_evaluations += found.num_evaluations
+        if found.x is None:
+            return _minimum(x, value, iteration, num_evaluations, End.ROUNDING)
+        step, change = found.x - x, found.gradient - gradient
+        curvature = float(step.ravel() @ change.ravel())
+        if curvature > 0:  # rounding may spoil it close to the end
+            pairs.append((step, change, curvature))
+        x, value, gradient, gained = found.x, found.value, found.gradient, value - found.value
+    return _minimum(x, value, max_iterations, num_evaluations, End.MAX_ITERATIONS)
+
+
+def _minimum(x: Tensor, value: float, num_iterations: int, num_evaluations: int, end: End) -> Minimum:
+    return Minimum(x=x, value=value, num_iterations=num_iterations, num_evaluations=num_evaluations, end=end)
+
+
+def _times_inverse_hessian(
+    gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, float]], precondition: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The two loops of algorithm 7.4; gamma fits the preconditioner to the newest pair."""
+    result, weights = gradient.clone(), []
+    for step, change, curvature in reversed(pairs):
+        weight = float(step.ravel() @ result.ravel()) / curvature
+        weights.append(weight)
+        result -= weight * change
+    result = precondition(result)
+    if pairs:
+        _, change, curvature = pairs[-1]
+        result *= curvature / float(change.ravel() @ precondition(change).ravel())
+    for (step, change, curvature), weight in zip(pairs, reversed(weights), strict=True):
+        result += (weight - float(change.ravel() @ result.ravel()) / curvature) * step
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Found:
+    x: Tensor | None
+    value: float
+    gradient: Tensor
+    num_evaluations: int
+
+
+def _backtrack(function: Callable[[Tensor], Value], x: Tensor, value: float, direction: Tensor, slope: float) -> _Found:
+    """The first point along a direction that lowers the objective enough (Armijo); None if none does."""
+    length = 1.0
+    for number in range(1, _MOST_HALVINGS + 1):
+        there = x + length * direction
+        found, gradient = function(there)
+        if found <= value + _SUFFICIENT * length * slope:
+            return _Found(x=there, value=found, gradient=gradient, num_evaluations=number)
+        # The minimum of the parabola through both values and the slope, kept within reason.
+        bend = found - value - length * slope
+        length *= min(max(-slope * length / (2 * bend), 0.1), 0.5) if bend > 0 and torch.isfinite(there).all() else 0.5
+    return _Found(x=None, value=value, gradient=direction, num_evaluations=_MOST_HALVINGS)
