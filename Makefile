@@ -43,6 +43,10 @@ bench: $(VENV)/.installed-dev ## measure speed and memory
 mutants: $(VENV)/.installed-dev ## plant bugs and show that the simulation finds each
 	$(BIN)/python -m tests.mutants $(ARGS)
 
+.PHONY: chaos
+chaos: $(VENV)/.installed-dev ## kill everything that can be killed, twenty rounds (--rounds N, --seed N)
+	$(BIN)/python -m tests.chaos.rounds $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## ruff, mypy, import layers, sizes and names
 	$(BIN)/ruff check .

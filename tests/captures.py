@@ -6,18 +6,24 @@ Each capture runs a real command and records what it prints; another one is a fu
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from rich.console import Console
 
 from orchestrator.cli.plan import PlanOptions, show_plan
+from orchestrator.cli.watch import Watching, view
 from orchestrator.planning.fleets import StatedCluster
+from orchestrator.storage.local import LocalStore
+from tests.live_sweep import SWEEP, write_live_sweep
 
 FOLDER = Path(__file__).parents[1] / "docs" / "captures"
 _WIDTH = 118
+_HEIGHT = 40
 
 
 def capture_plan(console: Console) -> None:
@@ -27,7 +33,21 @@ def capture_plan(console: Console) -> None:
         show_plan("quickstart", options)
 
 
+def capture_watch(console: Console) -> None:
+    """A sweep of a thousand transfers in the midst of its run."""
+    with TemporaryDirectory() as folder:
+        store = LocalStore(Path(folder))
+        write_live_sweep(store, num_transfers=1_000, now=time.time(), is_served=True)
+        watching = Watching(store, SWEEP)
+        watching.look()
+        watching.pacer.wait()
+        watching.look()
+        with patch.object(Console, "height", _HEIGHT):
+            console.print(view(watching, console))
+
+
 CAPTURES: Mapping[str, tuple[str, Callable[[Console], None]]] = {
+    "watch": (f"orchestrator watch {SWEEP}", capture_watch),
     "plan": ("orchestrator plan quickstart --cpus 4", capture_plan),
 }
 """By file name: the command as people type it, and what records it."""

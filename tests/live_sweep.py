@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from orchestrator.contract import JobKind, Outcome, Progress, Resources
+from orchestrator.controller.lease import Lease
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.spec import load_sweep
@@ -22,8 +23,13 @@ NUM_PRETRAIN_SEEDS = 4
 _EVENTS_PER_SEGMENT = 100
 
 
-def write_live_sweep(store: ObjectStore, *, num_transfers: int, now: float) -> Plan:
-    """Label spaces and backbones are done, half of the transfers too, a hundred run, one of them a second time."""
+def write_live_sweep(store: ObjectStore, *, num_transfers: int, now: float, is_served: bool = False) -> Plan:
+    """Label spaces and backbones are done, half of the transfers too, a hundred run, one of them a second time.
+
+    Its controller renews its lease if ``is_served``.
+    """
+    if is_served:
+        Lease(store, CLUSTER, "h", lambda: now).acquire()
     transfer_seeds = ", ".join(str(seed) for seed in range(num_transfers // (2 * 5 * NUM_PRETRAIN_SEEDS)))
     overrides = (
         f"name={SWEEP}",
@@ -91,10 +97,16 @@ def _progress(plan: Plan) -> Iterator[tuple[str, object]]:
     running = _running(plan)
     for job in running:
         number = 2 if job is running[0] else 1
+        place = len(job.name) * 7 % 40
         progress = Progress(
-            phase="train", step=96, total_steps=512, images_per_s=1234.5, eta_s=190.0, metrics={"val_error": 0.31}
+            phase="train",
+            step=96 + place if number == 1 else 96,
+            total_steps=512,
+            images_per_s=1234.5,
+            eta_s=190.0,
+            metrics={"val_error": 0.31},
         )
         yield job.name, {"attempt_id": f"{job.key}.{number}", "progress": asdict(progress)}
     last = _transfers(plan)[-1]
-    phase = f"the budget of sweep {plan.sweep} is nearly spent"
+    phase = "sweep other holds 4 of 104 GPUs at a higher priority"
     yield last.name, {"attempt_id": "", "progress": asdict(Progress(phase=phase))}

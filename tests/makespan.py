@@ -12,7 +12,7 @@ from orchestrator.contract import Outcome, Resources
 from orchestrator.errors import FailureKind
 from orchestrator.plan.graph import Plan
 from orchestrator.state import events
-from orchestrator.state.amounts import NOTHING
+from orchestrator.state.amounts import NOTHING, Amount
 from orchestrator.state.commands import Command, FinishSweep, LaunchJob, PreemptAttempt
 from orchestrator.state.demand import Demands
 from orchestrator.state.events import Event
@@ -21,7 +21,7 @@ from orchestrator.state.machines import Machines
 from orchestrator.state.nodes import Node
 from orchestrator.state.room import Room
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.transitions import JobState
+from orchestrator.state.sweep_index import SweepIndex
 
 SAVING_S = 10.0
 """What an attempt that is asked to stop takes for its checkpoint; it loses nothing."""
@@ -178,30 +178,25 @@ class Fifo:
 
     def __init__(self) -> None:
         self._line: dict[tuple[str, str], None] = {}
+        self._seen: dict[str, set[str]] = {}
+        self._demands = Demands()
+        self._indexes: dict[str, SweepIndex] = {}
 
     def decide(
         self, snapshots: Sequence[Snapshot], *, total: Resources, nodes: Sequence[Node], now: float
     ) -> list[Command]:
         commands: list[Command] = []
-        machines, demands = Machines(tuple(nodes), total), Demands()
-        room = Room(machines, (), NOTHING)
-        everywhere = frozenset(range(len(machines.names)))
+        machines = Machines(tuple(nodes), total)
+        used: list[tuple[int, Amount]] = []
         for snapshot in snapshots:
-            assert snapshot.plan is not None
-            for attempt in snapshot.live_attempts:
-                counts = {name: attempt.nodes.count(name) for name in attempt.nodes}
-                demand = demands.of(attempt.resources, attempt.num_workers)
-                room.take(demand, tuple((machines.places[name], count) for name, count in counts.items()))
-            for job in snapshot.plan.jobs:
-                is_ready = snapshot.jobs[job.name].state is JobState.PENDING and snapshot.needs_are_done(job)
-                if is_ready and (snapshot.sweep, job.name) not in self._line:
-                    self._line[snapshot.sweep, job.name] = None
+            index = self._follow(snapshot)
+            used += [(machines.places[name], amount) for name, amount in index.holdings.by_node.items()]
             if all(state.is_final for state in snapshot.counts):
                 commands.append(FinishSweep(sweep=snapshot.sweep, status=events.SweepStatus.SUCCEEDED))
-        by_sweep = {snapshot.sweep: snapshot.plan.by_name() for snapshot in snapshots if snapshot.plan is not None}
+        room, everywhere = Room(machines, used, NOTHING), frozenset(range(len(machines.names)))
         for sweep, name in list(self._line):
-            job = by_sweep[sweep][name]
-            demand = demands.of(job.resources, job.execution.num_workers)
+            index = self._indexes[sweep]
+            demand = index.demands[index.places[name]]
             spread = room.place(demand, everywhere, end_s=now)
             if spread is None:
                 break
@@ -210,3 +205,16 @@ class Fifo:
             placed = tuple(machines.names[place] for place, count in spread for _ in range(count))
             commands.append(LaunchJob(sweep=sweep, job=name, nodes=placed))
         return commands
+
+    def _follow(self, snapshot: Snapshot) -> SweepIndex:
+        assert snapshot.plan is not None
+        if snapshot.sweep not in self._indexes:
+            self._indexes[snapshot.sweep] = SweepIndex(snapshot.plan, self._demands, {})
+        index = self._indexes[snapshot.sweep]
+        index.update(snapshot)
+        seen = self._seen.setdefault(snapshot.sweep, set())
+        ready = [place for key in index.ready_keys.keys() - seen for place in index.ready_keys[key]]
+        for place in sorted(ready):
+            self._line[snapshot.sweep, index.jobs[place].name] = None
+            seen.add(index.jobs[place].key)
+        return index

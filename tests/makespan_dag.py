@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 
@@ -40,15 +41,21 @@ def paper_dag(
     num_pretrains: int = NUM_PRETRAINS,
     num_transfers: int = NUM_TRANSFERS,
     sweep: str = "paper",
+    skew: float = 0.0,
     policy: Policy | None = None,
 ) -> tuple[Plan, Mapping[str, float]]:
-    """A plan in plan order (pretrains first, as the planner writes them) and what its jobs take, seconds."""
+    """A plan in plan order (pretrains first, as the planner writes them) and what its jobs take, seconds.
+
+    Pretrains take 2-10 h, evenly; or with ``skew`` mostly 3 h and up to 24 h (log-normal, its sigma), as models of
+    different sizes do.
+    """
     rng = random.Random(seed)  # noqa: S311 - a test's dice
     jobs, durations = [], {}
     for number in range(num_pretrains):
         job = gpu_job(f"pretrain/{sweep}/{number}", gpus=rng.choice([8, 16, 24, 32]))
         jobs.append(job)
-        durations[job.name] = rng.uniform(2.0, 10.0) * _HOUR_S
+        hours = min(24.0, rng.lognormvariate(math.log(3.0), skew)) if skew else rng.uniform(2.0, 10.0)
+        durations[job.name] = hours * _HOUR_S
     for number in range(num_pretrains):
         for transfer in range(num_transfers):
             job = gpu_job(f"finetune/{sweep}/{number}/{transfer}", f"pretrain/{sweep}/{number}", gpus=1)

@@ -327,7 +327,7 @@ TRANSFERS: Mapping[str, Change] = {
     "TransferSpec.protocol": _picks("transfer.line.protocol=finetune"),
     "TransferSpec.pretrain": _picks("transfer.tune.pretrain=[fourth, fifth]"),
     "TransferSpec.recipe": _is("transfer.tune.recipe.lr=0.7", of="finetune"),
-    "TransferSpec.labels": _picks("transfer.near.labels=[levels/depth1]"),
+    "TransferSpec.labels": _picks("transfer.tune.labels=[levels/depth1]", given=("transfer.tune.pretrain=[first]",)),
     "TransferSpec.seeds": _picks("transfer.tune.seeds=[0, 1]"),
     "TransferSpec.subset": _is("transfer.line.subset.num_samples=200", of="probe"),
     "TransferSpec.fractions": _picks("transfer.opti.fractions=[0.5, 1.0]"),

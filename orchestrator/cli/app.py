@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli import data, labels
+from orchestrator.cli import configuration, data, labels, language, places, steering, submitting
+from orchestrator.cli.arguments import JobName, StoreOption, SweepName
+from orchestrator.cli.completion import complete_sweep
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
-from orchestrator.cli.output import Output, OutputOption
+from orchestrator.cli.output import DocumentForm, DocumentOption, Output, OutputOption, TableForm, TableOption
+from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
 from orchestrator.errors import OrchestratorError
 
 app = typer.Typer(
@@ -23,6 +28,10 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(labels.app, name="labels")
+submitting.add_commands(app)
+language.add_commands(app)
+steering.add_commands(app)
+places.add_commands(app)
 
 
 class Listing(StrEnum):
@@ -41,73 +50,185 @@ class UsageBy(StrEnum):
 
 
 SweepFile = Annotated[str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep (quickstart, digits).")]
-SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.")]
-StoreOption = Annotated[str, typer.Option("--store", help="Object store URI; default: the project's own.")]
 
 
 @app.command()
-def submit(
+def plan(  # noqa: PLR0913 - one parameter per flag
     sweep: SweepFile,
     *,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    wait: Annotated[bool, typer.Option(help="Follow until the sweep ends; Ctrl-C detaches.")] = True,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Run Ray inside this command.")] = False,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Adopt an unfinished sweep of another cluster.")
-    ] = False,
-    output: OutputOption = Output.TABLE,
+    jobs: Annotated[bool, typer.Option("--jobs", help="List every job.")] = False,
+    diff: Annotated[str, typer.Option(help="Compare with another sweep.yaml, shipped or submitted sweep.")] = "",
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster to estimate for; default: the present one.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each of its nodes; default: 8.")] = 0,
+    cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
+    accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
+    prices: Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")] = "",
+    overrides: SetOption = None,
+    scale: ScaleOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
 ) -> None:
-    """Plan a sweep, run it, and print its answer."""
-    from orchestrator.cli.submit import SubmitOptions, submit_sweep
+    """Show what a submit would run and reuse, how long it takes and what it costs. Changes nothing."""
+    from orchestrator.cli.plan import PlanOptions, show_plan
+    from orchestrator.planning.fleets import StatedCluster
 
-    options = SubmitOptions(
-        yes=yes, wait=wait, foreground=foreground, take_over=take_over, as_json=output is Output.JSON
+    options = PlanOptions(
+        output=output,
+        lists_jobs=jobs,
+        diff=diff,
+        cluster=StatedCluster(gpus=gpus, gpus_per_node=gpus_per_node, cpus=cpus),
+        accelerator=accelerator,
+        prices=prices,
+        overrides=tuple(overrides or ()),
+        scale=scale_name(scale),
+        store=store,
     )
-    raise typer.Exit(submit_sweep(sweep, options))
+    raise typer.Exit(show_plan(sweep, options))
+
+
+@app.command(name="forecast")
+def forecast_sweep(  # noqa: PLR0913 - one parameter per flag
+    sweep: SweepFile,
+    *,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; default: this machine.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each of its nodes; default: 8.")] = 0,
+    cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
+    spot: Annotated[float, typer.Option(help="All nodes are spot: chance of losing one within an hour.")] = 0.0,
+    gpu_mtbf: Annotated[float, typer.Option(help="Hours of one GPU between faults; 0: none ever.")] = 50_677.0,
+    replace: Annotated[float, typer.Option(help="Seconds from the loss of a node to another one.")] = 300.0,
+    accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
+    prices: Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")] = "",
+    seed: Annotated[int, typer.Option(help="Of everything that happens by chance.")] = 0,
+    png: Annotated[str, typer.Option(help="Draw a Gantt chart into this file.")] = "",
+    html: Annotated[str, typer.Option(help="The same as a page to zoom into.")] = "",
+    overrides: SetOption = None,
+    scale: ScaleOption = None,
+    output: OutputOption = Output.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Run a sweep on virtual time, failures included: how long, how well used, what it costs. Changes nothing."""
+    from orchestrator.cli.forecast import ForecastOptions, show_forecast
+    from orchestrator.planning.fleets import StatedCluster
+
+    options = ForecastOptions(
+        cluster=StatedCluster(gpus=gpus, gpus_per_node=gpus_per_node, cpus=cpus),
+        spot=spot,
+        gpu_mtbf_h=gpu_mtbf,
+        replace_s=replace,
+        accelerator=accelerator,
+        prices=prices,
+        seed=seed,
+        png=png,
+        html=html,
+        overrides=tuple(overrides or ()),
+        scale=scale_name(scale),
+        store=store,
+        as_json=output is Output.JSON,
+    )
+    raise typer.Exit(show_forecast(sweep, options))
 
 
 @app.command()
-def plan(sweep: SweepFile, *, output: OutputOption = Output.TABLE) -> None:
-    """Show what a submit would run and reuse. Changes nothing."""
-    from orchestrator.cli.plan import show_plan
+def explain(
+    job: Annotated[str, typer.Argument(help="Name of a job, or a key of the store.")],
+    *,
+    sweep: Annotated[str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")] = "",
+    against: Annotated[str, typer.Option(help="Compare with this key instead of the nearest one.")] = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Say why a job has no result yet: the nearest result of the store, and what differs."""
+    from orchestrator.cli.explain import explain_job
 
-    show_plan(sweep, as_json=output is Output.JSON)
+    raise typer.Exit(explain_job(job, sweep=sweep, against=against, form=output, store_uri=store))
+
+
+@app.command()
+def describe(
+    sweep: SweepName,
+    job: JobName,
+    *,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show all that is known of one job: identity, attempts, failures, and where its results and logs are."""
+    from orchestrator.cli.describe import describe_job
+
+    raise typer.Exit(describe_job(sweep, job, form=output, store_uri=store))
 
 
 @app.command()
 def status(
-    sweep: Annotated[str, typer.Argument(help="Name of a sweep; none: list all sweeps.")] = "",
+    sweep: Annotated[
+        str, typer.Argument(help="Name of a sweep; none: list all sweeps.", autocompletion=complete_sweep)
+    ] = "",
     *,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """Show the state of a sweep's jobs, from the store alone."""
     from orchestrator.cli.status import show_status
 
-    raise typer.Exit(show_status(sweep, store, as_json=output is Output.JSON))
+    raise typer.Exit(show_status(sweep, store, output))
+
+
+@app.command()
+def watch(
+    sweep: SweepName,
+    *,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 0.5,
+    store: StoreOption = "",
+) -> None:
+    """Show a sweep full-screen as it goes; on a pipe, one line per job that ends. Leaving stops nothing."""
+    from orchestrator.cli.watch import watch_sweep
+
+    raise typer.Exit(watch_sweep(sweep, store, every_s=every))
 
 
 @app.command()
 def logs(
     sweep: SweepName,
-    job: Annotated[str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).")],
+    job: JobName,
     *,
     attempt: Annotated[int, typer.Option(help="Number of the attempt; default: the newest.")] = -1,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    rank: Annotated[int, typer.Option(help="Only this rank of a gang; default: all, each line with its rank.")] = -1,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, over attempts, until the job ends.")] = False,
     store: StoreOption = "",
 ) -> None:
     """Print the log of a job's attempt."""
     from orchestrator.cli.logs import print_logs
 
-    raise typer.Exit(print_logs(sweep, job, attempt, store, follow=follow))
+    raise typer.Exit(print_logs(sweep, job, attempt, store, follow=follow, rank=rank))
 
 
 @app.command()
-def report(sweep: SweepName, *, output: OutputOption = Output.TABLE, store: StoreOption = "") -> None:
-    """Compute the answer from the artifacts, print it and save it in the store."""
-    from orchestrator.cli.report import show_report
+def report(
+    sweep: SweepName,
+    *,
+    html: Annotated[bool, typer.Option("--html", help="Also make the interactive page, report.html.")] = False,
+    out: Annotated[str, typer.Option(help="Also write every file into this directory.")] = "",
+    output: TableOption = TableForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Compute the answer from the artifacts, print it and save it in the store; works while the sweep runs."""
+    from orchestrator.cli.report import ReportOptions, show_report
 
-    raise typer.Exit(show_report(sweep, store, as_json=output is Output.JSON))
+    options = ReportOptions(form=output, with_page=html, directory=out, store=store)
+    raise typer.Exit(show_report(sweep, options))
+
+
+@app.command()
+def compare(
+    sweeps: Annotated[list[str], typer.Argument(help="Submitted sweeps; the others are compared with the first.")],
+    *,
+    metric: Annotated[str, typer.Option(help="What to compare; default: what the sweeps report.")] = "",
+    output: TableOption = TableForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Compare the same cells of several sweeps, paired by seeds."""
+    from orchestrator.cli.compare import show_comparison
+
+    raise typer.Exit(show_comparison(sweeps, metric=metric, form=output, store_uri=store))
 
 
 @app.command()
@@ -130,11 +251,21 @@ def run(
 
 
 @app.command()
-def cancel(sweep: SweepName, *, store: StoreOption = "") -> None:
-    """Stop a sweep's running jobs after a checkpoint and start no others."""
-    from orchestrator.cli.control import cancel_sweep
+def export(
+    name: Annotated[str, typer.Argument(help="Key of a result, or with --sweep the name of a job.")],
+    directory: Annotated[Path, typer.Argument(help="Folder to write; made if it is not there.")],
+    *,
+    sweep: Annotated[str, typer.Option(help="The job's sweep.", autocompletion=complete_sweep)] = "",
+    epoch: Annotated[int | None, typer.Option(help="Kept weights of this epoch; default: the final ones.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files of a former export.")] = False,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Write a backbone for timm: safetensors, configuration, and a card of what it is and was made of."""
+    from orchestrator.cli.export import ExportOptions, export_backbone
 
-    cancel_sweep(sweep, store)
+    options = ExportOptions(sweep=sweep, epoch=epoch, replaces=force, form=output, store=store)
+    raise typer.Exit(export_backbone(name, directory, options))
 
 
 @app.command()
@@ -217,37 +348,10 @@ def du(
     raise typer.Exit(show_usage(by, store, as_json=output is Output.JSON))
 
 
-@app.command()
-def doctor(*, output: OutputOption = Output.TABLE, store: StoreOption = "") -> None:
-    """Check store, credentials, clock, disks and tracking, and say what to do about each that fails."""
-    from orchestrator.cli.doctor import examine
-
-    raise typer.Exit(examine(store, as_json=output is Output.JSON))
-
-
-@app.command()
-def up(
-    *,
-    s3: Annotated[bool, typer.Option("--s3", help="With an S3 server of its own on this machine.")] = False,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Start this directory's background stack: Ray with its dashboard, and MLflow."""
-    from orchestrator.cli.control import start
-
-    start(with_s3=s3, as_json=output is Output.JSON)
-
-
-@app.command()
-def down() -> None:
-    """Stop this directory's background stack; sweeps go on where they were at the next submit or up."""
-    from orchestrator.cli.control import stop
-
-    raise typer.Exit(stop())
-
-
 def run_app() -> None:
     """Run the command of ``sys.argv`` and end the process with its exit code."""
     try:
+        configuration.apply(Path.cwd(), os.environ)
         app()
     except OrchestratorError as error:
         complain(str(error))
@@ -255,3 +359,7 @@ def run_app() -> None:
     except KeyboardInterrupt:
         complain("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read us (head, less) has seen enough; the interpreter's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.FAILURE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import TableForm
+from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import load_plan, load_snapshot
 from orchestrator.report.compare import compare_sweeps, comparison_tables, sweep_records
@@ -30,8 +29,8 @@ def show_comparison(sweeps: Sequence[str], *, metric: str, form: TableForm, stor
     for sweep in sweeps:
         require_sweep(store, sweep)
     comparison = compare_sweeps([_report(store, sweep, metric) for sweep in sweeps])
-    if form is TableForm.JSON:
-        stdout_console().print_json(json.dumps(json_ready(comparison.to_json())))
+    if form in {TableForm.JSON, TableForm.YAML}:
+        print_document(json_ready(comparison.to_json()), DocumentForm(form.value))
     elif form is TableForm.CSV:
         sys.stdout.write(render_csv(sweep_records(comparison)))
     else:

@@ -13,20 +13,12 @@ from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import cancel, load_plan
+from orchestrator.controller.client import load_plan
 from orchestrator.stack.start import ensure_stack, stop_stack
 from orchestrator.tracking.loop import publish_until_done
 from orchestrator.tracking.publisher import Publisher
 
 _OUTAGE_S = 30.0
-
-
-def cancel_sweep(sweep: str, store_uri: str) -> None:
-    """Leave a message; it is followed by the controller, now or when one starts."""
-    store = open_existing_store(store_uri)
-    require_sweep(store, sweep)
-    cancel(store, sweep)
-    stderr_console().print(f"Asked for the end of {sweep}. See: orchestrator status {sweep}")
 
 
 def publish_sweep(sweep: str, store_uri: str) -> None:

@@ -21,6 +21,7 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.settings import Settings
 from orchestrator.errors import OrchestratorError
 from orchestrator.storage.checkup import check_free_space, store_checks
+from orchestrator.tracking.versions import ask_database
 
 _TIMEOUT_S = 5.0
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.SKIPPED: "dim"}
@@ -61,8 +62,11 @@ def _reach_tracking(uri: str) -> str:
         return _ask_server(f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}")
     if parts.scheme == "sqlite":
         return _check_database(Path(parts.path.removeprefix("/") if parts.path.startswith("//") else parts.path))
+    if parts.scheme.partition("+")[0] == "postgresql":
+        return ask_database(uri)
     raise OrchestratorError(
-        f"the tracking URI has the scheme {parts.scheme!r}; write http(s)://host:port or sqlite:///absolute/path"
+        f"the tracking URI has the scheme {parts.scheme!r}; write http(s)://host:port, sqlite:///absolute/path or "
+        "postgresql://host/database"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -11,8 +11,10 @@ from rich.live import Live
 
 from orchestrator.cli.connect import Connection
 from orchestrator.cli.console import stderr_console
+from orchestrator.cli.pace import Pacer
+from orchestrator.cli.standing import Standing, read_standing
 from orchestrator.cli.status import status_table
-from orchestrator.controller.client import LiveProgress, SweepLedger, read_progress
+from orchestrator.controller.client import SweepLedger
 from orchestrator.errors import UserError
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.units import format_duration, format_percent
@@ -27,7 +29,7 @@ _SHOWN_METRIC = "val_error"
 
 
 class _Display(Protocol):
-    def show(self, snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> None: ...
+    def show(self, standing: Standing) -> None: ...
 
 
 def follow_sweep(connection: Connection, sweep: str, message_id: str) -> Snapshot:
@@ -36,6 +38,7 @@ def follow_sweep(connection: Connection, sweep: str, message_id: str) -> Snapsho
     Raises:
         UserError: the controller refused the message.
     """
+    pacer = Pacer()
     ledger, patience_ends_s = SweepLedger(connection.store, sweep), time.monotonic() + _PATIENCE_S
     with _display() as display:
         while True:
@@ -44,7 +47,7 @@ def follow_sweep(connection: Connection, sweep: str, message_id: str) -> Snapsho
                 message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
                 raise UserError(message)
             if message_id in snapshot.handled:
-                display.show(snapshot, read_progress(connection.store, sweep))
+                display.show(read_standing(connection.store, snapshot, pacer))
                 if snapshot.state.is_final:
                     return snapshot
             elif time.monotonic() > patience_ends_s:
@@ -58,7 +61,7 @@ def follow_sweep(connection: Connection, sweep: str, message_id: str) -> Snapsho
 def _display() -> Iterator[_Display]:
     console = stderr_console()
     if not console.is_terminal:
-        yield _Lines()
+        yield Lines()
         return
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         yield _Table(live)
@@ -68,17 +71,18 @@ class _Table:
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def show(self, snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> None:
-        self._live.update(status_table(snapshot, progress))
+    def show(self, standing: Standing) -> None:
+        self._live.update(status_table(standing))
 
 
-class _Lines:
+class Lines:
     """For pipes and logs: says each job's end once, and sums up what had ended before."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] | None = None
 
-    def show(self, snapshot: Snapshot, _progress: Mapping[str, LiveProgress]) -> None:
+    def show(self, standing: Standing) -> None:
+        snapshot = standing.snapshot
         now = {view.name: f"{view.state.value}#{view.num_attempts}" for view in snapshot.jobs.values()}
         num_ended = sum(view.state.is_final for view in snapshot.jobs.values())
         if self._said is None:
@@ -93,11 +97,15 @@ class _Lines:
 
 def job_line(view: JobView) -> str:
     """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
+    failure = view.last_failure
+    if failure is not None and not view.state.is_final:
+        told = "runs again" if view.attempt is not None else "will be tried again"
+        return f"{view.name} {told}; its last attempt ended: {failure.kind.value}: {failure.message}"
     parts = [f"{view.name} {view.state.value}"]
     if view.state.is_done and view.timings is not None:
         parts.append(f"in {format_duration(view.timings.work_s)}")
     if _SHOWN_METRIC in view.metrics:
         parts.append(f"{_SHOWN_METRIC} {format_percent(view.metrics[_SHOWN_METRIC])} %")
-    if view.last_failure is not None and not view.state.is_done:
-        parts.append(f"({view.last_failure.kind}: {view.last_failure.message})")
+    if failure is not None and not view.state.is_done:
+        parts.append(f"({failure.kind.value}: {failure.message})")
     return " ".join(parts)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 
 class Output(StrEnum):
@@ -16,3 +20,33 @@ class Output(StrEnum):
 
 
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the result on stdout.")]
+
+
+class DocumentForm(StrEnum):
+    """Form of a result that is a document."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class TableForm(StrEnum):
+    """Form of a result that is tables."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+TableOption = Annotated[TableForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
+DocumentOption = Annotated[DocumentForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
+
+
+def print_document(document: Mapping[str, Any], form: DocumentForm) -> None:
+    """Print a plain document as JSON or YAML on stdout."""
+    if form is DocumentForm.YAML:
+        sys.stdout.write(yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, allow_unicode=True))
+    else:
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

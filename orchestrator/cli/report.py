@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import TableForm
+from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.pages import compare_line, tracking_and_pages
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import load_plan, load_snapshot
@@ -45,9 +44,9 @@ def show_report(sweep: str, options: ReportOptions) -> ExitCode:
     return ExitCode.OK
 
 
-def print_report(store: ObjectStore, sweep: str, *, as_json: bool) -> None:
+def print_report(store: ObjectStore, sweep: str, form: TableForm) -> None:
     """Compute, save and print."""
-    _report(store, sweep, ReportOptions(form=TableForm.JSON if as_json else TableForm.TABLE))
+    _report(store, sweep, ReportOptions(form=form))
 
 
 def compute(store: ObjectStore, sweep: str) -> tuple[Plan, Report]:
@@ -73,8 +72,8 @@ def _print(
     report: Report, files: Mapping[str, bytes], uris: list[str], options: ReportOptions, *, compare: str
 ) -> None:
     console = stdout_console()
-    if options.form is TableForm.JSON:
-        console.print_json(json.dumps(json_ready({**report.to_json(), "files": uris})))
+    if options.form in {TableForm.JSON, TableForm.YAML}:
+        print_document(json_ready({**report.to_json(), "files": uris}), DocumentForm(options.form.value))
     elif options.form is TableForm.TABLE:
         console.print(render_terminal(report))
         folder = options.directory or uris[0].rpartition("/")[0]

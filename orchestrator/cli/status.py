@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -14,10 +13,13 @@ from rich.table import Table
 
 from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.pages import compare_line
 from orchestrator.cli.settings import Settings
+from orchestrator.cli.standing import MAX_LINES, Standing, read_standing, standing_document, standing_lines
 from orchestrator.contract import Progress
-from orchestrator.controller.client import LiveProgress, list_sweeps, load_snapshot, read_progress
-from orchestrator.errors import NotFoundError
+from orchestrator.controller.client import list_sweeps, load_snapshot
+from orchestrator.errors import NotFoundError, OrchestratorError, TransitionError
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
@@ -25,6 +27,8 @@ from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.units import format_duration
 
+ANSWER_S = 4.0
+"""A store that does not answer for so long is said not to answer."""
 _PHASES = ("queued", "launch", "import", "to first step", "work")
 """Seconds of a job: ready to launched; launched to running and ended to known; loading code; setup; all of the work."""
 
@@ -43,7 +47,7 @@ def exit_code_for(snapshot: Snapshot) -> ExitCode:
 def open_existing_store(uri: str) -> ObjectStore:
     """The store that commands read. Raises ``NotFoundError`` where nothing was ever written."""
     resolved = uri or Settings().store_uri()
-    if not is_initialised(resolved):
+    if not is_initialised(resolved, deadline_s=ANSWER_S):
         message = f"there is no store at {resolved}: submit a sweep first, or name another with --store"
         raise NotFoundError(message)
     return open_store(resolved)
@@ -57,42 +61,57 @@ def require_sweep(store: ObjectStore, sweep: str) -> None:
         raise NotFoundError(message)
 
 
-def show_status(sweep: str, store_uri: str, *, as_json: bool) -> ExitCode:
+def show_status(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:
     """Print one sweep's jobs, or all sweeps when none is named."""
     store = open_existing_store(store_uri)
     if not sweep:
-        return _show_all(store, as_json=as_json)
+        return _show_all(store, form)
     require_sweep(store, sweep)
-    snapshot, progress = load_snapshot(store, sweep), read_progress(store, sweep)
-    if as_json:
-        stdout_console().print_json(json.dumps(status_document(snapshot, progress)))
+    standing = read_standing(store, load_snapshot(store, sweep))
+    snapshot = standing.snapshot
+    compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
+    if form is DocumentForm.TABLE:
+        stdout_console().print(status_table(standing))
+        stdout_console().print(compare, soft_wrap=True, markup=False, end="\n" if compare else "")
     else:
-        stdout_console().print(status_table(snapshot, progress))
+        print_document({**status_document(standing), "compare": compare.rpartition(" ")[2]}, form)
     return exit_code_for(snapshot)
 
 
-def status_document(snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> dict[str, Any]:
-    """State of a sweep in JSON."""
-    jobs = [
-        {
-            "job": view.name,
-            "key": view.key,
-            "state": view.state.value,
-            "attempts": view.num_attempts,
-            "metrics": dict(view.metrics),
-            "reason": view.reason,
-            "queued_s": view.queued_s,
-            "overhead_s": view.overhead_s,
-            "timings": asdict(view.timings) if view.timings else None,
-        }
-        for view in snapshot.jobs.values()
-    ]
-    live = {job: asdict(line) for job, line in progress.items()}
-    return {"sweep": snapshot.sweep, "state": snapshot.state.value, "jobs": jobs, "progress": live}
+def status_document(standing: Standing) -> dict[str, Any]:
+    """State of a sweep as plain JSON."""
+    snapshot = standing.snapshot
+    live = {job: asdict(standing.progress[job]) for job in standing.running if job in standing.progress}
+    return {
+        "sweep": snapshot.sweep,
+        "state": snapshot.state.value,
+        **standing_document(standing),
+        "jobs": [_job_document(view) for view in snapshot.jobs.values()],
+        "progress": live,
+    }
 
 
-def status_table(snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Table:
+def _job_document(view: JobView) -> dict[str, Any]:
+    failure = view.last_failure
+    return {
+        "job": view.name,
+        "key": view.key,
+        "state": view.state.value,
+        "attempts": view.num_attempts,
+        "metrics": dict(view.metrics),
+        "reason": view.reason,
+        "previous_failure": None
+        if failure is None
+        else {"attempt": failure.attempt_id, "kind": failure.kind.value, "message": failure.message},
+        "queued_s": view.queued_s,
+        "overhead_s": view.overhead_s,
+        "timings": asdict(view.timings) if view.timings else None,
+    }
+
+
+def status_table(standing: Standing) -> Table:
     """One row per kind with counts by state and median seconds by phase, and what is running now."""
+    snapshot = standing.snapshot
     kinds: dict[str, list[JobView]] = {}
     for view in snapshot.jobs.values():
         kinds.setdefault(view.name.partition("/")[0], []).append(view)
@@ -102,9 +121,9 @@ def status_table(snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Ta
     for column in (*(state.value for state in seen), *_PHASES):
         table.add_column(column, justify="right")
     for kind, views in kinds.items():
-        states = [view.state for view in views]
-        table.add_row(kind, *(str(states.count(state) or "-") for state in seen), *_median_phases(views))
-    notes = [*running_lines(progress), *failure_lines(snapshot)]
+        counts = Counter(view.state for view in views)
+        table.add_row(kind, *(str(counts[state] or "-") for state in seen), *_median_phases(views))
+    notes = [*standing_lines(standing), *running_lines(standing), *failure_lines(snapshot)]
     table.caption, table.caption_justify = escape("\n".join(notes)) or None, "left"
     return table
 
@@ -138,28 +157,56 @@ def _median_phases(views: Sequence[JobView]) -> list[str]:
     return [format_duration(median(column)) for column in columns]
 
 
-def running_lines(progress: Mapping[str, LiveProgress]) -> list[str]:
-    """``pretrain/levels/depth2/seed0  train 96/512  val_error 0.12`` for each running job."""
-    return [f"{job}  {describe_progress(line.progress)}".rstrip() for job, line in sorted(progress.items())]
+def running_lines(standing: Standing) -> list[str]:
+    """``pretrain/levels/depth2/seed0  train 96/512  1,200 images/s  3m10s left  val_error 0.12`` for running jobs."""
+    running = standing.running
+    lines = [
+        f"{job}  {describe_progress(progress)}{again(standing.snapshot.jobs[job])}".rstrip()
+        for job, progress in sorted(running.items())[:MAX_LINES]
+    ]
+    return [*lines, f"and {len(running) - MAX_LINES} more running jobs"] if len(running) > MAX_LINES else lines
+
+
+def again(view: JobView) -> str:
+    """``  (attempt 2; the one before ended with node_lost)``: what is past must not look like the present."""
+    if view.last_failure is None or view.attempt is None:
+        return ""
+    return f"  (attempt {view.attempt.number}; the one before ended with {view.last_failure.kind.value})"
 
 
 def describe_progress(progress: Progress) -> str:
-    """``train 96/512  val_error 0.12``."""
-    steps = f" {progress.step}/{progress.total_steps}" if progress.total_steps else ""
-    metrics = "  ".join(f"{name} {value:.4g}" for name, value in sorted(progress.metrics.items()))
-    return f"{progress.phase}{steps}  {metrics}"
+    """``train 96/512  1,200 images/s  3m10s left  val_error 0.12``."""
+    parts = [progress.phase + (f" {progress.step}/{progress.total_steps}" if progress.total_steps else "")]
+    parts += [f"{progress.images_per_s:,.0f} images/s"] if progress.images_per_s > 0 else []
+    parts += [f"{format_duration(progress.eta_s)} left"] if progress.eta_s > 0 else []
+    return "  ".join([*parts, *(f"{name} {value:.4g}" for name, value in sorted(progress.metrics.items()))])
 
 
-def _show_all(store: ObjectStore, *, as_json: bool) -> ExitCode:
-    states = {name: load_snapshot(store, name) for name in list_sweeps(store)}
-    if as_json:
-        stdout_console().print_json(json.dumps({name: snapshot.state.value for name, snapshot in states.items()}))
+def _show_all(store: ObjectStore, form: DocumentForm) -> ExitCode:
+    states = {name: _snapshot_or_error(store, name) for name in list_sweeps(store)}
+    if form is not DocumentForm.TABLE:
+        print_document({name: _state(found) for name, found in states.items()}, form)
         return ExitCode.OK
     table = Table(title=f"Sweeps in {store.uri}", title_justify="left")
-    for column in ("sweep", "state", "jobs"):
+    for column in ("sweep", "state", "owner", "jobs"):
         table.add_column(column)
-    for name, snapshot in states.items():
-        counts = Counter(job.state.value for job in snapshot.jobs.values())
-        table.add_row(name, snapshot.state.value, ", ".join(f"{count} {state}" for state, count in counts.items()))
+    for name, found in states.items():
+        if isinstance(found, OrchestratorError):
+            table.add_row(name, "unreadable", "", escape(str(found)))
+            continue
+        counts = ", ".join(f"{count} {state.value}" for state, count in found.counts.items())
+        table.add_row(name, found.state.value, escape(found.plan.owner) if found.plan else "", counts)
     stdout_console().print(table)
     return ExitCode.OK
+
+
+def _snapshot_or_error(store: ObjectStore, sweep: str) -> Snapshot | OrchestratorError:
+    """One damaged journal must not hide the other sweeps."""
+    try:
+        return load_snapshot(store, sweep)
+    except (TransitionError, NotFoundError) as error:
+        return error
+
+
+def _state(found: Snapshot | OrchestratorError) -> str:
+    return found.state.value if isinstance(found, Snapshot) else "unreadable"

@@ -2,95 +2,182 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
+import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from orchestrator.cli.asking import confirmed
 from orchestrator.cli.connect import Connection, connect
-from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.follow import follow_sweep
-from orchestrator.cli.plan import look_up, plan_table, summary_line
+from orchestrator.cli.output import DocumentForm, TableForm, print_document
+from orchestrator.cli.plan import choose_fleet, plan_table, read_prices, summary_line
+from orchestrator.cli.plan_tables import outlook_lines
 from orchestrator.cli.report import print_report
+from orchestrator.cli.resubmit import Former, find_former, show_difference
 from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import exit_code_for, failure_lines, status_document
-from orchestrator.controller.client import Ownership, submit
+from orchestrator.cli.standing import Standing
+from orchestrator.cli.status import ANSWER_S, exit_code_for, failure_lines, status_document
+from orchestrator.controller.client import Consent, Ownership, current_user, submit
+from orchestrator.errors import ClusterError, StorageError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Plan
+from orchestrator.planning.fleets import StatedCluster
+from orchestrator.planning.outlook import Outlook, make_outlook
 from orchestrator.spec import load_sweep
+from orchestrator.spec.survey import require_datasets
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
-from orchestrator.storage.open import open_store
+from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.tracking import provenance
+
+_TABLES = {
+    DocumentForm.TABLE: TableForm.TABLE,
+    DocumentForm.JSON: TableForm.JSON,
+    DocumentForm.YAML: TableForm.YAML,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
     """Flags of the command."""
 
-    yes: bool
-    wait: bool
-    foreground: bool
-    take_over: bool
-    as_json: bool
+    yes: bool = False
+    wait: bool = True
+    foreground: bool = False
+    take_over: bool = False
+    force: bool = False
+    overrides: tuple[str, ...] = ()
+    scale: str = ""
+    store: str = ""
+    priority: int | None = None
+    """None = the policy's."""
+    prices: str = ""
+    form: DocumentForm = DocumentForm.TABLE
 
 
 def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
     """Plan, ask, submit, follow, report."""
     settings = Settings()
-    sweep, text = load_sweep(reference)
-    plan = build_plan(sweep, store_uri=settings.store_uri(sweep))
-    found = look_up(plan)
-    stderr_console().print(plan_table(plan, found))
-    stderr_console().print(summary_line(plan, found))
-    if not options.yes and not _confirmed():
+    outlook, text = _look_ahead(reference, settings, options)
+    plan = outlook.plan
+    former = find_former(plan) if is_initialised(plan.store_uri, deadline_s=ANSWER_S) else None
+    if not _may_start(outlook, former, options):
         return ExitCode.REFUSED
     # Before anything depends on it: a store that ignores conditional writes could lose a sweep later.
     probe_store(open_store(plan.store_uri))
-    ownership = Ownership.TAKE if options.take_over else Ownership.KEEP
     with ExitStack() as stack:
-        connection = stack.enter_context(connect(settings, plan.store_uri, foreground=options.foreground))
-        message = submit(connection.store, plan, text, settings.cluster, ownership=ownership)
+        connection = _connect(stack, settings, plan, options)
+        message = submit(
+            connection.store,
+            plan,
+            text,
+            settings.cluster,
+            ownership=Ownership.TAKE if options.take_over else Ownership.KEEP,
+            consent=Consent.FORCE if options.force else Consent.ASK,
+        )
+        provenance.save(connection.store, plan.sweep, message, provenance.capture(Path.cwd()))
         connection.wake()
         if not options.wait and not options.foreground:
             stderr_console().print(f"Submitted. See: {status_command(settings, plan)}", soft_wrap=True)
-            if options.as_json:
-                stdout_console().print_json(json.dumps({"sweep": plan.sweep, "message": message}))
+            if options.form is not DocumentForm.TABLE:
+                print_document({"sweep": plan.sweep, "message": message}, options.form)
             return ExitCode.OK
-        again = f"orchestrator submit {shlex.quote(reference)} -y"
-        return _follow_to_the_answer(connection, plan, message, again, options)
+        return _follow_to_the_answer(connection, plan, message, _again(reference, options), options.form)
 
 
-def status_command(settings: Settings, plan: Plan) -> str:
+def status_command(settings: Settings, plan: Plan, command: str = "status") -> str:
     """What to type to see a sweep, wherever its store is."""
     elsewhere = plan.store_uri != settings.store_uri()
-    return f"orchestrator status {plan.sweep}" + (f" --store {shlex.quote(plan.store_uri)}" if elsewhere else "")
+    return f"orchestrator {command} {plan.sweep}" + (f" --store {shlex.quote(plan.store_uri)}" if elsewhere else "")
 
 
-def _follow_to_the_answer(
-    connection: Connection, plan: Plan, message: str, again: str, options: SubmitOptions
-) -> ExitCode:
+def _look_ahead(reference: str, settings: Settings, options: SubmitOptions) -> tuple[Outlook, str]:
+    """What is submitted, beside its store and the cluster.
+
+    Raises:
+        StorageError: the store cannot be asked; a submit would fail there, too.
+    """
+    sweep, text = load_sweep(reference, options.overrides, scale=options.scale)
+    require_datasets(sweep)
+    plan = build_plan(sweep, store_uri=options.store or settings.store_uri(sweep))
+    if options.priority is not None:
+        plan = replace(plan, policy=replace(plan.policy, priority=options.priority))
+    fleet, prices = choose_fleet(settings, StatedCluster()), read_prices(options.prices)
+    outlook = make_outlook(sweep, plan, fleet=fleet, prices=prices)
+    if outlook.found.problems:
+        raise StorageError("; ".join(outlook.found.problems))
+    return outlook, text
+
+
+def _may_start(outlook: Outlook, former: Former | None, options: SubmitOptions) -> bool:
+    """Show all that a submit would do; whether the budget, the owner and the user agree."""
+    console, plan, found = stderr_console(), outlook.plan, dict(outlook.found.dispositions)
+    console.print(plan_table(plan, found))
+    console.print(summary_line(plan, found), markup=False)
+    for line in outlook_lines(outlook):
+        console.print(line, markup=False)
+    if former is not None:
+        show_difference(former, plan)
+    for refusal in outlook.refusals:
+        complain(refusal)
+    if outlook.refusals:
+        return False
+    stranger = former.stranger(current_user()) if former is not None and not options.force else ""
+    if stranger:
+        complain(stranger)
+        return False
+    changes = former is not None and not former.is_same(plan)
+    question = "Replace its plan and submit?" if changes else "Submit?"
+    return options.yes or confirmed(question, subject="a submit asks before it starts")
+
+
+def _connect(stack: ExitStack, settings: Settings, plan: Plan, options: SubmitOptions) -> Connection:
+    try:
+        return stack.enter_context(connect(settings, plan.store_uri, foreground=options.foreground))
+    except ClusterError:
+        known = f"Nothing was submitted. What the store knows: {status_command(settings, plan)}"
+        stderr_console().print(known, markup=False, soft_wrap=True)
+        raise
+
+
+def _again(reference: str, options: SubmitOptions) -> str:
+    """The command that follows this very sweep again."""
+    words = ["orchestrator", "submit", reference, "-y"]
+    words += [word for override in options.overrides for word in ("--set", override)]
+    words += ["--scale", options.scale] if options.scale else []
+    words += ["--store", options.store] if options.store else []
+    words += ["--priority", str(options.priority)] if options.priority is not None else []
+    return shlex.join(words)
+
+
+def _follow_to_the_answer(connection: Connection, plan: Plan, message: str, again: str, form: DocumentForm) -> ExitCode:
     _show_addresses(connection)
     try:
         snapshot = follow_sweep(connection, plan.sweep, message)
     except KeyboardInterrupt:
         detached = f"Detached; the sweep goes on. Follow it again with: {again}"
-        stderr_console().print(f"\n{detached}, or: {status_command(connection.settings, plan)}", soft_wrap=True)
+        watch = status_command(connection.settings, plan, "watch")
+        stderr_console().print(f"\n{detached}, or: {watch}", markup=False, soft_wrap=True)
         return ExitCode.INTERRUPTED
-    return conclude(connection.store, plan.sweep, snapshot, as_json=options.as_json, connection=connection)
+    return conclude(connection.store, plan.sweep, snapshot, form=form, connection=connection)
 
 
-def conclude(store: ObjectStore, sweep: str, snapshot: Snapshot, *, as_json: bool, connection: Connection) -> ExitCode:
+def conclude(
+    store: ObjectStore, sweep: str, snapshot: Snapshot, *, form: DocumentForm, connection: Connection
+) -> ExitCode:
     """Print the failures and the report of an ended sweep."""
     for line in failure_lines(snapshot):
         complain(line)
     if snapshot.state is not SweepState.CANCELLED:
-        print_report(store, sweep, as_json=as_json)
-    elif as_json:
-        stdout_console().print_json(json.dumps(status_document(snapshot, {})))
+        print_report(store, sweep, _TABLES[form])
+    elif form is not DocumentForm.TABLE:
+        print_document(status_document(Standing(snapshot=snapshot, now=time.time())), form)
     if not connection.wait_for_publisher(sweep):
         hint = f"MLflow does not have all of it yet; it follows by itself, or by: orchestrator publish {sweep}"
         stderr_console().print(hint, soft_wrap=True)
@@ -101,10 +188,3 @@ def conclude(store: ObjectStore, sweep: str, snapshot: Snapshot, *, as_json: boo
 def _show_addresses(connection: Connection) -> None:
     for name, address in connection.addresses.items():
         stderr_console().print(f"{name}: {address}")
-
-
-def _confirmed() -> bool:
-    if not sys.stdin.isatty():
-        complain("a submit asks before it starts; there is no terminal to ask on, so pass -y")
-        return False
-    return input("Submit? [y/N] ").strip().lower() in {"y", "yes"}

@@ -153,6 +153,8 @@ class StorePublication:
         self._new_publisher = new_publisher
         self._publishers: dict[str, Any] = {}
         self._ledgers: dict[str, SweepLedger] = {}
+        self._told: dict[str, str] = {}
+        """Why a sweep is not published, as last told."""
         self.caught_up: frozenset[str] = frozenset()
         """Sweeps that had ended before they were published the last time; replaced, never changed."""
 
@@ -169,10 +171,15 @@ class StorePublication:
             try:
                 self._publish(sweep)
             except Exception as error:  # noqa: BLE001 - a damaged sweep may fail in any way
-                _LOG.warning("sweep %s is not published now: %r; it is tried again", sweep, error)
+                if self._told.get(sweep) != str(error):  # an outage lasts many rounds and is told once
+                    why = str(error) or repr(error)
+                    _LOG.warning("sweep %s is not published now: %s; it is tried again", sweep, why)
+                self._told[sweep] = str(error)
                 # It may have stopped between two segments that it read: read them all again.
                 self._ledgers.pop(sweep, None)
                 failures.append(error)
+            else:
+                self._told.pop(sweep, None)
             on_alive()
         if failures:
             raise failures[0]

@@ -19,7 +19,7 @@ from orchestrator.controller.durations import Durations
 from orchestrator.controller.execution import Executor
 from orchestrator.controller.fleet import Fleet, Holding, Identification
 from orchestrator.controller.heartbeats import Heartbeats
-from orchestrator.controller.inbox import Message, discard
+from orchestrator.controller.inbox import Message, Retry, Submit, discard
 from orchestrator.controller.lease import Lease
 from orchestrator.controller.limits import AttemptLimits
 from orchestrator.controller.settlement import settle
@@ -33,6 +33,8 @@ from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 
 INBOX_EVERY_S = 1.0
+LOOK_UP_S = 2.0
+"""In one round, for asking the store which ready jobs it has: the others wait for the next round."""
 _ENDS_OF_CONTACT = {AttemptStatus.LOST, AttemptStatus.OVERTAKEN}
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +70,9 @@ class Controller:
         self._fleet: Fleet | None = None
         limits = limits or AttemptLimits()
         self._stops = Stops(backend)
-        self._executor = Executor(store, backend, cluster, self._stops, grace_s=limits.grace_s)
+        self._executor = Executor(
+            store, backend, cluster, self._stops, grace_s=limits.grace_s, on_alive=self._stay_alive
+        )
         self._heartbeats = Heartbeats(limits.hangs)
         self._scheduler = Scheduler()
         self._durations = Durations()
@@ -133,7 +137,7 @@ class Controller:
         return fleet
 
     def _stay_alive(self) -> None:
-        """Reading many sweeps may outlast a lease; whoever sees an expired one would replace this controller."""
+        """A round of many requests may outlast a lease; whoever sees an expired one would replace this controller."""
         self._on_alive()
         self._lease.keep()
 
@@ -175,9 +179,10 @@ class Controller:
 
     def _settle(self, fleet: Fleet, holding: Holding, message: Message) -> None:
         if message.message_id not in holding.snapshot.handled:
-            events = settle(self._store, holding.ledger, message, now=self._now())
+            events = settle(self._store, holding.ledger, message, now=self._now(), on_alive=self._stay_alive)
             fleet.append(holding, events)
-            self._executor.forget_keys(holding.snapshot)
+            if isinstance(message, Submit | Retry):  # somebody may have deleted results since
+                self._executor.forget_keys(holding.snapshot)
         # Only now: a message that is deleted before its event is durable would be lost by a crash in between.
         discard(self._store, holding.snapshot.sweep, message.message_id)
 
@@ -248,17 +253,20 @@ class Controller:
 
     def _act(self, fleet: Fleet) -> None:
         self._executor.end_waits(self._now())
-        while commands := self._decide(fleet):
+        look_until_s = self._now() + LOOK_UP_S
+        while commands := self._decide(fleet, look_until_s):
             for sweep, group in groupby(commands, key=lambda command: command.sweep):
                 holding = fleet.get(sweep)
                 if holding is not None:
                     with fleet.guard(sweep):
                         self._executor.execute(fleet, holding, list(group), self._now())
 
-    def _decide(self, fleet: Fleet) -> list[Command]:
+    def _decide(self, fleet: Fleet, look_until_s: float) -> list[Command]:
+        self._executor.unknown.clear()
         for holding in fleet.active():
             with fleet.guard(holding.snapshot.sweep):
-                self._executor.look_up(fleet, holding, self._scheduler.unlaunched(holding.snapshot), self._now())
+                ready = self._scheduler.unlaunched(holding.snapshot)
+                self._executor.look_up(fleet, holding, ready, self._now, look_until_s)
         snapshots = [holding.snapshot for holding in fleet.active()]
         if not snapshots:
             return []
@@ -273,7 +281,7 @@ class Controller:
             maximum=capacity.maximum,
             now=self._now(),
             committed=self._executor.committed,
-            claimed=self._executor.claimed,
+            claimed=self._executor.claimed | self._executor.unknown,
             max_live_attempts=self._max_live_attempts,
             durations=self._durations.of(snapshots),
             remaining_s=self._remaining_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -44,6 +44,10 @@ from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claims
 from orchestrator.storage.protocol import ObjectStore
 
+MAX_BATCH = 64
+"""Commands of a sweep per segment of its journal. Each launch asks the store four times: a thousand in one go would be
+lost, all of them, with a controller that dies before they are on record.
+"""
 _LOG = logging.getLogger(__name__)
 
 
@@ -73,9 +77,17 @@ class Executor:
     """Executes commands, remembers which keys the store has, and holds the claims of those worked on."""
 
     def __init__(
-        self, store: ObjectStore, backend: Backend, cluster: str, stops: Stops, *, grace_s: float = GRACE_S
+        self,
+        store: ObjectStore,
+        backend: Backend,
+        cluster: str,
+        stops: Stops,
+        *,
+        grace_s: float = GRACE_S,
+        on_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
+        self._on_alive = on_alive
         self._backend = backend
         self._stops = stops
         self._grace_s = grace_s
@@ -83,6 +95,8 @@ class Executor:
         self._absent: set[str] = set()
         self.committed: set[str] = set()
         """Keys whose record was read, identity included."""
+        self.unknown: set[str] = set()
+        """Keys of ready jobs that the latest looks had no time for: committed or not, nobody knows yet."""
 
     @property
     def claimed(self) -> set[str]:
@@ -108,12 +122,22 @@ class Executor:
         self._claims.forget(key)
         self.forget_key(key)
 
-    def look_up(self, fleet: Fleet, holding: Holding, ready: Iterable[Job], now: float) -> None:
-        """Find out which jobs that are ready have been committed already; each key is looked up once."""
+    def look_up(
+        self, fleet: Fleet, holding: Holding, ready: Iterable[Job], clock: Callable[[], float], until_s: float
+    ) -> None:
+        """Find out which jobs that are ready have been committed already; each key is looked up once.
+
+        Ten thousand keys take minutes on a distant store: what is not looked up by ``until_s`` goes to ``unknown``.
+        """
         refused: list[Event] = []
         for job in ready:
             if job.key in self.committed or job.key in self._absent:
                 continue
+            now = clock()
+            if now > until_s:
+                self.unknown.add(job.key)
+                continue
+            self._on_alive()
             try:
                 read_record(self._store, job.key, identity=job.identity)
                 self.committed.add(job.key)
@@ -142,10 +166,12 @@ class Executor:
 
     def execute(self, fleet: Fleet, holding: Holding, commands: Sequence[Command], now: float) -> None:
         """Carry out commands of one sweep; use inside ``Fleet.guard``."""
-        batch = _Batch()
-        for command in commands:
-            self._add(batch, fleet, holding, command, now)
-        self._carry_out(batch, fleet, holding, now)
+        for start in range(0, len(commands), MAX_BATCH):
+            batch = _Batch()
+            for command in commands[start : start + MAX_BATCH]:
+                self._on_alive()
+                self._add(batch, fleet, holding, command, now)
+            self._carry_out(batch, fleet, holding, now)
 
     def _carry_out(self, batch: _Batch, fleet: Fleet, holding: Holding, now: float) -> None:
         if batch.events:

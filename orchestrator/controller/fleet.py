@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from orchestrator.controller.inbox import Message, Ownership, Submit, Superseded, read_inbox
+from orchestrator.controller.lease import LeaseLostError
 from orchestrator.controller.ledger import SweepLedger
 from orchestrator.controller.progress import ProgressBoard
 from orchestrator.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
@@ -179,6 +180,8 @@ class Fleet:
         """
         try:
             yield
+        except LeaseLostError:
+            raise  # no fault of the sweep: this controller has ended
         except JournalFencedError as error:
             _LOG.warning("sweep %s has another writer: %s", sweep, error)
             self._contest(sweep)
@@ -292,7 +295,9 @@ class Fleet:
 
     def _read(self, sweep: str) -> SweepLedger:
         """A sweep's ledger after all of its journal; a store that fails half-way need not start over."""
-        ledger = self._half_read.pop(sweep, None) or SweepLedger(self._store, sweep, holder=self._me.holder)
+        ledger = self._half_read.pop(sweep, None) or SweepLedger(
+            self._store, sweep, holder=self._me.holder, on_alive=self._on_alive
+        )
         try:
             ledger.refresh()
         except _OUTAGES:

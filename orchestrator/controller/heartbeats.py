@@ -1,6 +1,8 @@
 """Which running attempts hang: they report no further step for a multiple of their own step time.
 
-Time is the controller's. What it saw of an attempt is forgotten with the controller: the next one waits as long again.
+Time is the controller's, and only that counts in which it looked: while the store is away, or the controller stands
+still, attempts may wait for the same cause, and must not all be ended at the first look afterwards. What it saw of an
+attempt is forgotten with the controller: the next one waits as long again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from orchestrator.controller.limits import HangLimits
 
 _WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})
 """Phases in which an attempt waits for the cluster, which is no fault of its own."""
+MAX_GAP_S = 30.0
+"""Of the time between two looks, no more than this counts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,6 +24,9 @@ class _Beat:
     phase: str
     step: int
     at_s: float
+    seen_at_s: float
+    silent_s: float = 0.0
+    """Since the latest step, as far as somebody looked."""
     step_s: float = 0.0
     """Longest of its own figure and ours, over the phase."""
 
@@ -35,22 +42,24 @@ class Heartbeats:
         """Take a report; returns why the attempt counts as hanging, or nothing."""
         beat = self._beats.get(attempt_id)
         if beat is None or progress.phase != beat.phase:
-            self._beats[attempt_id] = _Beat(phase=progress.phase, step=progress.step, at_s=now)
+            self._beats[attempt_id] = _Beat(phase=progress.phase, step=progress.step, at_s=now, seen_at_s=now)
             return ""
+        beat.silent_s += min(now - beat.seen_at_s, MAX_GAP_S)
+        beat.seen_at_s = now
         if progress.step != beat.step:
             own_s = (now - beat.at_s) / max(1, progress.step - beat.step)
             beat.step_s = progress.step_s or max(own_s, 0.5 * beat.step_s)
-            beat.step, beat.at_s = progress.step, now
+            beat.step, beat.at_s, beat.silent_s = progress.step, now, 0.0
             return ""
-        return "" if beat.phase in _WAITING else self._verdict(beat, now)
+        return "" if beat.phase in _WAITING else self._verdict(beat)
 
     def retain(self, attempt_ids: Collection[str]) -> None:
         """Forget all attempts but these."""
         if len(self._beats) > len(attempt_ids):
             self._beats = {attempt_id: beat for attempt_id, beat in self._beats.items() if attempt_id in attempt_ids}
 
-    def _verdict(self, beat: _Beat, now: float) -> str:
-        silent_s, limit_s = now - beat.at_s, self._limits.limit_s(beat.phase, beat.step_s)
+    def _verdict(self, beat: _Beat) -> str:
+        silent_s, limit_s = beat.silent_s, self._limits.limit_s(beat.phase, beat.step_s)
         if silent_s <= limit_s:
             return ""
         pace = f", {self._limits.multiple:g} of its steps of {beat.step_s:.3g} s," if beat.step_s else ""

@@ -140,11 +140,10 @@ def read_inbox(store: ObjectStore, sweep: str, *, skip: Collection[str] = ()) ->
         message_id = name.removesuffix(".json")
         if message_id in skip:
             continue
-        try:
-            content = store.get(inbox_message(sweep, message_id))
-        except NotFoundError:
-            continue
-        yield _decode(message_id, content)
+        # Nothing here holds on to the text: that of a large sweep's plan is a third of what settling it takes.
+        message = _read(store, sweep, message_id)
+        if message is not None:
+            yield message
 
 
 def discard(store: ObjectStore, sweep: str, message_id: str) -> None:
@@ -152,12 +151,16 @@ def discard(store: ObjectStore, sweep: str, message_id: str) -> None:
     store.delete(inbox_message(sweep, message_id))
 
 
-def _decode(message_id: str, content: bytes) -> Message:
+def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:
+    """A message; ``None`` if it is deleted meanwhile."""
     try:
-        document = load_shared(content.decode())  # the plan of a large sweep is most of a controller's memory
+        # The plan of a large sweep is most of a controller's memory.
+        document = load_shared(store.get(inbox_message(sweep, message_id)).decode())
         kind = document["type"]
         if kind not in _TYPES:
             return Unreadable(message_id=message_id, reason=f"unknown message {kind!r}; update the running controller")
         return decode_value(_TYPES[kind], {**document, "message_id": message_id})
+    except NotFoundError:
+        return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return Unreadable(message_id=message_id, reason=f"not a message: {error!r}; send it again with `orchestrator`")

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, StorageError
@@ -41,12 +42,17 @@ def read_plan(
 
 
 class SweepLedger:
-    """Follows a sweep's journal. Readers only ``refresh``; a controller names itself as ``holder`` and appends."""
+    """Follows a sweep's journal. Readers only ``refresh``; a controller names itself as ``holder`` and appends.
 
-    def __init__(self, store: ObjectStore, sweep: str, *, holder: str = "") -> None:
+    ``on_alive`` is called after each segment that was read: thousands of them take minutes.
+    """
+
+    def __init__(
+        self, store: ObjectStore, sweep: str, *, holder: str = "", on_alive: Callable[[], None] = lambda: None
+    ) -> None:
         self._store = store
         self._is_writer = bool(holder)
-        self._journal = Journal(store, sweep, holder=holder)
+        self._journal = Journal(store, sweep, holder=holder, on_alive=on_alive)
         self._plans: dict[int, Plan] = {}
         self.snapshot = Snapshot(sweep=sweep)
         """State after all events read or appended."""
@@ -63,7 +69,9 @@ class SweepLedger:
         return self.snapshot.sweep
 
     def refresh(self) -> Snapshot:
-        """Read the segments that are new since the last call; the first call starts from a stored snapshot."""
+        """Read the segments that are new since the last call (one ``exists`` if there are none); the first call starts
+        from a stored snapshot.
+        """
         if not self._is_resumed:
             self._resume()
             self._is_resumed = True
@@ -118,6 +126,10 @@ class SweepLedger:
         with suppress(PreconditionFailedError):
             self._store.put_if_absent(spec_name(self.sweep, revision), spec_text.encode())
         return revision
+
+    def know_plan(self, revision: int, plan: Plan) -> None:
+        """What a revision that was just added says: reading it would hold a large plan in memory twice."""
+        self._plans[revision] = replace(plan, revision=revision)
 
     def _resume(self) -> None:
         """Start from the newest stored snapshot that can be used; without one, from the journal's beginning."""

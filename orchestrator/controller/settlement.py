@@ -36,21 +36,26 @@ class _RefusalError(Exception):
     """Why a message cannot be followed, and what to do; ends up in the journal."""
 
 
-def settle(store: ObjectStore, ledger: SweepLedger, message: Message, *, now: float) -> list[Event]:
-    """Events that settle a message; for a new plan, the revision is in the store when this returns."""
+def settle(
+    store: ObjectStore, ledger: SweepLedger, message: Message, *, now: float, on_alive: Callable[[], None]
+) -> list[Event]:
+    """Events that settle a message; for a new plan, the revision is in the store when this returns.
+
+    ``on_alive`` is called again and again where this takes long.
+    """
     if not isinstance(message, ClientMessage):
         return [MessageRefused(at_s=now, message_id=message.message_id, reason=message.reason)]
     try:
         _check_sender(ledger.snapshot, message)
         if isinstance(message, Submit):
-            return settle_submit(store, ledger, message, now=now)
+            return settle_submit(store, ledger, message, now=now, on_alive=on_alive)
         event = _follow(ledger.snapshot, message, now)
     except _RefusalError as refusal:
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=str(refusal))]
     snapshot = ledger.snapshot
     if isinstance(event, events.JobsRetried) and snapshot.state.is_final and snapshot.plan is not None:
         # Since the sweep ended, results that the retried jobs read may have been deleted.
-        return [event, *missed_artifacts(store, snapshot, snapshot.plan, now)]
+        return [event, *missed_artifacts(store, snapshot, snapshot.plan, now, on_alive)]
     return [event]
 
 

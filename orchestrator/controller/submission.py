@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.contract import MISSING_DATA
@@ -20,12 +21,16 @@ from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.protocol import ObjectStore
 
 
-def settle_submit(store: ObjectStore, ledger: SweepLedger, message: Submit, *, now: float) -> list[Event]:
+def settle_submit(
+    store: ObjectStore, ledger: SweepLedger, message: Submit, *, now: float, on_alive: Callable[[], None]
+) -> list[Event]:
     """Events that settle a submit; a new plan's revision is in the store when this returns."""
     plan = _accepted_plan(message, ledger.sweep, store.uri)
     if not isinstance(plan, Plan):
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=plan)]
-    return _submission(store, ledger, message, _owned(plan, message, ledger.snapshot), now)
+    snapshot = ledger.snapshot
+    event = _submission(ledger, message, _owned(plan, message, snapshot), now)
+    return [event, *missed_artifacts(store, snapshot, plan, now, on_alive)]
 
 
 def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
@@ -54,16 +59,14 @@ def _accepted_plan(message: Submit, sweep: str, store_uri: str) -> Plan | str:
     return check_plan(plan, sweep=sweep, store_uri=store_uri) or plan
 
 
-def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: Plan, now: float) -> list[Event]:
+def _submission(ledger: SweepLedger, message: Submit, plan: Plan, now: float) -> Event:
     current = ledger.snapshot.plan
-    event: Event
     if current is not None and replace(current, revision=0) == replace(plan, revision=0):
-        event = SweepReopened(at_s=now, message_id=message.message_id, sender=message.sender)
-    else:
-        # The plan is durable before the event names it: a crash in between leaves an unused revision.
-        revision = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
-        event = PlanAccepted(at_s=now, message_id=message.message_id, sender=message.sender, revision=revision)
-    return [event, *missed_artifacts(store, ledger.snapshot, plan, now)]
+        return SweepReopened(at_s=now, message_id=message.message_id, sender=message.sender)
+    # The plan is durable before the event names it: a crash in between leaves an unused revision.
+    revision = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
+    ledger.know_plan(revision, plan)
+    return PlanAccepted(at_s=now, message_id=message.message_id, sender=message.sender, revision=revision)
 
 
 def _owned(plan: Plan, message: Submit, snapshot: Snapshot) -> Plan:
@@ -74,7 +77,9 @@ def _owned(plan: Plan, message: Submit, snapshot: Snapshot) -> Plan:
     return replace(plan, owner=plan.owner or message.sender)
 
 
-def missed_artifacts(store: ObjectStore, snapshot: Snapshot, plan: Plan, now: float) -> list[Event]:
+def missed_artifacts(
+    store: ObjectStore, snapshot: Snapshot, plan: Plan, now: float, on_alive: Callable[[], None]
+) -> list[Event]:
     """Jobs that stay in the plan as done, but whose record was deleted since."""
     views = [snapshot.jobs.get(job.name) for job in plan.jobs]
     kept = [
@@ -82,4 +87,9 @@ def missed_artifacts(store: ObjectStore, snapshot: Snapshot, plan: Plan, now: fl
         for view, job in zip(views, plan.jobs, strict=True)
         if view is not None and view.key == job.key and view.state.is_done
     ]
-    return [ArtifactMissed(at_s=now, job=view.name, key=view.key) for view in kept if not is_committed(store, view.key)]
+    missed: list[Event] = []
+    for view in kept:
+        on_alive()
+        if not is_committed(store, view.key):
+            missed.append(ArtifactMissed(at_s=now, job=view.name, key=view.key))
+    return missed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from pathlib import Path
 from orchestrator.contract import Resources
 from orchestrator.errors import UserError
 from orchestrator.plan.makespan import Fleet
+from orchestrator.stack.answers import check_answers
 
 DEFAULT_GPUS_PER_NODE = 8
 CPUS_PER_GPU = 16
 """Assumed of a stated cluster."""
 ASK_RAY_TIMEOUT_S = 25.0
-CONNECT_TIMEOUT_S = 4.0
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
@@ -62,7 +61,9 @@ def ray_fleet(address: str, namespace: str) -> Fleet | None:
 
     Asked in a process of its own, which is ended when it hangs: planning must answer, and loads no Ray.
     """
-    if not _answers(address):
+    try:
+        check_answers(address)
+    except OSError:
         return None
     command = [sys.executable, "-m", "orchestrator.planning.ray_nodes", address, namespace]
     try:
@@ -75,15 +76,3 @@ def ray_fleet(address: str, namespace: str) -> Fleet | None:
     nodes = tuple(Resources(cpus=cpus, gpus=gpus) for cpus, gpus in shapes)
     gpus = sum(node.gpus for node in nodes)
     return Fleet(nodes=nodes, name=f"Ray at {address}: {len(nodes)} nodes, {gpus:g} GPUs")
-
-
-def _answers(address: str) -> bool:
-    """Whether anybody listens there; Ray itself tries for many seconds."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or "/" in host:
-        return True  # ray:// and its kind: only Ray knows
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True

@@ -17,6 +17,7 @@ from orchestrator.plan.graph import Plan
 from orchestrator.plan.history import ModelError
 from orchestrator.plan.makespan import Fleet, Makespan, list_schedule
 from orchestrator.plan.reuse import Disposition
+from orchestrator.plan.sources import missing_datasets
 from orchestrator.plan.volumes import DatasetSize
 from orchestrator.planning.look_up import Found, look_up
 from orchestrator.planning.measured import history_of
@@ -122,7 +123,7 @@ def make_outlook(
         makespan=makespan,
         model_error=history.model_error(),
         refusals=tuple(refusals(plan, estimates, makespan, now=time.time() if now is None else now)),
-        notes=tuple(long_clusterings(sweep)),
+        notes=(*missing_datasets(sweep), *long_clusterings(sweep)),
     )
 
 

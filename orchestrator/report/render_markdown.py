@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.report.ablation_text import ablation_table, pairs_table
 from orchestrator.report.answers import Answer, answers
+from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.results import Report, Table
 from orchestrator.report.text import TextTable, caveats, text_table
 
@@ -41,8 +42,8 @@ def markdown_table(table: TextTable) -> str:
 
 
 def _sections(table: Table) -> list[str]:
-    pairs = pairs_table(table)
-    return [markdown_table(text_table(table))] + ([markdown_table(pairs)] if pairs else [])
+    tables = (text_table(table), kinds_table(table), pairs_table(table))
+    return [markdown_table(found) for found in tables if found is not None]
 
 
 def _answer(answer: Answer) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator.report.ablation_text import ablation_table
 from orchestrator.report.answers import answers
+from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.results import Report
 from orchestrator.report.text import TextTable, caveats, columns_left, text_table
 
@@ -23,6 +24,7 @@ _UNLIMITED = 10_000
 def render_terminal(report: Report) -> Group:
     """Something ``rich.console.Console.print`` prints: the tables, then the answer in words, then what is missing."""
     tables = [text_table(table) for table in report.headlines]
+    tables += [kinds for table in report.headlines if (kinds := kinds_table(table)) is not None]
     tables += [ablation_table(ablation) for ablation in report.ablations]
     parts: list[RenderableType] = [FittingTable(table=table) for table in tables]
     for answer in answers(report):

@@ -79,7 +79,8 @@ class TableBuilder:
         labels = self._labels.get(space)
         if slash or labels is None:
             return entry
-        return str(next(iter(labels.identity["parameters"]["space"]), entry))
+        space_of = labels.identity["parameters"]["space"]
+        return "rebalanced" if "rebalanced" in space_of.get("clusters", {}) else str(next(iter(space_of), entry))
 
     def _table(self, place: Place, spaces: Mapping[str, Cells]) -> Table:
         table = Table(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.spec.fields import Count, Strict
 
 PriorityName = Literal["low", "normal", "high", "urgent"]
-Priority = Annotated[int, Field(ge=-1000, le=1000)]
+_MAX_PRIORITY = 1000
+Priority = Annotated[int, Field(ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)]
 _DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[mhd])")
 _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -100,3 +101,12 @@ class PolicySpec(Strict):
     users: list[str] = Field(
         default_factory=list, description="Who may pause, cancel or change the sweep besides who submitted it."
     )
+
+    @field_validator("priority", mode="before")
+    @classmethod
+    def _is_a_priority(cls, value: object) -> object:
+        is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_PRIORITY
+        if not is_number and value not in get_args(PriorityName):
+            message = "{value} is no priority; write low, normal, high, urgent or a whole number in [-1000, 1000]"
+            raise PydanticCustomError("refused", message, {"value": repr(value)})
+        return value

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from collections.abc import Mapping
 
 from orchestrator.errors import ClusterError
+from orchestrator.stack.answers import check_answers
 from orchestrator.stack.description import Stack
 from orchestrator.stack.environment import client_environment
-
-_ANSWER_TIMEOUT_S = 5.0
 
 
 def attach_stack(stack: Stack, namespace: str) -> None:
@@ -68,12 +66,8 @@ def set_ray_environment(variables: Mapping[str, str]) -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself tries for minutes before it says that nobody is there."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or "/" in host:
-        return  # ray:// and its kind
     try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER_TIMEOUT_S).close()
+        check_answers(address)
     except OSError as error:
         message = f"nobody answers at Ray address {address} ({error}); check RAY_ADDRESS and that the cluster is up"
         raise ClusterError(message) from error

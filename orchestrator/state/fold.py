@@ -13,7 +13,7 @@ from orchestrator.state import events
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.reliability import DEADLY
 from orchestrator.state.snapshot import Attempt, Exclusion, Failure, JobView, Snapshot
-from orchestrator.state.transitions import next_job_state, next_sweep_state
+from orchestrator.state.transitions import SweepState, next_job_state, next_sweep_state
 
 PlanLookup: TypeAlias = Callable[[int], Plan]
 """From a revision to its plan."""
@@ -96,17 +96,15 @@ class _Folding:
     @_take.register
     def _(self, event: events.SweepResumed) -> None:
         self._move_sweep(event)
-        self._sweep = replace(self._sweep, pause=None)
 
     @_take.register
     def _(self, event: events.SweepStopping) -> None:
         self._move_sweep(event)
-        self._sweep = replace(self._sweep, pause=None)
 
     @_take.register
     def _(self, event: events.SweepTripped) -> None:
         self._move_sweep(event)
-        self._sweep = replace(self._sweep, pause=None, tripped=event.reason)
+        self._sweep = replace(self._sweep, tripped=event.reason)
 
     @_take.register
     def _(self, event: events.NodeExcluded) -> None:
@@ -215,11 +213,14 @@ class _Folding:
 
     # -------------------------------------------------------------------------------------------------------- details
     def _move_sweep(self, event: events.Event) -> None:
-        self._sweep = replace(self._sweep, state=next_sweep_state(self._sweep.sweep, self._sweep.state, event))
+        state = next_sweep_state(self._sweep.sweep, self._sweep.state, event)
+        # A pause ends with its state, however that ends: one left over would stop whatever a later retry starts.
+        pause = self._sweep.pause if state is SweepState.PAUSED else None
+        self._sweep = replace(self._sweep, state=state, pause=pause)
 
     def _reopen(self, event: events.Event) -> None:
         self._move_sweep(event)
-        self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, pause=None, tripped="")
+        self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, tripped="")
         for view in self._views():
             if next_job_state(view.name, view.state, event) is not view.state:
                 # A job that is still tried keeps its count: a resubmission of others must not renew its budget.

@@ -148,7 +148,7 @@ class Launching:
             resources=None if is_full else size.resources,
             num_workers=0 if is_full else size.num_workers,
             nodes=nodes,
-            reason=why,
+            reason="; ".join(part for part in (turn.index.retries.get(place, ""), why) if part),
         )
         self._commands.append(command)
         self._world.live_keys.add(job.key)

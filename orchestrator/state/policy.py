@@ -106,8 +106,8 @@ def judge(job: JobView, *, max_failures: int, num_workers: int = 1) -> Retry | G
     if spent:
         return GiveUp(reason=f"{last.kind}: {last.message} ({spent})")
     wait_s = _backoff_s(rule, count, last.attempt_id)
-    told = f"after {_times(count, last.kind)}"
-    told += f" of at most {allowed}{how}" if allowed is not None else ""
+    told = f"after {last.kind}"
+    told += f", {count} of at most {allowed}{how}" if allowed is not None else ""
     told += f"; {charged} of {max_failures} failures (policy.failures) are used" if rule.charge is Charge.JOB else ""
     return Retry(at_s=last.at_s + wait_s, reason=f"{told}; backoff {wait_s:.3g} s, {_MEANS[rule.action]}")
 
@@ -150,7 +150,3 @@ def _backoff_s(rule: Rule, count: int, attempt_id: str) -> float:
     digest = hashlib.sha256(attempt_id.encode()).digest()
     spread = 1.0 + JITTER * (2.0 * int.from_bytes(digest[:4], "big") / 0xFFFFFFFF - 1.0)
     return min(MAX_BACKOFF_S, rule.backoff_s * 2.0 ** min(count - 1, 30)) * spread
-
-
-def _times(count: int, kind: FailureKind) -> str:
-    return f"{count} x {kind}" if count > 1 else str(kind)

@@ -54,6 +54,8 @@ class SweepIndex:
         """Ready jobs for which no attempt is left, and why."""
         self.not_before_s: dict[int, float] = {}
         """When the backoff of ready jobs ends that have one."""
+        self.retries: dict[int, str] = {}
+        """Why ready jobs are tried again that failed before, and what is left of their budgets."""
         self.holdings = Holdings(demands)
         self.failures = FailureCounts()
         self.endings = Remembered()
@@ -160,6 +162,7 @@ class SweepIndex:
             return
         if verdict.at_s:
             self.not_before_s[place] = verdict.at_s
+            self.retries[place] = verdict.reason
         insort(self.queues.setdefault(demand, []), (-self.paths_ms[place], place))
 
     def _leave(self, place: int) -> None:
@@ -173,6 +176,7 @@ class SweepIndex:
         if self.given_up.pop(place, None) is not None:
             return
         self.not_before_s.pop(place, None)
+        self.retries.pop(place, None)
         queue, ticket = self.queues[demand], (-self.paths_ms[place], place)
         del queue[bisect_left(queue, ticket)]
         if not queue:

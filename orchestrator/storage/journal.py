@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError
@@ -23,9 +23,21 @@ class JournalFencedError(ControllerError):
 
 
 class Journal:
-    """One sweep's journal. ``holder`` names the writer in the headers; readers leave it empty."""
+    """One sweep's journal. ``holder`` names the writer in the headers; readers leave it empty.
 
-    def __init__(self, store: ObjectStore, sweep: str, *, holder: str = "", next_sequence: int = 0) -> None:
+    ``on_alive`` is called after each segment that was read.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        sweep: str,
+        *,
+        holder: str = "",
+        next_sequence: int = 0,
+        on_alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_alive = on_alive
         self._store = store
         self._sweep = sweep
         self._holder = holder
@@ -55,9 +67,12 @@ class Journal:
 
         A read that fails loses none: the next call goes on where it was and returns all of them.
         """
-        while (content := self._find(self.next_sequence)) is not None:
+        # Followers look again and again where nothing has come: that shall read no object.
+        has_news = self._store.exists(journal_segment(self._sweep, self.next_sequence))
+        while has_news and (content := self._find(self.next_sequence)) is not None:
             self._read += [json.loads(line) for line in content.decode().splitlines()[1:]]
             self.next_sequence += 1
+            self._on_alive()
         events, self._read = self._read, []
         return events
 

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from orchestrator.storage.layout import artifact_folder
 from orchestrator.storage.protocol import ObjectStore
 
 
@@ -59,7 +58,7 @@ class Trial:
 
 def trials_folder(key: str) -> str:
     """Folder of the trials of a search job."""
-    return f"{artifact_folder(key)}/trials/"
+    return f"trials/{key}/"
 
 
 def write_trial(store: ObjectStore, key: str, trial: Trial) -> None:

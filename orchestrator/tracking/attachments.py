@@ -37,10 +37,11 @@ class Attachments:
         """Whether the sweep's run lacks its report, its origin or its registered backbone."""
         if self._is_over and MARKDOWN not in memory.attached:
             return True
+        if self._is_to_be_registered(memory):
+            return True
         submission = self._timeline.submission
-        if submission and memory.submission != submission:
-            return self._store.exists(provenance_name(self._plan.sweep, submission))
-        return self._is_to_be_registered(memory)
+        is_told = not submission or memory.submission == submission
+        return not is_told and self._store.exists(provenance_name(self._plan.sweep, submission))
 
     def tags(self) -> dict[str, str]:
         """Tags of the sweep's run: where it was submitted from, and the report as its description."""

@@ -28,26 +28,25 @@ def run(name: str, plan: Plan, durations: Mapping[str, float], decide: Decides) 
     makespan_s = world.run()
     ticks = sorted(world.tick_s)
     bound_s = lower_bound_s(plan, durations, NUM_GPUS)
-    print(
-        f"\n{name}: {makespan_s / 3600.0:.2f} h, {makespan_s / bound_s:.4f} of the lower bound; {len(ticks)} ticks: "
-        f"median {1e3 * statistics.median(ticks):.2f} ms, p99 {1e3 * ticks[int(0.99 * len(ticks))]:.1f} ms"
-    )
+    cost = f"median {1e3 * statistics.median(ticks):.2f} ms, p99 {1e3 * ticks[int(0.99 * len(ticks))]:.1f} ms"
+    told = f"{makespan_s / 3600.0:.2f} h, {makespan_s / bound_s:.4f} of the lower bound; {len(ticks)} ticks: {cost}"
+    print(f"\n{name}: {told}")  # noqa: T201 - a benchmark's result
     assert all(snapshot.state.is_final for snapshot in world.snapshots.values())
     return makespan_s
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_makespan_of_a_paper_sweep_on_a_thousand_gpus(seed) -> None:
-    plan, durations = paper_dag(seed)
+@pytest.mark.parametrize(("seed", "skew"), [(0, 0.0), (0, 1.0), (1, 1.0)])
+def test_makespan_of_a_paper_sweep_on_a_thousand_gpus(seed, skew) -> None:
+    plan, durations = paper_dag(seed, skew=skew)
     exact_s = run("exact estimates", plan, durations, partial(Scheduler().decide, durations={SWEEP: durations}))
     wrong = {SWEEP: with_errors(durations, seed + 100)}
     wrong_s = run("estimates wrong by up to 30 %", plan, durations, partial(Scheduler().decide, durations=wrong))
     blind_s = run("no estimates", plan, durations, partial(Scheduler().decide, durations={}))
     fifo_s = run("first in, first out", plan, durations, Fifo().decide)
-    print(f"wrong / exact {wrong_s / exact_s:.4f}, none / exact {blind_s / exact_s:.4f}, FIFO / exact "
-          f"{fifo_s / exact_s:.3f}")  # fmt: skip
+    ratios = f"FIFO {fifo_s / exact_s:.3f}, no estimates {blind_s / exact_s:.4f}, wrong ones {wrong_s / exact_s:.4f}"
+    print(f"of the makespan with exact estimates: {ratios}")  # noqa: T201 - a benchmark's result
 
 
 @pytest.mark.bench
@@ -64,6 +63,5 @@ def test_placements_of_ten_thousand_ready_jobs_on_a_free_cluster() -> None:
         commands = scheduler.decide([snapshot], total=total, nodes=nodes, now=1.0)
         seconds.append(time.process_time() - started_s)
         assert sum(isinstance(command, LaunchJob) for command in commands) == NUM_GPUS
-    print(
-        f"\n{NUM_GPUS / statistics.median(seconds[1:]):,.0f} placements per CPU second; first tick {seconds[0]:.3f} s"
-    )
+    rate = NUM_GPUS / statistics.median(seconds[1:])
+    print(f"\n{rate:,.0f} placements per CPU second; first tick {seconds[0]:.3f} s")  # noqa: T201 - a benchmark's result

@@ -127,6 +127,7 @@ def undisturbed(tmp_path: Path, sweep_file: Path) -> dict[str, str]:
     return weights(store, run_sweep_inprocess(store, plan, directory=tmp_path / "node"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_sweep_survives_kills_of_cli_runner_and_controller_bit_for_bit(chaos, sweep_file, tmp_path, until):
     seed = secrets.randbelow(2**32)

@@ -25,10 +25,10 @@ MUTANTS = (
         new="found[0].epoch",
     ),
     Mutant(
-        name="journal ignores another writer's segment",
+        name="journal goes around another writer's segment",
         where="orchestrator.storage.journal:Journal.append",
         old="raise JournalFencedError(message) from error",
-        new="del error",
+        new="self.next_sequence += 1; self.append(events); self.next_sequence -= 1; del message, error",
     ),
     Mutant(
         name="adoption is not written",

@@ -29,6 +29,7 @@ def hunt(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.timeout(300)
 def test_mutants_quick_ones_are_caught() -> None:
     assert f"caught {len(QUICK)}/{len(QUICK)}" in hunt("--seeds", "10", *(f"--only={name}" for name in QUICK))
 

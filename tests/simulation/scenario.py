@@ -28,6 +28,15 @@ _FLAWS = (
 )
 FEATURES = frozenset({"hangs", "pause", "stop", "cancel_jobs", "retry", "set_priority", "drain"})
 """What the product knows beyond submit and cancel."""
+_ENDINGS = (
+    Ending.FAIL,
+    Ending.FAIL,
+    Ending.DIE,
+    Ending.COMMIT_AND_DIE,
+    Ending.PRETEND,
+    Ending.GHOST,
+    Ending.HANG,
+)
 _DOOMS = (FailureKind.USER_ERROR, FailureKind.NUMERICS)
 
 
@@ -221,7 +230,7 @@ def _work(random: Random) -> JobWork:
 def _flaws(random: Random, *, hangs: bool) -> list[Fate]:
     fates = []
     for _ in range(random.choice((1, 1, 2))):
-        ending = random.choice((Ending.FAIL, Ending.FAIL, Ending.DIE, Ending.COMMIT_AND_DIE, Ending.GHOST, Ending.HANG))
+        ending = random.choice(_ENDINGS)
         kind = random.choice(_FLAWS)
         if ending is Ending.HANG and not hangs:
             ending, kind = Ending.FAIL, FailureKind.HANG

@@ -22,6 +22,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.timeout(400)  # 15 s on two quiet cores
 def test_simulation_fifty_seeds_violate_nothing() -> None:
     check(simulate("--seeds", "0-49"))
 

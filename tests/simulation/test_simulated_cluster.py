@@ -193,15 +193,13 @@ def test_rates_of_hazards_match_their_probabilities() -> None:
 
 @pytest.mark.parametrize("spot", [0.02, 0.2])
 def test_spot_nodes_are_lost_as_often_as_stated(monkeypatch: pytest.MonkeyPatch, spot: float) -> None:
-    scene = Scene(Hazards(spot_loss_per_h=spot, replace_s=0.0, detection_s=0.0), num_nodes=50)
     losses: list[str] = []
-    lose = scene.cluster.lose
 
-    def count(nodes: list[SimulatedNode], cause: str) -> None:
+    def count(_cluster: SimulatedCluster, _nodes: list[SimulatedNode], cause: str) -> None:
         losses.append(cause)
-        lose(nodes, cause)
 
-    monkeypatch.setattr(scene.cluster, "lose", count)
+    monkeypatch.setattr(SimulatedCluster, "lose", count)
+    scene = Scene(Hazards(spot_loss_per_h=spot), num_nodes=50)
     scene.clock.jump(200 * 3600.0)
     expected = -math.log1p(-spot) * 50 * 200
     assert len(losses) == pytest.approx(expected, abs=5.0 * math.sqrt(expected))

@@ -15,6 +15,9 @@ from orchestrator.storage.protocol import ObjectStat
 from orchestrator.testing.memory_store import MemoryStore
 from tests.simulation.audit import Audit, require
 
+MAX_STOP_S = 400.0
+"""The grace that stopped attempts have, and some rounds of the controller."""
+
 
 class AuditedStore(MemoryStore):
     """The true store: tells the audit of every object that is new, and refuses to rewrite what is committed."""
@@ -52,6 +55,8 @@ class WatchedCluster(SimulatedCluster):
         self.loses_track = True
         """Whether attempts may be unknown to every journal: controllers die, or requests fail."""
         self.drained_since_s: float | None = None
+        self._asked_at_s: dict[str, float] = {}
+        """When each attempt was first asked to end."""
         super().__init__(*rest, **options)
 
     def start(
@@ -85,6 +90,15 @@ class WatchedCluster(SimulatedCluster):
         total = [node.group.shape for node in self.nodes.values()]
         gpus = resources.gpus + sum(shape.gpus for shape in held)
         require(gpus <= sum(shape.gpus for shape in total) + 1e-6, f"{gpus:g} GPUs are asked for in all")
+
+    def stop(self, attempt_id: str) -> None:
+        self._asked_at_s.setdefault(attempt_id, self.clock())
+        super().stop(attempt_id)
+
+    def kill(self, attempt_id: str, reason: str, kind: FailureKind) -> None:
+        waited_s = self.clock() - self._asked_at_s.get(attempt_id, self.clock())
+        require(self.loses_track or waited_s < MAX_STOP_S, f"{attempt_id} was asked to end {waited_s:.0f} s ago")
+        super().kill(attempt_id, reason, kind)
 
     def release(self, attempt_id: str) -> None:
         attempt = self.attempts.get(attempt_id)

@@ -16,7 +16,7 @@ from orchestrator.plan.graph import Job, Plan
 from orchestrator.spec.policy import Policy
 from orchestrator.state.events import Running
 from orchestrator.storage.layout import record_name
-from tests.simulation.audit import Audit, require
+from tests.simulation.audit import Audit, Violation, require
 from tests.simulation.policy_floor import min_backoff_s
 from tests.simulation.scenario import Ask, Scenario, SweepCase
 from tests.simulation.site import Site
@@ -214,7 +214,8 @@ class World:
     def _run_until_all_ended(self) -> None:
         end_s = self.clock() + LIMIT_S
         while not self._has_all_ended():
-            require(self.clock() < end_s and self.clock.step(), f"sweeps never end: {self._standing()}")
+            if self.clock() >= end_s or not self.clock.step():
+                raise Violation(f"sweeps never end: {self._standing()}")
 
     def _has_all_ended(self) -> bool:
         sweeps = [self.audit.sweeps.get(case.name) for case in self.scenario.sweeps]

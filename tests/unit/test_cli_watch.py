@@ -88,12 +88,12 @@ def test_matrix_of_many_seeds_has_one_column_of_backbones() -> None:
 
 
 def test_matrix_of_a_changed_plan_starts_anew() -> None:
-    matrix, larger = Matrix(), snapshot_of(study(pretrain_seeds=3))
+    matrix, larger = Matrix(), study(pretrain_seeds=3)
     matrix.update(snapshot_of(study()))
-    matrix.update(larger)
+    matrix.update(snapshot_of(larger))
     assert "pretrain seed2" in matrix.columns
     assert sum(sum(matrix.cell("levels/a", column).values()) for column in matrix.columns) == sum(
-        job.facets.get("label_space") == "levels/a" and job.kind is not JobKind.LABELS for job in larger.plan.jobs
+        job.facets.get("label_space") == "levels/a" and job.kind is not JobKind.LABELS for job in larger.jobs
     )
 
 

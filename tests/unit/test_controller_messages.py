@@ -317,7 +317,9 @@ def test_attempt_that_reports_no_further_step_is_ended_as_hanging_and_tried_agai
     world.submit(make_job("dataset/tree"))
     for _ in range(6):
         world.tick()
-    world.clock.advance(595.0)
+    for _ in range(24):
+        world.clock.advance(24.0)
+        world.tick()
     world.finish()
     view = world.job("dataset/tree")
     assert view.state is JobState.SUCCEEDED
@@ -334,3 +336,44 @@ def test_attempt_that_goes_on_slowly_does_not_hang(tmp_path: Path) -> None:
         world.clock.advance(500.0)
         world.tick()
     assert world.backend.killed == []
+
+
+def test_attempts_that_stood_still_while_nobody_could_look_do_not_hang(tmp_path: Path) -> None:
+    # The store was away for an hour: neither the attempt nor the controller went on.
+    world = make_world(tmp_path, dataset_tree=[Hang(steps=3), Succeed()])
+    world.submit(make_job("dataset/tree"))
+    for _ in range(6):
+        world.tick()
+    world.clock.advance(3600.0)
+    world.tick()
+    world.tick()
+    assert world.backend.killed == []
+
+
+# ---------------------------------------------------------------------------------------------- what a pause leaves over
+
+
+def test_retry_after_a_paused_sweep_was_cancelled_runs_to_the_end(tmp_path: Path) -> None:
+    world = make_world(tmp_path, dataset_tree=[Hang(), Succeed()])
+    start(world, "dataset/tree")
+    assert tell(world, client.pause, running=Running.CHECKPOINT) == ""
+    world.cancel()
+    world.finish()
+    assert world.snapshot().state is SweepState.CANCELLED
+    assert tell(world, client.retry, jobs=["*"]) == ""
+    assert world.snapshot().pause is None
+    world.finish()
+    assert world.snapshot().state is SweepState.SUCCEEDED
+    assert world.job("dataset/tree").num_attempts == 2
+
+
+def test_accepted_plan_is_in_memory_as_the_store_has_it(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    world.submit(*diamond())
+    world.finish()
+    fleet = world.controller._fleet
+    assert fleet is not None
+    (holding,) = fleet.holdings()
+    assert holding.snapshot.plan == world.snapshot().plan
+    assert holding.snapshot.plan is not None
+    assert holding.snapshot.plan.revision == 1

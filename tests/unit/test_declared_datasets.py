@@ -48,6 +48,11 @@ class Declared:
 
 
 @pytest.fixture
+def outside(tmp_path: Path) -> Outside:
+    return Outside(tmp_path)
+
+
+@pytest.fixture
 def declared(tmp_path: Path) -> Declared:
     return Declared(tmp_path)
 
@@ -129,6 +134,12 @@ def test_declared_numbers_of_classes_are_checked(declared: Declared) -> None:
         sweep(labels([2]))
 
 
-@pytest.fixture
-def outside(tmp_path: Path) -> Outside:
-    return Outside(tmp_path)
+def test_transfer_of_some_label_spaces_measures_their_backbones_and_its_baselines() -> None:
+    def measured(*overrides: str) -> set[object]:
+        plan = build_plan(load_sweep("quickstart", overrides)[0], store_uri="file:///store")
+        return {job.facets["label_space"] for job in plan.jobs if job.facets.get("transfer") == "superclass"}
+
+    assert measured() == {"levels/depth1", "levels/depth2", "levels/depth3", "levels/depth4", "random/128"}
+    assert measured("transfer.superclass.labels=[levels/depth2, 'random/*']") == {"levels/depth2", "random/128"}
+    some = ("transfer.superclass.labels=[levels/depth2]", "transfer.superclass.baselines=[retrain]")
+    assert measured(*some) == {"levels/depth1", "levels/depth2"}

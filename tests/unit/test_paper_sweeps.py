@@ -13,6 +13,7 @@ from orchestrator.errors import ControllerError, SpecError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.published import Published
+from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.report import compute_report
 from orchestrator.spec import Sweep, load_sweep
 from orchestrator.spec.survey import require_datasets
@@ -29,6 +30,7 @@ LEVELS = (21843, 5995, 2281, 519, 160, 38)
 MANUAL = [11, 13, 51, 273, 1103, 4884, 6485]
 RANDOM = [22, 88, 352, 1408, 5632, 11264, 500000]
 STORE = MemoryStore()
+NEGATIVE_RANDOM = ("23.40 ± 0.07", "23.40 ± 0.07", "23.65 ± 0.07")
 BEST_LR = {"0": "0.06", "1": "0.06", "2": "0.06", "4": "0.3", "6": "0.3", "9": "0.3"}
 """Printed in bold in table 10."""
 
@@ -189,3 +191,21 @@ def test_published_numbers_survive_the_plan_as_json() -> None:
     again = Plan.from_json(plan("paper-inat21-resnet34").to_json())
     assert again.published == plan("paper-inat21-resnet34").published
     assert isinstance(again.published[0], Published)
+
+
+def layout(name: str) -> dict[str, tuple[str, ...]]:
+    """Lines of the papers' form of the first table, by their first cell."""
+    found = kinds_table(compute_report(plan(name), {}).headlines[0])
+    assert found is not None
+    return {line[0]: line[1:] for line in (found.header, *found.rows)}
+
+
+def test_reports_arrange_kinds_of_labels_and_numbers_of_classes_as_the_paper_does() -> None:
+    large = layout("paper-inat21-resnet34")
+    assert large["G"] == ("manual", "random", "per-superclass", "whole")  # how many the rebalanced are is yet to come
+    assert large["11"] == ("- (published 5.25 ± 0.05)", "", "", "")
+    printed_at_22 = ("6.61 ± 0.21", "5.14 ± 0.05", "5.52 ± 0.01")
+    assert large["22"] == ("", *(f"- (published {number})" for number in printed_at_22))
+    negative = layout("paper-in1k-resnet50")
+    assert negative["labels"] == ("1000", "2000", "4000", "8000")
+    assert negative["random"] == ("", *(f"- (published {number})" for number in NEGATIVE_RANDOM))

@@ -247,9 +247,15 @@ class RayBackend:
             self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")
+        elif gone := self._gone_before_use(link):
+            link.kill(f"node {gone}, where workers of its gang were to go, is gone")
         elif _waits_for_room(link) and age_s > ROOM_AFTER_S:
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
+
+    def _gone_before_use(self, link: RunnerLink) -> str:
+        """A node that a gang waits for in vain: Ray would try for minutes before it says so."""
+        return self._capacity.first_gone(link.gang.node_ids) if link.gang is not None and _is_placing(link) else ""
 
     def _place_again(self, link: RunnerLink) -> None:
         """The runner never took the attempt, so another one may, under the same id."""
@@ -303,8 +309,13 @@ class RayBackend:
 
 def _waits_for_room(link: RunnerLink) -> bool:
     """Whether an attempt waits for its runner, or for its gang's workers, to be placed."""
-    is_placing = link.gang is not None and link.report.get("progress", {}).get("phase") == PLACING
-    return bool(link.attempt_id) and (link.state is LinkState.CREATED or is_placing)
+    return bool(link.attempt_id) and (link.state is LinkState.CREATED or _is_placing(link))
+
+
+def _is_placing(link: RunnerLink) -> bool:
+    """Whether not all workers of its gang are up."""
+    is_here = link.gang is not None and link.state is not LinkState.GONE
+    return is_here and link.report.get("progress", {}).get("phase") == PLACING
 
 
 def _left_unnoticed(link: RunnerLink) -> bool:

@@ -57,6 +57,11 @@ class ClusterCapacity:
         self.read()
         return tuple(self._ids[name] for name in names if name in self._ids)
 
+    def first_gone(self, node_ids: Iterable[str]) -> str:
+        """Name of the first of these nodes, by Ray's ids, that is not alive; empty if all of them are."""
+        alive = {self._ids[machine.name] for machine in self.read().machines}
+        return next((self._names.get(node_id, node_id) for node_id in node_ids if node_id not in alive), "")
+
     def room_of(self, name: str) -> Resources:
         """What a node has in all; nothing for one that is gone."""
         found = (machine.resources for machine in self.read().machines if machine.name == name)

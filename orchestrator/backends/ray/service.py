@@ -16,7 +16,8 @@ import ray
 
 from orchestrator.backends.ray.digest import code_digest
 
-BUSY_PAUSE_S = 0.02
+BUSY_PAUSE_S = 0.005
+"""Ends that come together are taken together; each end waits for it, so that short jobs pay for a longer one."""
 ACTIVE_PAUSE_S = 0.1
 IDLE_PAUSE_S = 0.5
 MAX_BACKOFF_S = 10.0

@@ -9,7 +9,7 @@ from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Placeme
 from orchestrator.backends.simulated.account import Account, Purpose, Span
 from orchestrator.backends.simulated.clock import Alarm
 from orchestrator.backends.simulated.work import Fate, JobWork, Stint
-from orchestrator.contract import JobFailure, JobRequest, Outcome, Progress, Resources
+from orchestrator.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
 from orchestrator.errors import FailureKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
@@ -111,6 +111,19 @@ def commit(store: ObjectStore, attempt: LiveAttempt, now_s: float) -> Outcome:
     writer = ArtifactWriter(store, attempt.request)
     writer.add("payload", attempt.attempt_id.encode())
     return writer.commit(now=now_s)
+
+
+def succeeded(attempt: LiveAttempt, outcome: Outcome, now_s: float) -> AttemptReport:
+    """A report of a success."""
+    result = JobResult(
+        attempt_id=attempt.attempt_id,
+        key=attempt.request.key,
+        outcome=outcome,
+        timings=Timings(import_s=attempt.start_s, work_s=now_s - attempt.placed_at_s - attempt.start_s),
+        resumed_from_step=attempt.step_of(attempt.resumed_s) if attempt.resumed_s else None,
+    )
+    status = AttemptStatus.SUCCEEDED
+    return AttemptReport(attempt_id=attempt.attempt_id, status=status, result=result, node=attempt.node)
 
 
 def failed(attempt: LiveAttempt, kind: FailureKind, message: str) -> AttemptReport:

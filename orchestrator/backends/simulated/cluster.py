@@ -12,13 +12,22 @@ from functools import partial
 from random import Random
 from typing import TypeAlias
 
-from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Placement
+from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Placement
 from orchestrator.backends.simulated.account import Account
-from orchestrator.backends.simulated.attempt import PREEMPTED, LiveAttempt, Phase, book_end, commit, failed, lost
+from orchestrator.backends.simulated.attempt import (
+    PREEMPTED,
+    LiveAttempt,
+    Phase,
+    book_end,
+    commit,
+    failed,
+    lost,
+    succeeded,
+)
 from orchestrator.backends.simulated.clock import VirtualClock
 from orchestrator.backends.simulated.hardware import ClusterSpec, Hazards, SimulatedNode, build_nodes
 from orchestrator.backends.simulated.work import COMMITTING, Ending, Fate, JobWork, Stint
-from orchestrator.contract import JobRequest, JobResult, Resources, Timings
+from orchestrator.contract import JobRequest, Outcome, Resources
 from orchestrator.errors import FailureKind, OrchestratorError
 from orchestrator.storage.protocol import ObjectStore
 
@@ -187,6 +196,8 @@ class SimulatedCluster:
                 with suppress(OrchestratorError):
                     commit(self._store, attempt, self.clock())
                 self._end(attempt, lost(attempt, "its runner died after the commit"), ending="committed")
+            case Ending.PRETEND:
+                self._end(attempt, succeeded(attempt, Outcome.COMMITTED, self.clock()), ending="pretend")
             case Ending.GHOST:
                 # Nobody waits for it any more: what it does now must harm nothing.
                 with suppress(OrchestratorError):
@@ -212,18 +223,8 @@ class SimulatedCluster:
             outcome = commit(self._store, attempt, self.clock())
         except OrchestratorError as error:
             self._end(attempt, failed(attempt, error.failure_kind, str(error)), ending=error.failure_kind.value)
-            return
-        result = JobResult(
-            attempt_id=attempt.attempt_id,
-            key=attempt.request.key,
-            outcome=outcome,
-            timings=Timings(import_s=attempt.start_s, work_s=self.clock() - attempt.placed_at_s - attempt.start_s),
-            resumed_from_step=attempt.step_of(attempt.resumed_s) if attempt.resumed_s else None,
-        )
-        report = AttemptReport(
-            attempt_id=attempt.attempt_id, status=AttemptStatus.SUCCEEDED, result=result, node=attempt.node
-        )
-        self._end(attempt, report, ending="committed", keeps_runner=True)
+        else:
+            self._end(attempt, succeeded(attempt, outcome, self.clock()), ending="committed", keeps_runner=True)
 
     def _end_stopped(self, attempt: LiveAttempt) -> None:
         if attempt.stint is not None and attempt.work.checkpoint_every_s:

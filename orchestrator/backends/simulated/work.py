@@ -41,6 +41,8 @@ class Ending(StrEnum):
     """Its runner is gone."""
     COMMIT_AND_DIE = "commit_and_die"
     """Its runner is gone after the commit and before the report."""
+    PRETEND = "pretend"
+    """It reports a success, and nothing is committed: its record was lost, or its code is wrong."""
     GHOST = "ghost"
     """It is reported lost, goes on all the same and commits: a node that the cluster has given up too early."""
 
@@ -58,7 +60,7 @@ class Fate:
     message: str = ""
 
 
-COMMITTING = frozenset({Ending.COMMIT, Ending.COMMIT_AND_DIE, Ending.GHOST})
+COMMITTING = frozenset({Ending.COMMIT, Ending.COMMIT_AND_DIE, Ending.PRETEND, Ending.GHOST})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

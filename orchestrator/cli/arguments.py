@@ -1,0 +1,20 @@
+"""Arguments and options that commands share; shells complete sweeps and jobs from the store."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.completion import complete_job, complete_sweep
+
+SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", autocompletion=complete_sweep)]
+JobName = Annotated[
+    str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).", autocompletion=complete_job)
+]
+JobPatterns = Annotated[
+    list[str] | None,
+    typer.Argument(help="Jobs, or patterns ('finetune/*'); none: the whole sweep.", autocompletion=complete_job),
+]
+StoreOption = Annotated[str, typer.Option("--store", help="Object store URI; default: the project's own.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]

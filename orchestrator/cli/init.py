@@ -1,0 +1,36 @@
+"""``orchestrator init``: a sweep.yaml to begin with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orchestrator.cli.console import stderr_console
+from orchestrator.cli.settings import Settings
+from orchestrator.errors import UserError
+from orchestrator.spec.json_schema import shipped_schema
+from orchestrator.spec.templates import template_text
+
+_SCHEMA = "sweep.schema.json"
+
+
+def write_template(file: Path, template: str, *, replace: bool) -> None:
+    """Write a template to a file, and the schema into the project's directory.
+
+    Raises:
+        UserError: the file exists, or cannot be written.
+    """
+    if file.exists() and not replace:
+        raise UserError(f"{file} is there already and would be lost; name another file, or pass --force")
+    schema = Settings().home / _SCHEMA
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        schema.parent.mkdir(parents=True, exist_ok=True)
+        schema.write_text(shipped_schema(), encoding="utf-8")
+        relative = os.path.relpath(schema, file.absolute().parent)
+        file.write_text(f"# yaml-language-server: $schema={relative}\n{template_text(template)}", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be written: {error.strerror}; choose another place") from error
+    stderr_console().print(
+        f"Wrote {file}. Next: orchestrator validate {file}; orchestrator plan {file}", soft_wrap=True
+    )

@@ -1,0 +1,139 @@
+"""The full-screen view of a sweep: one frame from what is known. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.matrix import Matrix
+from orchestrator.cli.standing import Standing, standing_lines
+from orchestrator.contract import Progress
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState
+from orchestrator.units import format_duration
+
+_SIGNS: Mapping[JobState, tuple[str, str, str]] = {
+    JobState.SUCCEEDED: ("✓", "+", "green"),
+    JobState.REUSED: ("↺", "=", "cyan"),
+    JobState.RUNNING: ("▶", ">", "yellow"),
+    JobState.PENDING: ("·", ".", "dim"),
+    JobState.FAILED: ("✗", "x", "bold red"),
+    JobState.SKIPPED: ("-", "-", "magenta"),
+    JobState.CANCELLED: ("○", "o", "magenta"),
+}
+"""Sign, sign where the terminal has only ASCII, style."""
+_NUM_EVENTS = 6
+_MAX_STANDING = 6
+_MIN_ROWS = 3
+_OVERHEAD = 12
+"""Lines of titles, rules and the footer."""
+
+
+def frame(
+    standing: Standing, matrix: Matrix, events: Sequence[str], *, height: int, is_ascii: bool = False
+) -> RenderableType:
+    """One view of a sweep.
+
+    Args:
+        standing: of now.
+        matrix: updated with the same snapshot.
+        events: what happened last, newest first.
+        height: lines of the terminal; what does not fit is counted instead.
+        is_ascii: whether the terminal shows nothing else.
+    """
+    told = list(standing_lines(standing))[:_MAX_STANDING]
+    shown = events[:_NUM_EVENTS]
+    room = max(2 * _MIN_ROWS, height - _OVERHEAD - len(told) - len(shown))
+    num_rows = min(len(matrix.rows), max(_MIN_ROWS, room - min(len(standing.running), room // 2)))
+    num_running = max(_MIN_ROWS, room - num_rows)
+    return Group(
+        _header(standing.snapshot, is_ascii=is_ascii),
+        *(Text(line, no_wrap=True, overflow="ellipsis") for line in told),
+        _matrix_table(matrix, num_rows, is_ascii=is_ascii),
+        _running_table(standing, num_running),
+        Text("Recently", style="bold"),
+        *(Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in shown or ["nothing yet"]),
+        Text("q or Ctrl-C leaves; the sweep goes on", style="dim"),
+    )
+
+
+def _header(snapshot: Snapshot, *, is_ascii: bool) -> RenderableType:
+    counts, total = snapshot.counts, len(snapshot.jobs)
+    num_done = sum(number for state, number in counts.items() if state.is_done)
+    line = Table.grid(padding=(0, 1), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True)
+    title = Text.assemble((f"Sweep {snapshot.sweep}", "bold"), f": {snapshot.state.value}")
+    percent = f"{num_done} of {total} done ({100 * num_done // max(1, total)} %)  "
+    line.add_row(title, ProgressBar(total=max(1, total), completed=num_done), percent)
+    return Group(line, _legend(counts, is_ascii=is_ascii))
+
+
+def _legend(counts: Mapping[JobState, int], *, is_ascii: bool) -> Text:
+    parts = Text()
+    for state, number in counts.items():
+        sign, style = _sign(state, is_ascii=is_ascii)
+        parts.append(f"{sign} {number} {state.value}   ", style)
+    return parts
+
+
+def _matrix_table(matrix: Matrix, num_rows: int, *, is_ascii: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table.add_column("label space", no_wrap=True)
+    for column in matrix.columns:
+        table.add_column(column, justify="center", no_wrap=True)
+    rows = matrix.rows
+    if len(rows) > num_rows:
+        urgent = set(sorted(rows, key=matrix.urgency)[: max(1, num_rows - 1)])
+        rows = [row for row in rows if row in urgent]
+    for row in rows:
+        cells = (_cell(matrix.cell(row, column), is_ascii=is_ascii) for column in matrix.columns)
+        table.add_row(row, *cells)
+    if len(rows) < len(matrix.rows):
+        table.add_row(Text(f"and {len(matrix.rows) - len(rows)} more", style="dim"))
+    return table
+
+
+def _cell(counts: Mapping[JobState, int], *, is_ascii: bool) -> Text:
+    """``✓`` for a single job, ``3✓ 1▶`` for more."""
+    is_single = sum(counts.values()) == 1
+    parts = Text()
+    for state, number in counts.items():
+        sign, style = _sign(state, is_ascii=is_ascii)
+        parts.append(sign if is_single else f"{' ' if parts else ''}{number}{sign}", style)
+    return parts
+
+
+def _sign(state: JobState, *, is_ascii: bool) -> tuple[str, str]:
+    sign, plain, style = _SIGNS[state]
+    return plain if is_ascii else sign, style
+
+
+def _running_table(standing: Standing, num_rows: int) -> Table:
+    running = standing.running
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(f"running ({len(running)})", no_wrap=True, overflow="ellipsis")
+    for name in ("try", "phase", "step", "images/s", "left"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("so far", no_wrap=True, overflow="ellipsis")
+    names = list(running)
+    for name in names[: num_rows if len(names) <= num_rows else num_rows - 1]:
+        attempt = standing.snapshot.jobs[name].attempt
+        table.add_row(name, str(attempt.number if attempt else ""), *_progress_cells(running[name]))
+    if len(names) > num_rows:
+        table.add_row(Text(f"and {len(names) - num_rows + 1} more", style="dim"))
+    return table
+
+
+def _progress_cells(progress: Progress) -> Iterable[str]:
+    yield progress.phase
+    yield f"{progress.step}/{progress.total_steps}" if progress.total_steps else ""
+    yield f"{progress.images_per_s:,.0f}" if progress.images_per_s > 0 else ""
+    yield format_duration(progress.eta_s) if progress.eta_s > 0 else ""
+    yield "  ".join(f"{name} {value:.4g}" for name, value in sorted(progress.metrics.items()))

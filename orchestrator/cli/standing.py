@@ -1,0 +1,203 @@
+"""Where a sweep stands, in words: what it waits for, what it has used of its budget, and how long it still takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.cli.pace import Pacer, durations_of, pace_of
+from orchestrator.contract import Progress
+from orchestrator.controller.client import LiveProgress, read_progress
+from orchestrator.controller.lease import LeaseState, read_lease
+from orchestrator.plan.eta import TimeLeft
+from orchestrator.state.budgets import WARN_AT, overdue, time_left_s
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.layout import inbox_folder
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.units import format_duration, format_percent
+
+MAX_LINES = 20
+"""Of running jobs, and of reasons to wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A sweep's snapshot beside all that the store knows of the present moment."""
+
+    snapshot: Snapshot
+    progress: Mapping[str, LiveProgress] = field(default_factory=dict)
+    """As written; ``running`` and ``waits`` are what is still true of it."""
+    lease: LeaseState | None = None
+    num_messages: int = 0
+    """Messages of clients that nobody has followed yet."""
+    left: TimeLeft | None = None
+    """None = it has ended, or nobody can tell."""
+    left_on: str = ""
+    """What the time left was scheduled on."""
+    now: float = 0.0
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a controller renews its lease."""
+        return self.lease is not None and self.lease.expires_at_s > self.now
+
+    @property
+    def running(self) -> dict[str, Progress]:
+        """Progress of the attempts that are live now; of those that have not reported, none but their names."""
+        found = {}
+        for name in self.snapshot.jobs.running:
+            attempt, line = self.snapshot.jobs[name].attempt, self.progress.get(name)
+            is_its_own = attempt is not None and line is not None and line.attempt_id == attempt.attempt_id
+            found[name] = line.progress if is_its_own and line is not None else Progress(phase="starting")
+        return found
+
+    @property
+    def waits(self) -> dict[str, str]:
+        """Why pending jobs wait, as the controller last told."""
+        jobs = self.snapshot.jobs
+        return {
+            name: line.progress.phase
+            for name, line in self.progress.items()
+            if not line.attempt_id and name in jobs and jobs[name].state is JobState.PENDING
+        }
+
+
+def read_standing(store: ObjectStore, snapshot: Snapshot, pacer: Pacer | None = None) -> Standing:
+    """Read the present moment of a sweep; the time left is that of ``pacer``, without one it is computed here."""
+    progress, now = read_progress(store, snapshot.sweep), time.time()
+    pace = pacer.look(snapshot, progress) if pacer else pace_of(snapshot, progress, durations_of(snapshot), now)
+    return Standing(
+        snapshot=snapshot,
+        progress=progress,
+        lease=read_lease(store, snapshot.cluster) if snapshot.cluster else None,
+        num_messages=len(store.list_children(inbox_folder(snapshot.sweep))),
+        left=pace[0] if pace else None,
+        left_on=pace[1] if pace else "",
+        now=now,
+    )
+
+
+def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:
+    """GPU-hours and core-hours of all attempts, those that run included."""
+    jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
+    gpu_s = cpu_s = 0.0
+    for view in snapshot.jobs.values():
+        if view.ran_s:
+            gpu_s += view.ran_s * jobs[view.name].resources.gpus
+            cpu_s += view.ran_s * jobs[view.name].resources.cpus
+    for attempt in snapshot.live_attempts:
+        ran_s = max(0.0, now - attempt.launched_at_s)
+        gpu_s, cpu_s = gpu_s + ran_s * attempt.resources.gpus, cpu_s + ran_s * attempt.resources.cpus
+    return gpu_s / 3600.0, cpu_s / 3600.0
+
+
+def standing_lines(standing: Standing) -> Iterator[str]:
+    """What a person wants to know beside the counts; the most urgent first."""
+    snapshot = standing.snapshot
+    yield from _control_lines(standing)
+    if not snapshot.state.is_final:
+        yield from _time_lines(standing)
+    yield from _used_lines(standing)
+    yield from _wait_lines(standing)
+
+
+def standing_document(standing: Standing) -> dict[str, Any]:
+    """The same for machines."""
+    snapshot, left = standing.snapshot, standing.left
+    gpu_hours, core_hours = used_hours(snapshot, standing.now)
+    return {
+        "served": standing.is_served,
+        "messages_waiting": standing.num_messages,
+        "time_left_s": None if left is None else left.seconds,
+        "time_left_on": standing.left_on,
+        "gpu_hours": gpu_hours,
+        "core_hours": core_hours,
+        "gpu_hour_budget": snapshot.plan.policy.gpu_hour_budget if snapshot.plan is not None else None,
+        "tripped": snapshot.tripped,
+        "paused": snapshot.state is SweepState.PAUSED,
+        "priority": _priority(snapshot),
+        "owner": snapshot.plan.owner if snapshot.plan is not None else "",
+        "waits": standing.waits,
+    }
+
+
+def _priority(snapshot: Snapshot) -> int:
+    if snapshot.priority is not None:
+        return snapshot.priority
+    return snapshot.plan.policy.priority if snapshot.plan is not None else 0
+
+
+def _control_lines(standing: Standing) -> Iterator[str]:
+    snapshot, sweep = standing.snapshot, standing.snapshot.sweep
+    if snapshot.tripped:
+        yield f"Stopped by the circuit breaker: {snapshot.tripped}. Submit it again once that is repaired."
+    if snapshot.state is SweepState.PAUSED:
+        yield f"Paused: nothing new starts until: orchestrator resume {sweep}"
+    if snapshot.state is SweepState.STOPPING:
+        yield "Stopping: what runs goes on to its end, nothing else starts."
+    if snapshot.state is SweepState.CANCELLING:
+        yield "Being cancelled: what runs ends after a checkpoint."
+    if not standing.is_served and not snapshot.state.is_final:
+        since = f", the last one was seen {_ago(standing)}" if standing.lease is not None else ""
+        yield f"No controller serves this sweep{since}: nothing starts until one does; see: orchestrator up"
+    if standing.num_messages:
+        plural = "s wait" if standing.num_messages > 1 else " waits"
+        yield f"{standing.num_messages} message{plural} for the controller (a submit or an order)."
+    nodes = [node for node, exclusion in snapshot.excluded.items() if exclusion.until_s > standing.now]
+    if nodes and not snapshot.state.is_final:
+        yield f"Avoids {len(nodes)} nodes after repeated failures: {', '.join(nodes[:3])}{', ...' if nodes[3:] else ''}"
+
+
+def _ago(standing: Standing) -> str:
+    seen_at_s = standing.lease.expires_at_s if standing.lease is not None else standing.now
+    return f"{format_duration(max(0.0, standing.now - seen_at_s))} ago"
+
+
+def _time_lines(standing: Standing) -> Iterator[str]:
+    snapshot, left = standing.snapshot, standing.left
+    if left is not None and snapshot.state is SweepState.RUNNING:
+        never = f"; {len(left.never)} jobs need more than that" if left.never else ""
+        yield f"About {format_duration(left.seconds)} left, on {standing.left_on}{never}"
+    if snapshot.plan is None:
+        return
+    policy = snapshot.plan.policy
+    late = overdue(policy, snapshot.accepted_at_s, standing.now)
+    until_s = time_left_s(policy, snapshot.accepted_at_s, standing.now)
+    if late:
+        yield f"Nothing starts any more: {late}; move it and submit again."
+    elif until_s is not None:
+        short = left is not None and left.seconds > until_s
+        yield f"{format_duration(until_s)} until the deadline{': not enough at this pace' if short else ''}"
+
+
+def _used_lines(standing: Standing) -> Iterator[str]:
+    gpu_hours, core_hours = used_hours(standing.snapshot, standing.now)
+    used = [f"{gpu_hours:,.2f} GPU-hours"] if gpu_hours else []
+    used += [f"{core_hours:,.2f} core-hours"] if core_hours else []
+    bound = standing.snapshot.plan.policy.gpu_hour_budget if standing.snapshot.plan is not None else None
+    if bound is None:
+        if used:
+            yield f"Used {' and '.join(used)}"
+        return
+    share = f"{format_percent(gpu_hours / bound, digits=0)} %" if bound else "all"
+    yield f"Used {gpu_hours:,.2f} of {bound:,.2f} GPU-hours, {share} of the budget{_verdict(gpu_hours, bound)}"
+
+
+def _verdict(gpu_hours: float, bound: float) -> str:
+    if gpu_hours >= bound:
+        return ": it is spent, and nothing starts that needs GPUs; raise policy.budget and submit again"
+    return ": nearly spent" if gpu_hours >= WARN_AT * bound else ""
+
+
+def _wait_lines(standing: Standing) -> Iterator[str]:
+    grouped: dict[str, list[str]] = {}
+    for name, reason in standing.waits.items():
+        grouped.setdefault(reason, []).append(name)
+    for reason, names in list(grouped.items())[:MAX_LINES]:
+        plural = "jobs wait" if names[1:] else "job waits"
+        yield f"{len(names)} {plural} ({names[0]}{', ...' if names[1:] else ''}): {reason.removeprefix('waits: ')}"
+    if len(grouped) > MAX_LINES:
+        yield f"and {len(grouped) - MAX_LINES} more reasons to wait"

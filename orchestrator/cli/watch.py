@@ -1,0 +1,165 @@
+"""``orchestrator watch``: a sweep as it goes, from the store alone; nothing depends on whether anybody looks."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from orchestrator.cli.console import stderr_console
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.follow import Lines, job_line
+from orchestrator.cli.matrix import Matrix
+from orchestrator.cli.pace import Pacer
+from orchestrator.cli.screen import frame
+from orchestrator.cli.standing import Standing, read_standing
+from orchestrator.cli.status import exit_code_for, failure_lines, open_existing_store, require_sweep
+from orchestrator.controller.client import SweepLedger
+from orchestrator.errors import StorageError
+from orchestrator.state.job_table import JobTable
+from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.units import format_duration
+
+EVERY_S = 0.5
+_NUM_KEPT = 50
+_LEAVE = frozenset("qQ\x1b")
+
+
+class Watching:
+    """What one display knows of a sweep; each look reads only what is new."""
+
+    def __init__(self, store: ObjectStore, sweep: str) -> None:
+        self._store = store
+        self._ledger = SweepLedger(store, sweep)
+        self._jobs: JobTable | None = None
+        self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
+        self.pacer = Pacer()
+        self.matrix = Matrix()
+        self.standing = Standing(snapshot=self._ledger.snapshot)
+
+    def look(self) -> Standing:
+        """Read what is new.
+
+        Raises:
+            StorageError: the store does not answer; what is known stays.
+        """
+        snapshot = self._ledger.refresh()
+        self._note(snapshot)
+        self.matrix.update(snapshot)
+        self.standing = read_standing(self._store, snapshot, self.pacer)
+        return self.standing
+
+    @property
+    def events(self) -> list[str]:
+        """What happened last to jobs, newest first."""
+        now = self.standing.now
+        return [f"{format_duration(max(0.0, now - at_s)):>7} ago  {line}" for at_s, line in self._events]
+
+    def _note(self, snapshot: Snapshot) -> None:
+        jobs, self._jobs = self._jobs, snapshot.jobs
+        changed = snapshot.jobs.values() if jobs is None else snapshot.jobs.changed_since(jobs)
+        news = sorted((_moment(view), job_line(view)) for view in changed if _is_news(view))
+        self._events.extendleft(news[-_NUM_KEPT:])
+
+
+def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> ExitCode:
+    """Show a sweep until it ends or the user leaves."""
+    store = open_existing_store(store_uri)
+    require_sweep(store, sweep)
+    watching, console = Watching(store, sweep), Console(highlight=False)
+    try:
+        if console.is_terminal:
+            _on_screen(watching, console, every_s)
+        else:
+            _in_lines(watching, every_s)
+    except KeyboardInterrupt:
+        _say_detached(sweep, store_uri)
+        return ExitCode.INTERRUPTED
+    snapshot = watching.standing.snapshot
+    if not snapshot.state.is_final:
+        _say_detached(sweep, store_uri)
+        return exit_code_for(snapshot)
+    for line in (f"Sweep {sweep}: {snapshot.state.value}", *failure_lines(snapshot)):
+        stderr_console().print(line, markup=False, soft_wrap=True)
+    return exit_code_for(snapshot)
+
+
+def view(watching: Watching, console: Console) -> RenderableType:
+    """The frame of this moment."""
+    is_ascii = not console.encoding.lower().startswith("utf")
+    return frame(watching.standing, watching.matrix, watching.events, height=console.height, is_ascii=is_ascii)
+
+
+def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
+    """On the alternate screen, until the sweep ends or a key is pressed."""
+    with _keys() as has_left, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
+                watching.look()
+            live.update(view(watching, console), refresh=True)
+            if watching.standing.snapshot.state.is_final or has_left(every_s):
+                return
+
+
+def _in_lines(watching: Watching, every_s: float) -> None:
+    lines = Lines()
+    while True:
+        standing = watching.look()
+        lines.show(standing)
+        if standing.snapshot.state.is_final:
+            return
+        time.sleep(every_s)
+
+
+def _say_detached(sweep: str, store_uri: str) -> None:
+    again = f"orchestrator watch {sweep}" + (f" --store {store_uri}" if store_uri else "")
+    stderr_console().print(f"Detached; the sweep goes on. Watch it again with: {again}", markup=False, soft_wrap=True)
+
+
+def _is_news(view_: JobView) -> bool:
+    return view_.attempt is not None or view_.last_failure is not None or view_.state.is_final
+
+
+def _moment(view_: JobView) -> float:
+    """When a job changed last."""
+    if view_.attempt is not None:
+        return view_.attempt.launched_at_s
+    return view_.ended_at_s or (view_.last_failure.at_s if view_.last_failure else 0.0)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """A function that waits so many seconds and tells whether a key that leaves was pressed."""
+    if not sys.stdin.isatty():
+        yield _slept
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield _pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _slept(every_s: float) -> bool:
+    time.sleep(every_s)
+    return False
+
+
+def _pressed(every_s: float) -> bool:
+    deadline_s = time.monotonic() + every_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], left_s)[0] and sys.stdin.read(1) in _LEAVE:
+            return True
+    return False

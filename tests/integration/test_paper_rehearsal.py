@@ -1,0 +1,58 @@
+"""Table 1 of the paper in small: every kind of label space, pretrained and fine-tuned to the report's last line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from orchestrator.contract import ENTRY_POINT, JobKind
+from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.plan.build import build_plan
+from orchestrator.report.render_markdown import render_markdown
+from orchestrator.report.render_terminal import render_terminal
+from orchestrator.report.report import build_report
+from orchestrator.spec import load_sweep
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.local import LocalStore
+
+ONE_SEED = ["pretrain.seeds=[0]", "transfer.*.seeds=[0]"]
+KINDS = {"manual", "random", "per-superclass", "rebalanced", "whole"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_rehearsal_of_table_1_runs_to_its_end_and_prints_the_papers_tables(tmp_path: Path) -> None:
+    sweep, text = load_sweep("paper-inat21-resnet34", ONE_SEED, scale="tiny")
+    store = LocalStore(tmp_path / "store")
+    plan = build_plan(sweep, store_uri=store.uri)
+    snapshot = run_sweep_inprocess(store, plan, text, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+    assert snapshot.state is SweepState.SUCCEEDED, snapshot.counts
+
+    report = build_report(store, plan, snapshot.jobs)
+    Console(width=160, file=sys.stdout).print(render_terminal(report))
+    assert not report.missing
+    table = next(table for table in report.headlines if table.transfer == "finetune")
+    assert {row.series for row in table.rows} == KINDS
+    assert len(table.rows) == 34
+    assert all(row.summary is not None and 0 <= row.summary.mean < 1 for row in table.rows)
+    assert table.one_pass is not None
+    assert table.one_pass.summary is not None
+
+    rebalanced = [row.granularity or 0 for row in table.rows if row.series == "rebalanced"]
+    assert rebalanced == sorted(rebalanced), "smaller smallest clusters are more of them"
+    assert rebalanced[0] < rebalanced[-1]
+    backbone_of_clusters = "pretrain/manual/depth7/seed0"
+    assert snapshot.jobs[backbone_of_clusters].state.is_done
+
+    document = render_markdown(report)
+    assert "finetune (finetune on manual/depth1): val_error [%] by kind of labels and G" in document  # table 1
+    assert "| G | manual | random | per-superclass | rebalanced | whole |" in document
+    checkpoints = next(found for found in report.ablations if found.place.transfer == "checkpoints")  # table 6
+    assert checkpoints.values == ("epoch1", "epoch2", "epoch3")
+    jobs = plan.by_name()
+    shared = [job for job in plan.jobs if job.kind is JobKind.FINETUNE and job.facets.get("checkpoint") == "epoch3"]
+    assert len(shared) == 6
+    assert all(job.key == jobs[f"finetune/finetune/{job.facets['label_space']}/seed0/seed0"].key for job in shared)

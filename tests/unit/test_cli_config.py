@@ -1,0 +1,118 @@
+"""Settings: which source counts, what a file may say, and that passwords stay hidden."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from orchestrator.cli.configuration import SETTINGS, apply, resolve, user_file, without_password
+from orchestrator.errors import SpecError
+from orchestrator.storage.settings import S3Settings
+from tests.commands import run_command
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """An environment that knows nothing but a home."""
+    return {"HOME": str(tmp_path / "home")}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def write_user_file(home: dict[str, str], text: str) -> None:
+    path = user_file(home)
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+
+
+def value_of(name: str, project: Path, environment: dict[str, str]) -> tuple[str, str]:
+    found = next(each for each in resolve(project, environment) if each.setting.name == name)
+    return found.value, found.origin
+
+
+def test_each_source_goes_before_the_next(project: Path, home: dict[str, str]) -> None:
+    assert value_of("namespace", project, home) == ("", "default")
+    write_user_file(home, 'namespace = "of-user"')
+    assert value_of("namespace", project, home) == ("of-user", str(user_file(home)))
+    (project / "orchestrator.toml").write_text('namespace = "of-project"')
+    assert value_of("namespace", project, home) == ("of-project", "orchestrator.toml")
+    (project / ".env").write_text("ORCHESTRATOR_NAMESPACE=of-dotenv\n")
+    assert value_of("namespace", project, home) == ("of-dotenv", ".env")
+    stated = {**home, "ORCHESTRATOR_NAMESPACE": "of-environment"}
+    assert value_of("namespace", project, stated) == ("of-environment", "environment ORCHESTRATOR_NAMESPACE")
+
+
+def test_standard_variables_count_and_feed_every_client(project: Path, home: dict[str, str]) -> None:
+    (project / "orchestrator.toml").write_text('s3_endpoint_url = "http://127.0.0.1:9000"\nstore_shared = true\n')
+    (project / ".env").write_text("OMP_NUM_THREADS=3\n")
+    environment = dict(home)
+    apply(project, environment)
+    assert environment["AWS_ENDPOINT_URL_S3"] == "http://127.0.0.1:9000"
+    assert environment["ORCHESTRATOR_STORE_SHARED"] == "true"
+    assert environment["OMP_NUM_THREADS"] == "3"
+    with patch.dict(os.environ, environment, clear=True):
+        assert S3Settings().endpoint_url == "http://127.0.0.1:9000"
+    stated = {**home, "AWS_ENDPOINT_URL": "http://other:1"}
+    apply(project, stated)
+    assert "AWS_ENDPOINT_URL_S3" not in stated
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('ray_adress = "a:1"', "did you mean 'ray_address'"),
+        ("store = [1]", "store is [1]; write a text"),
+        ("store = ", "cannot be read as TOML"),
+    ],
+)
+def test_wrong_file_is_refused_with_its_place(project: Path, home: dict[str, str], text: str, told: str) -> None:
+    (project / "orchestrator.toml").write_text(text)
+    with pytest.raises(SpecError, match=r"orchestrator\.toml") as refused:
+        resolve(project, home)
+    assert told in str(refused.value)
+
+
+def test_config_command_shows_values_and_origins_and_no_password(
+    project: Path, home: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    (project / "orchestrator.toml").write_text('mlflow_tracking_uri = "http://ann:hunter2@tracking:5000"\n')
+    with patch.dict(os.environ, home, clear=True):
+        result = run_command(capsys, "config", "--origin", "-o", "json")
+        table = run_command(capsys, "config", "--origin")
+    assert result.document["mlflow_tracking_uri"] == {
+        "value": "http://ann:***@tracking:5000",
+        "origin": "orchestrator.toml",
+        "variable": "MLFLOW_TRACKING_URI",
+    }
+    assert set(result.document) == {setting.name for setting in SETTINGS}
+    assert "hunter2" not in table.out
+
+
+def test_wrong_project_file_ends_any_command_with_2(
+    project: Path, home: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    (project / "orchestrator.toml").write_text("nothing = 1\n")
+    with patch.dict(os.environ, home, clear=True):
+        assert run_command(capsys, "status").code == 2
+
+
+def test_uris_without_a_password_are_shown_as_they_are() -> None:
+    assert without_password("postgresql://ann@host/runs") == "postgresql://ann@host/runs"
+    assert without_password("file:///a b") == "file:///a b"
+
+
+def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_command(capsys, "--version")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("orchestrator ")
+    assert "(code " in result.out

@@ -1,0 +1,88 @@
+"""Logs on the command line: all ranks, over attempts, to the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.storage.layout import log_name
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.logs import finish_log, put_segment
+from orchestrator.testing import ScriptedBackend
+from orchestrator.testing.scripted import Hang, Lose
+from tests.commands import run_command
+from tests.scripted_sweep import World, diamond
+
+ROOT = Path(__file__).parents[2]
+JOB = "pretrain/a"
+
+
+def write(world: World, text: str, *, attempt: int = 1, rank: int = 0) -> None:
+    finish_log(world.store, log_name("sweep", JOB, attempt, rank), text.encode())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A sweep whose job `pretrain/a` runs; its first attempt was lost."""
+    store = LocalStore(tmp_path / "store")
+    world = World(tmp_path / "store", ScriptedBackend(store, {JOB: [Lose(), Hang()]}), store=store)
+    world.submit(*diamond())
+    world.tick_until(lambda: world.launches().count(JOB) == 2)
+    return world
+
+
+def test_log_of_one_worker_is_printed_as_it_is(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    write(world, "epoch 1: é\nno end")
+    assert run_command(capsys, "logs", "sweep", JOB, "--store", world.store.uri).out == "epoch 1: é\nno end"
+
+
+def test_logs_of_a_gang_are_merged_by_whole_lines_that_name_their_rank(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(world, "a\nb")
+    write(world, "c\n", rank=1)
+    put_segment(world.store, log_name("sweep", JOB, 1, 10), 0, b"killed")
+    arguments = ("logs", "sweep", JOB, "--store", world.store.uri)
+    assert run_command(capsys, *arguments).out == "rank0 | a\nrank0 | b\nrank1 | c\nrank10 | killed\n"
+    assert run_command(capsys, *arguments, "--rank", "1").out == "c\n"
+    missing = run_command(capsys, *arguments, "--rank", "2")
+    assert missing.code == 102
+    assert "there are [0, 1, 10]" in missing.err
+
+
+def test_following_goes_on_over_attempts_to_the_end_of_the_job(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(world, "first\n")
+
+    def go_on() -> None:
+        write(world, "second\n", attempt=2)
+        world.cancel()
+        world.finish()
+
+    timer = threading.Timer(1.5, go_on)
+    timer.start()
+    result = run_command(capsys, "logs", "sweep", JOB, "-f", "--store", world.store.uri)
+    timer.join()
+    assert result.code == 0
+    assert result.out == "first\nsecond\n"
+    assert "attempt 1 has ended; attempt 2 follows" in result.err
+
+
+def test_leaving_says_that_the_job_goes_on(world: World) -> None:
+    write(world, "first\n")
+    command = [sys.executable, "-m", "orchestrator.cli", "logs", "sweep", JOB, "-f", "--store", world.store.uri]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "first\n"
+    reader.send_signal(signal.SIGINT)
+    _, err = reader.communicate(timeout=60)
+    assert reader.returncode == 130
+    assert f"orchestrator logs sweep {JOB} -f" in " ".join(err.split())

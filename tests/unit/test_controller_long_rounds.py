@@ -1,0 +1,138 @@
+"""Rounds of many requests to a slow store: the controller stays alive in them, and what it did is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract import Resources
+from orchestrator.controller import client, execution
+from orchestrator.controller.controller import LOOK_UP_S, Controller
+from orchestrator.controller.lease import LEASE_DURATION_S, Lease, LeaseLostError, read_lease
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.protocol import ObjectStat
+from orchestrator.testing import FakeClock, Hang, ScriptedBackend
+from tests.scripted_sweep import CLUSTER, World, make_job
+
+NUM_JOBS = 30
+REQUEST_S = 0.5
+
+
+class SlowStore(LocalStore):
+    """Each read takes its time on the world's clock."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.clock: FakeClock | None = None
+        self.reads: list[str] = []
+
+    def get(self, name: str) -> bytes:
+        self._wait(name)
+        return super().get(name)
+
+    def put_if_absent(self, name: str, content: bytes) -> ObjectStat:
+        self._wait(name)
+        return super().put_if_absent(name, content)
+
+    def _wait(self, name: str) -> None:
+        self.reads.append(name)
+        if self.clock is not None and not name.startswith("controllers/"):
+            self.clock.advance(REQUEST_S)
+
+
+class SlowWorld(World):
+    """A world whose controller counts its signs of life."""
+
+    def __init__(self, root: Path) -> None:
+        store = SlowStore(root)
+        super().__init__(root, ScriptedBackend(store, total=Resources(cpus=1000.0, memory_gib=1e6)), store=store)
+        self.signs_at_s: list[float] = []
+        self.controller = Controller(
+            store, self.backend, CLUSTER, "slow", self.clock, on_alive=lambda: self.signs_at_s.append(self.clock())
+        )
+        self.slow = store
+
+    def longest_silence_s(self) -> float:
+        return max(b - a for a, b in zip(self.signs_at_s, self.signs_at_s[1:], strict=False))
+
+
+def test_looking_up_many_keys_leaves_time_to_start_those_that_are_known(tmp_path: Path) -> None:
+    world = SlowWorld(tmp_path)
+    world.submit(*(make_job(f"probe/{number}") for number in range(NUM_JOBS)))
+    world.slow.clock = world.clock
+    world.controller.tick()
+    looked_up = [name for name in world.slow.reads if name.endswith("record.json")]
+    assert 0 < len(looked_up) < NUM_JOBS
+    assert world.backend.launched, f"what is known after {LOOK_UP_S} s starts"
+    assert {request.key for request in world.backend.launched} <= {name.split("/")[2] for name in looked_up}
+    world.finish()
+    assert world.snapshot().state is SweepState.SUCCEEDED
+
+
+def test_long_round_of_launches_keeps_the_lease_and_shows_signs_of_life(tmp_path: Path) -> None:
+    world = SlowWorld(tmp_path)
+    scripts: dict[str, Any] = {f"probe/{number}": [Hang()] for number in range(NUM_JOBS)}
+    world.backend._scripts = scripts
+    world.submit(*(make_job(f"probe/{number}") for number in range(NUM_JOBS)))
+    world.slow.clock = world.clock
+    for _ in range(12):
+        world.controller.tick()
+        lease = read_lease(LocalStore(tmp_path), CLUSTER)
+        assert lease is not None
+        assert lease.expires_at_s > world.clock()
+    assert len(world.backend.launched) == NUM_JOBS
+    assert world.longest_silence_s() < LEASE_DURATION_S
+
+
+def test_launches_of_a_batch_are_on_record_before_the_next_batch_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "MAX_BATCH", 8)
+    world = World(tmp_path, ScriptedBackend(LocalStore(tmp_path), total=Resources(cpus=1000.0, memory_gib=1e6)))
+    world.submit(*(make_job(f"probe/{number}") for number in range(24)))
+    original = world.controller._executor._on_alive
+
+    def die_in_the_second_batch() -> None:
+        original()
+        if len(world.backend.launched) == 8:
+            raise SystemExit
+
+    world.controller._executor._on_alive = die_in_the_second_batch
+    with pytest.raises(SystemExit):
+        world.controller.tick()
+    assert world.snapshot().counts[JobState.RUNNING] == 8
+    world.new_controller()
+    world.finish()
+    assert world.snapshot().state is SweepState.SUCCEEDED
+    assert len(world.launches()) == 24
+
+
+def test_controller_that_lost_its_lease_within_a_round_launches_nothing_more(tmp_path: Path) -> None:
+    world = SlowWorld(tmp_path)
+    world.submit(*(make_job(f"probe/{number}") for number in range(NUM_JOBS)))
+
+    def be_replaced(name: str) -> None:
+        if name.endswith("record.json") and not world.backend.launched:
+            Lease(LocalStore(tmp_path), CLUSTER, "successor", world.clock).acquire()
+            world.clock.advance(LEASE_DURATION_S)
+
+    world.slow._wait = be_replaced  # type: ignore[method-assign]
+    with pytest.raises(LeaseLostError):
+        world.controller.tick()
+    assert world.snapshot().counts == {JobState.PENDING: NUM_JOBS}
+    assert world.backend.launched == []
+
+
+def test_priority_change_asks_for_no_record_again(tmp_path: Path) -> None:
+    world = SlowWorld(tmp_path)
+    world.backend.total = Resources(cpus=1.0, memory_gib=1e6)
+    world.backend._scripts = {"probe/0": [Hang()]}
+    world.submit(*(make_job(f"probe/{number}") for number in range(5)))
+    world.tick_until(lambda: bool(world.backend.live))
+    world.slow.reads.clear()
+    client.set_priority(world.store, "sweep", 7, now=world.clock())
+    world.tick_until(lambda: world.snapshot().priority == 7)
+    assert not [name for name in world.slow.reads if name.endswith("record.json")]
