@@ -25,6 +25,8 @@ from orchestrator.planning.outlook import make_outlook
 from orchestrator.planning.sources import read_sweep
 from orchestrator.report.results import Report
 from orchestrator.spec import model
+from orchestrator.spec.survey import require_datasets
+from orchestrator.state.job_view import JobView
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
@@ -124,9 +126,11 @@ class Sweep:
             directory: in this process: folder of the node's cache; default: a temporary one.
 
         Raises:
+            SpecError: a data set is declared, but not there: that suffices to plan alone.
             InfeasibleError: the sweep's budget does not allow it; the arithmetic is in the message.
             ClusterError, ControllerError, StorageError: it could not be submitted.
         """
+        require_datasets(self._must_be_resolved("submit"))
         view = self.plan()
         if view.outlook.refusals:
             raise InfeasibleError("; ".join(view.outlook.refusals))
@@ -185,7 +189,7 @@ class Sweep:
         from orchestrator.report.report import build_report, save_report  # with its plots
 
         store, plan = self._store(), self._plan()
-        report = build_report(store, plan)
+        report = build_report(store, plan, self._views(plan))
         save_report(store, self.name, report)
         return report
 
@@ -196,6 +200,15 @@ class Sweep:
         if self._resolved is not None:
             return build_plan(self._resolved, store_uri=self.store_uri)
         return load_plan(self._store(), self.name)
+
+    def _views(self, plan: Plan) -> dict[str, JobView]:
+        """What the journal says of the plan's jobs, as far as these are those that were submitted."""
+        try:
+            submitted = load_snapshot(self._store(), self.name).jobs
+        except NotFoundError:
+            return {}
+        keys = {job.name: job.key for job in plan.jobs}
+        return {name: view for name, view in submitted.items() if keys.get(name) == view.key}
 
     def _store(self) -> ObjectStore:
         if not is_initialised(self.store_uri):

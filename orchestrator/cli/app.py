@@ -359,7 +359,3 @@ def run_app() -> None:
     except KeyboardInterrupt:
         complain("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read us (head, less) has seen enough; the interpreter's own flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.FAILURE)

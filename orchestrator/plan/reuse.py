@@ -59,6 +59,12 @@ def dispositions(
     return {job.name: dispose(job) for job in plan.jobs}
 
 
+def repeated_jobs(plan: Plan) -> set[str]:
+    """Names of jobs with the key of a job before them: of several names for one result the first one runs."""
+    first: dict[str, str] = {}
+    return {job.name for job in plan.jobs if first.setdefault(job.key, job.name) != job.name}
+
+
 def count_by_kind(plan: Plan, found: Mapping[str, Disposition]) -> dict[str, Counter[Disposition]]:
     """Numbers of jobs by kind and disposition, kinds in plan order."""
     counts: dict[str, Counter[Disposition]] = {}

@@ -16,7 +16,7 @@ from orchestrator.plan.estimates import Estimates, estimate
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.history import ModelError
 from orchestrator.plan.makespan import Fleet, Makespan, list_schedule
-from orchestrator.plan.reuse import Disposition
+from orchestrator.plan.reuse import Disposition, repeated_jobs
 from orchestrator.plan.sources import missing_datasets
 from orchestrator.plan.volumes import DatasetSize
 from orchestrator.planning.look_up import Found, look_up
@@ -108,7 +108,7 @@ def make_outlook(
     """
     found = look_up(plan)
     history = history_of(plan, found.records)
-    skip = found.reused
+    skip = found.reused | repeated_jobs(plan)
     estimates = estimate(
         plan, history=history, sizes=declared_sizes(sweep), accelerator=accelerator, prices=prices, skip=skip
     )

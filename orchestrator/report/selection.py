@@ -10,6 +10,8 @@ from orchestrator.report.results import Criterion, Result
 
 SELECT_METRIC = "select_error"
 """Error on the tenth of the training split that runs of a grid hold out, chosen by the samples' keys."""
+VALIDATION_METRIC = "val_error"
+"""Of the last epoch, whatever the report compares: the best epoch of a run is known only by looking at all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +23,13 @@ class Selection:
 
 
 def select_cell(
-    cells: Mapping[str, Sequence[Result]], expected: Mapping[str, int], metric: str, *, wanted: Criterion | None = None
+    cells: Mapping[str, Sequence[Result]], expected: Mapping[str, int], *, wanted: Criterion | None = None
 ) -> Selection | None:
     """The cell with the lowest mean error over its runs; cells with all their runs go before cells that lack some.
 
-    Runs that held out a part of their training split are compared on that; where none did, on ``metric`` itself, which
-    favours the label space with the larger grid: whoever shows the result must say so (``Criterion``). ``wanted`` is
-    what the sweep asks for, where it says so. None as long as no run has a result.
+    Runs that held out a part of their training split are compared on that; where none did, on ``VALIDATION_METRIC``,
+    which favours the label space with the larger grid: whoever shows the result must say so (``Criterion``). ``wanted``
+    is what the sweep asks for, where it says so. None as long as no run has a result.
     """
     held_out = {
         cell: error
@@ -36,7 +38,7 @@ def select_cell(
     }
     criterion = Criterion.TRAIN_HOLDOUT if held_out else Criterion.VALIDATION
     errors = held_out or {
-        cell: error for cell, results in cells.items() if (error := mean_metric(results, metric)) is not None
+        cell: error for cell, results in cells.items() if (error := mean_metric(results, VALIDATION_METRIC)) is not None
     }
     if not errors:
         return None

@@ -103,7 +103,7 @@ class TableBuilder:
         expected = {cell: len(jobs) for cell, jobs in cells.items()}
         has_grid = "" not in cells
         wanted = wanted_criterion(next(iter(cells.values())))
-        selection = select_cell(found, expected, self._plan.metric, wanted=wanted) if has_grid else None
+        selection = select_cell(found, expected, wanted=wanted) if has_grid else None
         cell = selection.cell if selection else next(iter(cells))
         results, jobs = found[cell], cells[cell]
         return Row(

@@ -160,7 +160,8 @@ class _Resolver:
             if item.protocol is not JobKind.FINETUNE:  # a probe trains no backbone
                 continue
             path = ("transfer", position, "recipe")
-            for model in {pretrain.model.name: pretrain.model for pretrain in pretrains}.values():
+            measured = [pretrain.model for pretrain in pretrains if pretrain.name in item.pretrains]
+            for model in {model.name: model for model in measured}.values():
                 for cell in item.cells:
                     check_recipe_of_model(path, cell.recipe, model, table, self._complaints, num_workers=workers)
 
@@ -204,7 +205,7 @@ class _Resolver:
     def _check_published(self, pretrained: Sequence[str], pretrains: Sequence[Pretrain]) -> None:
         known = {
             "transfer": [entry.name for entry in self._spec.transfer],
-            "label_space": ["", *pretrained],
+            "label_space": ["", *dict.fromkeys((*pretrained, *(name for one in pretrains for name in one.baselines)))],
             "pretrain": [*(pretrain.name for pretrain in pretrains)],
         }
         for position, entry in enumerate(self._spec.report.published):

@@ -71,10 +71,12 @@ class Attachments:
         if best is not None and run is not None:
             register(self._store, self._server, self._plan, best, run.run_id)
         memory.registered = "-" if best is None else best.job.key
+        memory.registered_for = self._timeline.submission
 
     def _is_to_be_registered(self, memory: Memory) -> bool:
         succeeded = self._timeline.snapshot.state is SweepState.SUCCEEDED
-        return succeeded and self._plan.register == "best" and not memory.registered
+        is_done = memory.registered and memory.registered_for == self._timeline.submission
+        return succeeded and self._plan.register == "best" and not is_done
 
     def _provenance(self) -> Provenance:
         """Empty while it is not known."""

@@ -61,6 +61,8 @@ class Memory:
     """Sha256 of the files on the sweep's run."""
     registered: str = ""
     """Key of the backbone that is in the model registry, or `-` if there was none to put there."""
+    registered_for: str = ""
+    """Id of the submit whose plan was looked at for it: a later one may have a better backbone."""
     submission: str = ""
     """Id of the submit whose origin the sweep's run tells."""
 

@@ -68,8 +68,10 @@ class TrackingServer:
 
     @property
     def shown(self) -> str:
-        """Name of the server for people; never the URI, which may hold a password."""
-        return urlsplit(self.uri).hostname or self.uri.partition("?")[0]
+        """Name of the server for people; never the user, password or options of the URI."""
+        address = urlsplit(self.uri)
+        # A database's own socket has no host name, and may have a user and password all the same.
+        return address.hostname or f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
 
     def ensure_experiment(self, name: str) -> Experiment:
         """The experiment with this name, made if there is none.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import build_report
 from orchestrator.spec import load_sweep
 from orchestrator.state.transitions import SweepState
+from orchestrator.storage.dataset_files import DatasetFile, ShardEntry, dataset_digest
 from orchestrator.storage.local import LocalStore
+from tests.unit.test_wordnet import PUBLISHED, real, shipped  # noqa: F401 - a fixture
 
 ONE_SEED = ["pretrain.seeds=[0]", "transfer.*.seeds=[0]"]
 KINDS = {"manual", "random", "per-superclass", "rebalanced", "whole"}
@@ -56,3 +60,33 @@ def test_rehearsal_of_table_1_runs_to_its_end_and_prints_the_papers_tables(tmp_p
     shared = [job for job in plan.jobs if job.kind is JobKind.FINETUNE and job.facets.get("checkpoint") == "epoch3"]
     assert len(shared) == 6
     assert all(job.key == jobs[f"finetune/finetune/{job.facets['label_space']}/seed0/seed0"].key for job in shared)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real")
+def test_declared_sizes_of_imagenet21k_are_those_of_its_class_table_and_of_wordnet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synsets = shipped("imagenet21k_goog_synsets.txt")
+    rows = [{"class": number, "name": synset, "synset": synset} for number, synset in enumerate(synsets)]
+    table = json.dumps(rows).encode()
+    (tmp_path / "classes.json").write_bytes(table)
+    sizes = {"train": 12_743_321, "val": 102_400}
+    splits = {
+        split: (ShardEntry(name=f"{split}-0.tar", size_bytes=1, sha256="0" * 64, num_samples=number),)
+        for split, number in sizes.items()
+    }
+    described = DatasetFile(
+        splits=splits,
+        num_classes=len(rows),
+        levels={"synset": len(rows)},
+        classes_sha256=sha256(table).hexdigest(),
+        digest=dataset_digest(splits),
+    )
+    (tmp_path / "dataset.json").write_bytes(described.to_bytes())
+    monkeypatch.setenv("IN21K", tmp_path.as_uri())
+    sweep, _ = load_sweep("paper-in21k-binary")
+    assert not sweep.datasets["in21k"].missing
+    counted = {space.level: space.num_classes for space in sweep.labels.values() if space.entry == "nouns"}
+    assert counted == {str(level): number for level, number in PUBLISHED.items()}
+    assert sweep.labels["living"].num_classes == 2

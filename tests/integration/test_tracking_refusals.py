@@ -32,9 +32,14 @@ def _client(database) -> Any:
     return TrackingServer(f"sqlite:///{database}").client
 
 
+def _experiment_of_somebody_else(database) -> str:
+    # MLflow's own default is a folder in the working directory.
+    return str(_client(database).create_experiment("big", artifact_location=database.parent.as_uri()))
+
+
 def _run_of_somebody_else(database) -> str:
-    client = _client(database)
-    return str(client.create_run(client.create_experiment("big"), run_name="theirs").info.run_id)
+    experiment = _experiment_of_somebody_else(database)
+    return str(_client(database).create_run(experiment, run_name="theirs").info.run_id)
 
 
 def test_publisher_experiment_with_foreign_runs_is_refused_and_left_alone(database):
@@ -60,7 +65,7 @@ def test_publisher_foreign_experiment_that_was_given_to_it_is_used(database):
 
 def test_publisher_empty_experiment_of_the_same_name_becomes_its_own(database):
     client = _client(database)
-    client.create_experiment("big")
+    _experiment_of_somebody_else(database)
     big = big_sweep(3, is_over=False)
     assert Publisher(big.store, f"sqlite:///{database}").publish_once("big")
     assert client.get_experiment_by_name("big").tags["owner"] == "pretraining-orchestrator"

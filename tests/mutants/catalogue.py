@@ -222,12 +222,6 @@ MUTANTS = (
         new="def _cap_refusal(self, turn: Turn, size: Demand) -> str:\n    return ''",
     ),
     Mutant(
-        name="a reservation never ends",
-        where=f"{_LAUNCHING}._block",
-        old="keep(self._room, reservation)",
-        new="keep(self._room, reservation); Launching._start = lambda *_, **__: False",
-    ),
-    Mutant(
         name="paused sweep goes on",
         where="orchestrator.state.scheduler:Scheduler.decide",
         old="if one.snapshot.state is SweepState.RUNNING and",

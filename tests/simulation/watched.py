@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,7 @@ class WatchedCluster(SimulatedCluster):
         require(known == (self.name, self.epoch), f"{request.attempt_id} of {known} is launched in epoch {self.epoch}")
         self._check_alone(request)
         self._check_room(resources)
+        self._check_nodes(resources.share(num_workers), placement)
         failures = self.audit.sweeps[request.sweep].jobs[request.job].failures
         told, counted = request.execution.memory_retries, failures["out_of_memory"]
         require(told == counted, f"{request.attempt_id} is told of {told} failures of memory, not {counted}")
@@ -90,6 +92,18 @@ class WatchedCluster(SimulatedCluster):
         total = [node.group.shape for node in self.nodes.values()]
         gpus = resources.gpus + sum(shape.gpus for shape in held)
         require(gpus <= sum(shape.gpus for shape in total) + 1e-6, f"{gpus:g} GPUs are asked for in all")
+
+    def _check_nodes(self, share: Resources, placement: Placement) -> None:
+        """No node is named for more than it has."""
+        gpus: dict[str, float] = defaultdict(float)
+        for name in placement.nodes:
+            gpus[name] += share.gpus
+        for attempt in self.working():
+            for name in attempt.placement.nodes:
+                gpus[name] += attempt.share.gpus
+        for name in placement.nodes:
+            has = self.nodes[name].group.shape.gpus
+            require(gpus[name] <= has + 1e-6, f"{gpus[name]:g} of {has:g} GPUs of {name} are asked for")
 
     def stop(self, attempt_id: str) -> None:
         self._asked_at_s.setdefault(attempt_id, self.clock())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.logs import PrintedLog
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.logs import finish_log, put_segment
@@ -54,6 +55,18 @@ def test_logs_of_a_gang_are_merged_by_whole_lines_that_name_their_rank(
     missing = run_command(capsys, *arguments, "--rank", "2")
     assert missing.code == 102
     assert "there are [0, 1, 10]" in missing.err
+
+
+def test_lines_of_ranks_that_come_in_pieces_do_not_mix(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [log_name("sweep", JOB, 1, rank) for rank in (0, 1)]
+    log = PrintedLog(world.store, "sweep", JOB, 1, None)
+    for start, piece in ((0, b"ep"), (2, b"och 1\nep"), (10, b"och 2")):
+        for name in names:
+            put_segment(world.store, name, start, piece)
+        log.print_new()
+    log.print_new(is_whole=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["rank0 | epoch 1", "rank1 | epoch 1", "rank0 | epoch 2", "rank1 | epoch 2"]
 
 
 def test_following_goes_on_over_attempts_to_the_end_of_the_job(

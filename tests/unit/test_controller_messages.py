@@ -350,7 +350,7 @@ def test_attempts_that_stood_still_while_nobody_could_look_do_not_hang(tmp_path:
     assert world.backend.killed == []
 
 
-# ---------------------------------------------------------------------------------------------- what a pause leaves over
+# --------------------------------------------------------------------------------------------- what a pause leaves over
 
 
 def test_retry_after_a_paused_sweep_was_cancelled_runs_to_the_end(tmp_path: Path) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from orchestrator.contract import JobKind, Resources, Spot
 from orchestrator.errors import UserError
 from orchestrator.plan.accelerators import PEAKS, Machine, find_accelerator
+from orchestrator.plan.build import build_plan
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.estimates import Source, estimate, known_accelerator
 from orchestrator.plan.flops import Fit, network_of, start_s, steady_s
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.history import History, Measurement, measure
+from orchestrator.plan.reuse import repeated_jobs
 from orchestrator.plan.volumes import DatasetSize, Volumes, subject_of
+from orchestrator.planning.outlook import make_outlook
+from orchestrator.spec.load import parse_sweep, shipped_recipes
 from tests.planning_cases import TEXT, plan_of
 from workloads.train import throughput
 
@@ -262,3 +267,18 @@ def test_estimate_probes_on_cached_features_decode_no_image_and_trust_no_history
     assert {source for name, job in found.jobs.items() if name.startswith("embed") for source in [job.source]} == {
         Source.MODEL
     }
+
+
+def test_outlook_counts_a_result_of_two_names_once(tmp_path: Path) -> None:
+    again = (
+        "  - {name: again, target: levels/depth1, protocol: finetune, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}}\n"
+    )
+    hours, repeated = [], []
+    for text in (TEXT, TEXT.replace("report:", f"{again}report:")):
+        sweep = parse_sweep(text, "sweep.yaml", shipped_recipes())
+        plan = build_plan(sweep, store_uri=tmp_path.as_uri())
+        hours.append(make_outlook(sweep, plan, fleet=None).estimates.cpu_hours)
+        repeated.append(repeated_jobs(plan))
+    assert repeated == [set(), {job for job in plan.by_name() if job.startswith("finetune/again/")}]
+    assert len(repeated[1]) == 4
+    assert hours[1] == pytest.approx(hours[0])

@@ -93,6 +93,18 @@ def test_grid_cell_selected_on_validation_says_so(study, metrics):
     assert any("optimistic" in note for note in report.notes)
 
 
+def test_best_epoch_selects_no_cell_of_a_grid():
+    """lr=0.1 has the luckiest epoch, lr=1 ends best."""
+    lucky = {"lr=0.1": 0.0, "lr=0.4": 0.02, "lr=1": 0.01}
+
+    def metrics(job):
+        return {**_grid_metrics(job), "best_val_error": lucky.get(job.facets.get("cell"), 0.0)}
+
+    report = _report(replace(GRID, facets={"select_on": "val"}, metric="best_val_error"), metrics)
+    assert {row.cell for row in report.tables[0].rows} == {"lr=1"}
+    assert report.tables[0].rows[0].summary.mean == pytest.approx(0.01)
+
+
 def test_grid_is_shown_whole_with_its_selected_cell_marked():
     report = _report(GRID, _grid_metrics)
     grid = _ablation(report, Facet.CELL)

@@ -289,3 +289,22 @@ def test_probe_recipe_mistakes_are_told(recipe: str, expected: str) -> None:
 def test_random_ids_are_no_target_of_neighbours_either() -> None:
     head = HEAD.replace("labels:\n", "labels:\n  ids: {dataset: tree, random: {num_classes: [16]}}\n", 1)
     assert "random ids" in problems_of("name: top, target: ids/16, protocol: knn", head=head)
+
+
+def test_fine_tuning_is_checked_on_the_networks_that_it_measures_alone() -> None:
+    small, large = TWO_BLOCKS.split("  large: *block\n")
+    resnet = small.replace("pretrain:\n", "").replace("small: &block", "large:").replace("test_vit", "resnet18")
+    head = HEAD[: HEAD.index("pretrain:")] + small + resnet + large
+    # 100 samples are no whole number of groups of BatchNorm, which a vision transformer has none of.
+    odd = f"{TOP}, protocol: finetune, recipe: {{epochs: 2, batch_size: 100, lr: 0.1}}"
+    assert "BatchNorm" in problems_of(odd, head=head)
+    assert {job.facets["pretrain"] for job in measuring(plan_of(f"{odd}, pretrain: [small]", head=head))} == {"small"}
+
+
+def test_published_number_may_belong_to_a_retraining_baseline() -> None:
+    transfer = "name: top, target: digit/digit, protocol: finetune"
+    published = "report: {published: [{transfer: top, label_space: digit/digit, value: 0.1}]}\n"
+    head = HEAD.replace("pretrain:\n", f"{published}pretrain:\n")
+    sweep = sweep_of(f"{transfer}, baselines: [retrain]", head=head)
+    assert sweep.published[0]["label_space"] == "digit/digit"
+    assert "'digit/digit' is no label_space of this sweep" in problems_of(transfer, head=head)
