@@ -46,9 +46,7 @@ def diamond() -> tuple[Job, ...]:
 class World:
     """A store, a clock, a backend that outlives its controllers, and the controller of the moment."""
 
-    def __init__(
-        self, root: Path, backend: ScriptedBackend | None = None, *, store: ObjectStore | None = None
-    ) -> None:
+    def __init__(self, root: Path, backend: ScriptedBackend | None = None, *, store: ObjectStore | None = None) -> None:
         self.store: ObjectStore = store or LocalStore(root)
         self.clock = FakeClock()
         self.backend = backend or ScriptedBackend(self.store)

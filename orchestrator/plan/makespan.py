@@ -113,9 +113,7 @@ class _Room:
 
 
 class _Schedule:
-    def __init__(
-        self, plan: Plan, durations_s: Mapping[str, float], fleet: Fleet, running: Collection[str]
-    ) -> None:
+    def __init__(self, plan: Plan, durations_s: Mapping[str, float], fleet: Fleet, running: Collection[str]) -> None:
         self._durations_s, self._room = durations_s, _Room(fleet)
         self._rank = seconds_to_end(plan, durations_s) | dict.fromkeys(running, math.inf)
         self._order = {job.name: number for number, job in enumerate(plan.jobs)}

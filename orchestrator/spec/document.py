@@ -6,6 +6,7 @@ at last ``${env:NAME}``. Pure, but for the function that reads included files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,9 +112,10 @@ def _scaled(tree: Tree, scale: str) -> Tree:
 
 def _refuse_secret_overrides(overrides: Sequence[str]) -> None:
     for override in overrides:
-        shown = f"--set {override.partition('=')[0]}=..."
-        empty = parse_tree("{}", shown)
-        refuse_secrets(empty, override)
+        path = override.partition("=")[0]
+        # Its last key alone: errors of later steps show the whole argument.
+        key = parse_tree(json.dumps({path.rpartition(".")[2].strip(): "text"}), f"--set {path}=...")
+        refuse_secrets(key, override)
 
 
 def _with_variables(tree: Tree, asked_for: frozenset[str]) -> Tree:

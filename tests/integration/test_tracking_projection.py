@@ -220,6 +220,26 @@ def test_registry_best_backbone_of_a_sweep_is_registered_once(client, store, pla
     assert third.num_written == 0  # nothing is left to do, and nothing is done
 
 
+def test_registry_better_backbone_of_a_later_submit_is_registered_too(client, store, plan, uri):
+    small, large = (
+        sample_plan(store.uri, sweep=plan.sweep, spaces=spaces, seeds=(0, 1), transfers=("superclass",))
+        for spaces in ((BASELINE, "levels/depth4"), (BASELINE, "levels/depth4", "levels/depth3"))
+    )
+    journal = SampleJournal(store, replace(small, register="best"))
+    journal.run_all()
+    publisher = Publisher(store, uri)
+    assert publisher.publish_once(plan.sweep)
+    journal.accept(replace(large, register="best", revision=2))
+    for job in large.jobs:
+        if job.name not in small.by_name():
+            journal.run(job)
+    journal.finish()
+    assert publisher.publish_once(plan.sweep)
+    versions = client.search_model_versions(f"name = '{plan.sweep}'")
+    assert {version.tags["label_space"] for version in versions} == {"levels/depth3", "levels/depth4"}
+    assert client.get_model_version_by_alias(plan.sweep, "best").tags["label_space"] == "levels/depth3"
+
+
 def test_registry_sweep_that_does_not_ask_registers_nothing(client, store, plan, uri):
     SampleJournal(store, plan).run_all()
     assert Publisher(store, uri).publish_once(plan.sweep)

@@ -346,3 +346,11 @@ def test_ordinary_words_are_no_secrets() -> None:
     text = "resources: {pretrain: {cpus: 1}}\nstore: s3://bucket/task-force/secret-sauce\n" + TEXT
     document = read(text.replace("image_size: 32", "image_size: 32, kwargs: {class_token: true, global_pool: token}"))
     assert document.tree.value["pretrain"]["model"]["kwargs"]["global_pool"] == "token"
+
+
+@pytest.mark.parametrize("argument", ["tracking.password=hunter2", "vars.api-key=hunter2", "token = hunter2"])
+def test_override_called_as_secrets_are_is_refused_without_showing_it(argument: str) -> None:
+    with pytest.raises(SpecError, match="looks like a password") as caught:
+        read_document(TEXT, "sweep.yaml", changes=Changes(overrides=[argument]))
+    assert "hunter2" not in str(caught.value)
+    assert str(caught.value).startswith(f"--set {argument.partition('=')[0]}=...")
