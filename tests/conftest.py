@@ -1,6 +1,7 @@
 """What every test shares: isolation from the caller's shell, and hypothesis without wall-clock deadlines."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -11,6 +12,10 @@ for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES)]:
     del os.environ[name]
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+
+# A shell's background jobs ignore SIGINT, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two busy cores make any per-example deadline a lie; in CI the same examples run every time.
 settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))

@@ -30,7 +30,7 @@ __all__ = ["s3_server"]
 ROOT = Path(__file__).parents[2]
 HOUR_S = 3600.0
 WHY = {
-    "nowhere": "create the bucket",
+    "nowhere": "does not exist: create it",
     "denied": "check the credentials",
     "missing": "no credentials",
     "conditions": "ignores If-None-Match",

@@ -73,7 +73,7 @@ def test_publisher_empty_experiment_of_the_same_name_becomes_its_own(database):
 
 def test_publisher_deleted_experiment_says_how_to_get_it_back(database):
     client = _client(database)
-    number = client.create_experiment("big")
+    number = _experiment_of_somebody_else(database)
     client.delete_experiment(number)
     big = big_sweep(3)
     with pytest.raises(TrackingError, match="is deleted, and MLflow keeps its name; restore it, purge it"):
