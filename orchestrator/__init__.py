@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.api import Sweep
+    from orchestrator.api import Sweep, Where
+    from orchestrator.errors import InfeasibleError, SpecError
 
-__all__ = ["Sweep"]
+__all__ = ["InfeasibleError", "SpecError", "Sweep", "Where"]
+_API = ("Sweep", "Where")
+_ERRORS = ("InfeasibleError", "SpecError")
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - of several types
     # On demand: what commands do not need would cost each of them start-up time.
-    if name == "Sweep":
-        from orchestrator.api import Sweep
+    if name in _API:
+        from orchestrator import api
 
-        return Sweep
+        return getattr(api, name)
+    if name in _ERRORS:
+        from orchestrator import errors
+
+        return getattr(errors, name)
     if name == "__version__":
         from importlib.metadata import version
 

@@ -95,7 +95,7 @@ class Lab:
         return self.store.put(metrics_segment(job.key, 1, 0, 10), b"{}\n").name
 
     def write_log(self, sweep: str, job: Job) -> str:
-        return self.store.put(log_name(sweep, job.name, 1), b"hello\n").name
+        return self.store.put(log_name(sweep, job.name, 1, key=job.key), b"hello\n").name
 
     # --------------------------------------------------------------------------------------------------------- sweeps
     def post(self, sweep: str, jobs: Sequence[Job]) -> None:

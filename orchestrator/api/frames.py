@@ -71,12 +71,17 @@ def job_states(snapshot: Snapshot) -> DataFrame:
 
 
 def committed_results(plan: Plan, records: Mapping[str, Seen]) -> DataFrame:
-    """One row per committed run that trains or measures a backbone: facets and final metrics; rates are fractions."""
-    columns = ("job", "kind", "transfer", "protocol", "target", "label_space", "granularity")
+    """One row per committed run that trains or measures a backbone: facets and final metrics; rates are fractions.
+
+    Without any run there are the columns that the plan says there will be.
+    """
+    measured = [job for job in plan.jobs if job.kind in RESULT_KINDS]
+    first = ("job", "kind", "transfer", "protocol", "target", "label_space", "granularity")
+    columns = tuple(dict.fromkeys([*first, *(facet for job in measured for facet in job.facets), plan.metric, "key"]))
     rows = [
         {"job": job.name, "kind": job.kind.value, **job.facets, **records[job.key].metrics, "key": job.key}
-        for job in plan.jobs
-        if job.kind in RESULT_KINDS and job.key in records
+        for job in measured
+        if job.key in records
     ]
     return frame(rows, columns)
 

@@ -59,6 +59,9 @@ class PlanView:
         """What changes when this plan takes the place of another."""
         return diff_plans(other.plan, self.plan)
 
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"  # a plan has thousands of values
+
     def __str__(self) -> str:
         return "\n".join([self._title(), *self._lines()])
 

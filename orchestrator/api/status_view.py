@@ -35,9 +35,11 @@ class StatusView:
         """One row per job: ``job``, ``kind``, ``state``, ``attempts``, ``ran_s``, ``reason``, ..."""
         return job_states(self.snapshot)
 
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
     def __str__(self) -> str:
-        counts = ", ".join(f"{number} {state}" for state, number in self.counts.items())
-        return "\n".join([f"Sweep {self.snapshot.sweep}: {self.state.value} ({counts})", *failure_lines(self.snapshot)])
+        return "\n".join([self._title(), *failure_lines(self.snapshot)])
 
     def _repr_html_(self) -> str:
         states = [state.value for state in JobState if state in self.snapshot.counts]
@@ -46,4 +48,8 @@ class StatusView:
             counts = by_kind.setdefault(view.name.partition("/")[0], dict.fromkeys(states, 0))
             counts[view.state.value] += 1
         table = frame(({"kind": kind, **counts} for kind, counts in by_kind.items()), ("kind", *states))
-        return html_of(str(self).splitlines()[0], table, failure_lines(self.snapshot))
+        return html_of(self._title(), table, failure_lines(self.snapshot))
+
+    def _title(self) -> str:
+        counts = ", ".join(f"{number} {state}" for state, number in self.counts.items())
+        return f"Sweep {self.snapshot.sweep}: {self.state.value} ({counts})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from orchestrator.api.frames import committed_results
 from orchestrator.api.plan_view import PlanView
+from orchestrator.api.revision import difference, is_same_answer
 from orchestrator.api.status_view import StatusView
 from orchestrator.cli.plan import check_accelerator, choose_fleet, read_prices
 from orchestrator.cli.settings import Settings
@@ -27,6 +29,7 @@ from orchestrator.report.results import Report
 from orchestrator.spec import model
 from orchestrator.spec.survey import require_datasets
 from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
@@ -56,6 +59,7 @@ class Sweep:
         self.name, self.store_uri = name, store_uri
         self._resolved, self._text, self._settings = resolved, text, settings
         self._message = ""
+        self._planned: Plan | None = None
 
     @classmethod
     def from_yaml(
@@ -152,15 +156,20 @@ class Sweep:
 
         Raises:
             TimeoutError: it has not ended after ``timeout_s``; it goes on.
-            ControllerError: the controller refused what was submitted.
+            ControllerError: the controller refused what was submitted; or another plan than this file's was submitted,
+                and not by this object.
+            NotFoundError: the sweep was never submitted.
         """
         store = self._store()
+        load_snapshot(store, self.name)  # or refuse
         ledger = SweepLedger(store, self.name)
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             snapshot = ledger.refresh()
             if self._message in snapshot.refusals:
                 raise ControllerError(snapshot.refusals[self._message])
+            if not self._message and (differs := self._difference(snapshot)):
+                raise ControllerError(f"cannot wait: {differs}; submit() first, or Sweep.submitted({self.name!r})")
             is_settled = not self._message or self._message in snapshot.handled
             if is_settled and snapshot.state.is_final:
                 return StatusView(snapshot)
@@ -170,8 +179,15 @@ class Sweep:
             time.sleep(_POLL_S)
 
     def status(self) -> StatusView:
-        """Where the submitted sweep stands, from the store alone. Raises ``NotFoundError`` if it never was."""
-        return StatusView(load_snapshot(self._store(), self.name))
+        """Where the submitted sweep stands, from the store alone. Raises ``NotFoundError`` if it never was.
+
+        Warns where another plan than this file's was submitted: the status is that one's.
+        """
+        snapshot = load_snapshot(self._store(), self.name)
+        is_pending = bool(self._message) and self._message not in snapshot.handled
+        if not is_pending and (differs := self._difference(snapshot)):
+            warnings.warn(f"the status is that of another plan: {differs}", stacklevel=2)
+        return StatusView(snapshot)
 
     def results(self) -> DataFrame:
         """One row per run that has its result: facets (label space, seeds, target, ...) and final metrics in [0, 1].
@@ -185,30 +201,40 @@ class Sweep:
         return committed_results(plan, found.records)
 
     def report(self) -> Report:
-        """The answer so far, computed from results alone; also saved in the store, as ``orchestrator report`` does."""
+        """The answer so far, computed from results alone.
+
+        Of what was submitted it is also saved in the store, as ``orchestrator report`` does. Of a file that says
+        something else it is not: that would replace the submitted sweep's.
+        """
         from orchestrator.report.report import build_report, save_report  # with its plots
 
         store, plan = self._store(), self._plan()
-        report = build_report(store, plan, self._views(plan))
-        save_report(store, self.name, report)
+        snapshot = self._snapshot(store)
+        report = build_report(store, plan, _views(plan, snapshot))
+        if is_same_answer(plan, snapshot.plan):
+            save_report(store, self.name, report)
         return report
 
     def __repr__(self) -> str:
         return f"Sweep({self.name!r}, store={self.store_uri!r})"
 
     def _plan(self) -> Plan:
-        if self._resolved is not None:
-            return build_plan(self._resolved, store_uri=self.store_uri)
-        return load_plan(self._store(), self.name)
+        """Of the file, else what was submitted last."""
+        if self._resolved is None:
+            return load_plan(self._store(), self.name)
+        if self._planned is None:
+            self._planned = build_plan(self._resolved, store_uri=self.store_uri)
+        return self._planned
 
-    def _views(self, plan: Plan) -> dict[str, JobView]:
-        """What the journal says of the plan's jobs, as far as these are those that were submitted."""
+    def _difference(self, snapshot: Snapshot) -> str:
+        return "" if self._resolved is None else difference(self._plan(), snapshot)
+
+    def _snapshot(self, store: ObjectStore) -> Snapshot:
+        """Empty for a sweep that was never submitted."""
         try:
-            submitted = load_snapshot(self._store(), self.name).jobs
+            return load_snapshot(store, self.name)
         except NotFoundError:
-            return {}
-        keys = {job.name: job.key for job in plan.jobs}
-        return {name: view for name, view in submitted.items() if keys.get(name) == view.key}
+            return Snapshot(sweep=self.name)
 
     def _store(self) -> ObjectStore:
         if not is_initialised(self.store_uri):
@@ -220,3 +246,9 @@ class Sweep:
             message = f"cannot {verb} {self.name!r}: it was read from a store; open its file with Sweep.from_yaml"
             raise NotFoundError(message)
         return self._resolved
+
+
+def _views(plan: Plan, snapshot: Snapshot) -> dict[str, JobView]:
+    """What the journal says of the plan's jobs, as far as these are those that were submitted."""
+    keys = {job.name: job.key for job in plan.jobs}
+    return {name: view for name, view in snapshot.jobs.items() if keys.get(name) == view.key}

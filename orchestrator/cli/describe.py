@@ -19,7 +19,14 @@ from orchestrator.planning.look_up import read_seen
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.stack.description import read_stack
 from orchestrator.state.job_view import JobView
-from orchestrator.storage.layout import artifact_folder, checkpoints_folder, metrics_folder, record_name
+from orchestrator.storage.layout import (
+    artifact_folder,
+    checkpoints_folder,
+    job_logs_folder,
+    metrics_folder,
+    record_name,
+    short_hash,
+)
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.links import find_run_links
 from orchestrator.units import format_bytes, format_duration
@@ -80,17 +87,17 @@ def description_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """What a person reads."""
     yield f"{document['job']} of sweep {document['sweep']}: {document['state']}"
     yield from _lines(document, ("key", "reason"))
-    yield f"  attempts   {document['attempts']}{_failures(document)}"
+    yield f"  attempts     {document['attempts']}{_failures(document)}"
     if document["ran_s"]:
-        yield f"  ran        {format_duration(document['ran_s'])}, waited {format_duration(document['queued_s'])}"
+        yield f"  ran          {format_duration(document['ran_s'])}, waited {format_duration(document['queued_s'])}"
     result = document["result"]
     if result:
-        yield f"  result     {format_bytes(result['num_bytes'])}, made by {result['made_by']}"
+        yield f"  result       {format_bytes(result['num_bytes'])}, made by {result['made_by']}"
     for name, value in sorted(document["metrics"].items()):
-        yield f"  metric     {name} {value:.6g}"
-    yield f"  resources  {_asked(document)}"
-    yield from (f"  needs      {need}" for need in document["needs"])
-    yield from (f"  {name:11}{place}" for name, place in document["places"].items())
+        yield f"  metric       {name} {value:.6g}"
+    yield f"  resources    {_asked(document)}"
+    yield from (f"  needs        {need}" for need in document["needs"])
+    yield from (f"  {name:13}{place}" for name, place in document["places"].items())
     yield from _lines(document, ("mlflow",))
     yield "  identity"
     for line in json.dumps(document["identity"], indent=2, ensure_ascii=False).splitlines():
@@ -98,7 +105,7 @@ def description_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lines(document: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[str]:
-    return (f"  {name:11}{document[name]}" for name in names if document[name])
+    return (f"  {name:13}{document[name]}" for name in names if document[name])
 
 
 def _failures(document: Mapping[str, Any]) -> str:
@@ -122,7 +129,7 @@ def _places(store: ObjectStore, plan: Plan, job: Job) -> dict[str, str]:
         "record": f"{uri}/{record_name(key)}" if store.exists(record_name(key)) else "",
         "checkpoints": f"{uri}/{checkpoints_folder(key)}/ ({len(checkpoints)})" if checkpoints else "",
         "metrics": f"{uri}/{metrics_folder(key)}",
-        "logs": f"{uri}/logs/{plan.sweep}/{job.name}/",
+        "logs": f"{uri}/{job_logs_folder(plan.sweep, job.name)}<attempt>-{short_hash(key)}/",
     }
     return {name: place for name, place in found.items() if place}
 

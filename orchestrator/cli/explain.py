@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
+from orchestrator.controller.client import list_sweeps
+from orchestrator.errors import SpecError
+from orchestrator.plan.graph import Plan
 from orchestrator.planning.reasons import Explanation, explain
 from orchestrator.planning.sources import find_plan
+from orchestrator.storage.open import is_initialised, open_store
+
+_SHOWN = 20
+"""Sweeps of the store that an error names."""
 
 
 def explain_job(job: str, *, sweep: str, against: str, form: DocumentForm, store_uri: str) -> ExitCode:
     """Print what the store has of a job, or which field keeps it from having a result."""
     uri = store_uri or Settings().store_uri()
-    plan = find_plan(sweep, uri) if sweep else None
+    plan = _find_plan(sweep, uri) if sweep else None
     found = explain(job, plan, store_uri or (plan.store_uri if plan else uri), against=against)
     if form is not DocumentForm.TABLE:
         print_document(found.to_json(), form)
@@ -23,6 +31,21 @@ def explain_job(job: str, *, sweep: str, against: str, form: DocumentForm, store
     for line in explanation_lines(found):
         stdout_console().print(line, markup=False)
     return ExitCode.OK
+
+
+def _find_plan(sweep: str, uri: str) -> Plan:
+    """As ``find_plan``; its refusal of an unknown name knows files and shipped sweeps, but not what was submitted."""
+    try:
+        return find_plan(sweep, uri)
+    except SpecError as error:
+        if Path(sweep).is_file() or not is_initialised(uri):
+            raise
+        names = list_sweeps(open_store(uri))
+        if sweep in names:
+            raise
+        submitted = ", ".join(names[-_SHOWN:]) or "none"
+        message = f"store {uri} has no sweep {sweep!r} either; submitted there: {submitted}"
+        raise SpecError((*error.problems, message)) from None
 
 
 def explanation_lines(found: Explanation) -> Iterator[str]:

@@ -49,7 +49,9 @@ class Order:
     verb: str
     """``pause``, as the command is called."""
     wish: str
-    """``pauses: what runs goes on, nothing new starts``, said of the sweep or its jobs."""
+    """``pauses: what runs goes on, nothing new starts``, said of the sweep or of one job."""
+    wish_many: str = ""
+    """The same, said of several jobs; empty for orders that take no jobs."""
     undo: str = ""
     """Command that takes it back, or leads on."""
 
@@ -167,7 +169,8 @@ def _conclude(store: ObjectStore, snapshot: Snapshot, given: Given) -> ExitCode:
         complain(refusal)
         return ExitCode.REFUSED
     whose = f"{_number(len(given.jobs))} of {snapshot.sweep}" if given.jobs else snapshot.sweep
-    wish, undo = given.order.wish, f" {given.order.undo}" if given.order.undo else ""
+    wish = given.order.wish_many if given.jobs and len(given.jobs) > 1 else given.order.wish
+    undo = f" {given.order.undo}" if given.order.undo else ""
     told = f"Done: {whose} {wish}." if is_followed else f"Asked: {whose} {wish}; {_when(store, snapshot)}."
     stderr_console().print(f"{told}{undo} See: orchestrator status {snapshot.sweep}", markup=False, soft_wrap=True)
     return ExitCode.OK

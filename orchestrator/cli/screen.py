@@ -118,22 +118,22 @@ def _sign(state: JobState, *, is_ascii: bool) -> tuple[str, str]:
 def _running_table(standing: Standing, num_rows: int) -> Table:
     running = standing.running
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(f"running ({len(running)})", no_wrap=True, overflow="ellipsis")
+    seen = "running" if standing.is_served else "last seen running"
+    table.add_column(f"{seen} ({len(running)})", no_wrap=True, overflow="ellipsis")
     for name in ("try", "phase", "step", "images/s", "left"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("so far", no_wrap=True, overflow="ellipsis")
     names = list(running)
     for name in names[: num_rows if len(names) <= num_rows else num_rows - 1]:
         attempt = standing.snapshot.jobs[name].attempt
-        table.add_row(name, str(attempt.number if attempt else ""), *_progress_cells(running[name]))
+        cells = _progress_cells(running[name], is_served=standing.is_served)
+        table.add_row(name, str(attempt.number if attempt else ""), *cells)
     if len(names) > num_rows:
         table.add_row(Text(f"and {len(names) - num_rows + 1} more", style="dim"))
     return table
 
 
-def _progress_cells(progress: Progress) -> Iterable[str]:
+def _progress_cells(progress: Progress, *, is_served: bool) -> Iterable[str]:
     yield progress.phase
     yield f"{progress.step}/{progress.total_steps}" if progress.total_steps else ""
-    yield f"{progress.images_per_s:,.0f}" if progress.images_per_s > 0 else ""
-    yield format_duration(progress.eta_s) if progress.eta_s > 0 else ""
-    yield "  ".join(f"{name} {value:.4g}" for name, value in sorted(progress.metrics.items()))
+    yield f"{progress.images_per_s:,.0f}" if progress.images_per_s > 0 and is_served else ""
+    yield format_duration(progress.eta_s) if progress.eta_s > 0 and is_served else ""

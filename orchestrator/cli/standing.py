@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.cli.pace import Pacer, durations_of, pace_of
@@ -34,7 +34,7 @@ class Standing:
     num_messages: int = 0
     """Messages of clients that nobody has followed yet."""
     left: TimeLeft | None = None
-    """None = it has ended, or nobody can tell."""
+    """None = it has ended, no controller serves it, or nobody can tell."""
     left_on: str = ""
     """What the time left was scheduled on."""
     now: float = 0.0
@@ -68,16 +68,17 @@ class Standing:
 def read_standing(store: ObjectStore, snapshot: Snapshot, pacer: Pacer | None = None) -> Standing:
     """Read the present moment of a sweep; the time left is that of ``pacer``, without one it is computed here."""
     progress, now = read_progress(store, snapshot.sweep), time.time()
-    pace = pacer.look(snapshot, progress) if pacer else pace_of(snapshot, progress, durations_of(snapshot), now)
-    return Standing(
+    standing = Standing(
         snapshot=snapshot,
         progress=progress,
         lease=read_lease(store, snapshot.cluster) if snapshot.cluster else None,
         num_messages=len(store.list_children(inbox_folder(snapshot.sweep))),
-        left=pace[0] if pace else None,
-        left_on=pace[1] if pace else "",
         now=now,
     )
+    if not standing.is_served:  # nothing goes on, so that no time is left that would pass
+        return standing
+    pace = pacer.look(snapshot, progress) if pacer else pace_of(snapshot, progress, durations_of(snapshot), now)
+    return replace(standing, left=pace[0], left_on=pace[1]) if pace else standing
 
 
 def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:

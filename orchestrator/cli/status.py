@@ -133,7 +133,7 @@ def failure_lines(snapshot: Snapshot) -> list[str]:
     grouped: dict[str, list[str]] = {}
     for view in snapshot.jobs.values():
         if view.state is JobState.SKIPPED:
-            grouped.setdefault("skipped: they need a job that failed", []).append(view.name)
+            grouped.setdefault("skipped: they need a job that failed or was cancelled", []).append(view.name)
         elif view.state is JobState.FAILED:
             grouped.setdefault(f"failed: {view.reason}", []).append(view.name)
     return [
@@ -158,10 +158,14 @@ def _median_phases(views: Sequence[JobView]) -> list[str]:
 
 
 def running_lines(standing: Standing) -> list[str]:
-    """``pretrain/levels/depth2/seed0  train 96/512  1,200 images/s  3m10s left  val_error 0.12`` for running jobs."""
+    """``pretrain/levels/depth2/seed0  train 96/512  1,200 images/s  3m10s left`` for running jobs.
+
+    Without a controller nobody knows whether they still run: ``... last seen: train 96/512``.
+    """
     running = standing.running
+    tell = describe_progress if standing.is_served else _last_seen
     lines = [
-        f"{job}  {describe_progress(progress)}{again(standing.snapshot.jobs[job])}".rstrip()
+        f"{job}  {tell(progress)}{again(standing.snapshot.jobs[job])}".rstrip()
         for job, progress in sorted(running.items())[:MAX_LINES]
     ]
     return [*lines, f"and {len(running) - MAX_LINES} more running jobs"] if len(running) > MAX_LINES else lines
@@ -175,11 +179,19 @@ def again(view: JobView) -> str:
 
 
 def describe_progress(progress: Progress) -> str:
-    """``train 96/512  1,200 images/s  3m10s left  val_error 0.12``."""
-    parts = [progress.phase + (f" {progress.step}/{progress.total_steps}" if progress.total_steps else "")]
+    """``train 96/512  1,200 images/s  3m10s left``; its metrics are in ``-o json``."""
+    parts = [_step(progress)]
     parts += [f"{progress.images_per_s:,.0f} images/s"] if progress.images_per_s > 0 else []
     parts += [f"{format_duration(progress.eta_s)} left"] if progress.eta_s > 0 else []
-    return "  ".join([*parts, *(f"{name} {value:.4g}" for name, value in sorted(progress.metrics.items()))])
+    return "  ".join(parts)
+
+
+def _last_seen(progress: Progress) -> str:
+    return f"last seen: {_step(progress)}"
+
+
+def _step(progress: Progress) -> str:
+    return progress.phase + (f" {progress.step}/{progress.total_steps}" if progress.total_steps else "")
 
 
 def _show_all(store: ObjectStore, form: DocumentForm) -> ExitCode:

@@ -42,10 +42,9 @@ def cancel(sweep: str, jobs: Sequence[str], where: Sequence[str], sending: Sendi
     """The end of a sweep, or of some jobs, now."""
     wish = "is cancelled: what runs ends after a checkpoint, nothing else starts"
     choice = _choice(jobs, where, JobState.PENDING, JobState.RUNNING)
-    undo = "Submitting it again goes on from the checkpoints." if choice.is_everything else _then("retry", sweep)
     return give_order(
         sweep,
-        Order(verb="cancel", wish=wish if choice.is_everything else wish.replace("is", "are", 1), undo=undo),
+        Order(verb="cancel", wish=wish, wish_many=wish.replace("is", "are", 1), undo=_then("retry", sweep)),
         lambda store, names: client.cancel(store, sweep, jobs=names, **_envelope(sending)),
         sending,
         choice,
@@ -55,8 +54,9 @@ def cancel(sweep: str, jobs: Sequence[str], where: Sequence[str], sending: Sendi
 def retry(sweep: str, jobs: Sequence[str], where: Sequence[str], sending: Sending) -> ExitCode:
     """Another chance."""
     choice = _choice(jobs, where, JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)
-    whose = "gets another chance for all that failed or was skipped" if choice.is_everything else "get another chance"
-    order = Order(verb="retry", wish=f"{whose}, from their checkpoints where there are any")
+    one = "gets another chance" + " for all that failed, was skipped or cancelled" * choice.is_everything
+    tail = ", from checkpoints where there are any"
+    order = Order(verb="retry", wish=one + tail, wish_many="get another chance" + tail)
     return give_order(
         sweep,
         order,

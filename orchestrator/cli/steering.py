@@ -111,7 +111,7 @@ def retry(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Give jobs that failed, were skipped or cancelled another chance; without jobs all that failed or were skipped."""
+    """Give jobs that failed, were skipped or cancelled another chance; without jobs all of them."""
     from orchestrator.cli import steer
 
     sending = _sending(store, sender, output, force=force, yes=yes)

@@ -108,7 +108,8 @@ def cancel(
     """Ask for the end of a sweep, or only of some jobs (names, or patterns as of a shell); returns the message's id.
 
     What runs is stopped with a checkpoint; what needs a cancelled job is skipped. As with all messages, the id is found
-    in ``Snapshot.handled`` once a controller has followed it, or with the reason in ``Snapshot.refusals``.
+    in ``Snapshot.handled`` once a controller has followed it, or with the reason in ``Snapshot.refusals``. A sweep that
+    has ended refuses; ``retry`` takes a cancel back.
 
     Raises:
         NotFoundError: the store knows no such sweep.
@@ -163,9 +164,10 @@ def retry(
     consent: Consent = Consent.ASK,
     now: float | None = None,
 ) -> str:
-    """Ask for another chance of some jobs, or of all that failed or were skipped; see ``cancel``.
+    """Ask for another chance of some jobs, or of all that failed, were skipped or cancelled; see ``cancel``.
 
-    With a job comes what it needs and does not exist, and what was skipped because of it. Finished sweeps go on.
+    With a job comes what it needs and does not exist, and what was skipped because of it. Sweeps that have ended,
+    cancelled ones too, go on.
     """
     return _send(store, sweep, Retry(**_envelope(sender, consent, now), jobs=_named(jobs)))
 

@@ -81,6 +81,8 @@ _Found = tuple[type[MessageEvent], Mapping[str, Any]]
 
 def _cancel(snapshot: Snapshot, message: Cancel) -> _Found:
     if not message.jobs:
+        if snapshot.state.is_final:
+            raise _RefusalError(f"sweep {snapshot.sweep} is {snapshot.state}: it has ended, there is nothing to cancel")
         return events.CancelRequested, {}
     _check_state(snapshot, events.JobsCancelled)
     return events.JobsCancelled, {"jobs": tuple(_selected(snapshot, message.jobs, _OPEN, "pending or running"))}
@@ -92,9 +94,11 @@ def _retry(snapshot: Snapshot, message: Retry) -> _Found:
         chosen = _selected(snapshot, message.jobs, _HOPELESS, "failed, skipped or cancelled")
         jobs = _with_relatives(snapshot, chosen)
     else:
-        jobs = [v.name for v in snapshot.jobs.values() if v.state in {JobState.FAILED, JobState.SKIPPED}]
+        jobs = [view.name for view in snapshot.jobs.values() if view.state in _HOPELESS]
     if not jobs:
-        raise _RefusalError(f"no job of sweep {snapshot.sweep} has failed or was skipped: there is nothing to retry")
+        raise _RefusalError(
+            f"no job of sweep {snapshot.sweep} has failed, was skipped or cancelled: there is nothing to retry"
+        )
     return events.JobsRetried, {"jobs": tuple(jobs)}
 
 
@@ -125,6 +129,8 @@ def _check_state(snapshot: Snapshot, trigger: type[Event]) -> None:
         why = "it has ended; submit it again to go on with it"
     elif trigger is events.SweepResumed:
         why = "it is not paused"
+    elif trigger is events.JobsRetried:
+        why = "it is on its way to its end; wait for that, then retry it"
     else:
         why = "it is on its way to its end; wait for that, then submit it again"
     raise _RefusalError(f"sweep {snapshot.sweep} is {snapshot.state}, so nobody can {_WISHES[trigger]}: {why}")

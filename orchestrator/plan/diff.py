@@ -52,6 +52,9 @@ class PlanDiff:
         counts = Counter(job.change for job in self.jobs)
         return {change: counts[change] for change in Change}
 
+    def __repr__(self) -> str:
+        return f"<PlanDiff: {', '.join(f'{number} {change.value}' for change, number in self.counts.items())}>"
+
     def by_cause(self) -> dict[str, list[JobChange]]:
         """Rekeyed jobs by what changed; most share one cause, such as a recipe."""
         grouped: dict[str, list[JobChange]] = {}

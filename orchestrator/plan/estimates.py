@@ -6,6 +6,7 @@ store already holds (``history``). Jobs named in ``skip`` have their result and 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from orchestrator.plan.accelerators import CPU, DEFAULT_ACCELERATOR, PEAKS, Mach
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.flops import start_s, steady_s
 from orchestrator.plan.graph import Job, Plan
-from orchestrator.plan.history import Correction, History, Source
+from orchestrator.plan.history import FAR_LARGER, Correction, History, Source
 from orchestrator.plan.volumes import DatasetSize, Volume, Volumes
 
 __all__ = ["Estimates", "JobEstimate", "Source", "estimate"]
@@ -160,7 +161,8 @@ class _Estimator:
 
     def __init__(self, history: History, prices: PriceTable | None) -> None:
         self._history, self._prices = history, prices
-        self._corrections: dict[tuple[JobKind, str, Machine, str], Correction] = {}
+        self._brief_s = history.brief_model_s()
+        self._corrections: dict[tuple[JobKind, str, Machine, str, int], Correction] = {}
 
     def of(self, job: Job, volume: Volume, accelerator: str) -> JobEstimate:
         machine = machine_of(job, accelerator)
@@ -185,7 +187,9 @@ class _Estimator:
     def _correction(self, kind: JobKind, volume: Volume, machine: Machine) -> Correction:
         if not volume.is_measured:
             return Correction()
-        setting = (kind, volume.subject, machine, volume.work.precision)
+        # The larger the work, the fewer of the brief results count for it.
+        num_too_brief = bisect_left(self._brief_s, steady_s(volume.work, machine) / FAR_LARGER)
+        setting = (kind, volume.subject, machine, volume.work.precision, num_too_brief)
         if setting not in self._corrections:
             self._corrections[setting] = self._history.correction(kind, volume.subject, machine, volume.work)
         return self._corrections[setting]

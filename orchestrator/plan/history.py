@@ -34,6 +34,9 @@ from orchestrator.plan.volumes import (
 
 TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE})
 _FULL_TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE})
+_BRIEF_S = 10.0
+FAR_LARGER = 100.0
+"""Times the work of a result: beyond that, one of less than ``_BRIEF_S`` seconds is not extrapolated."""
 
 
 class Source(StrEnum):
@@ -70,6 +73,10 @@ class Measurement:
     def ratio(self) -> float:
         """Measured seconds / the model's."""
         return self.seconds / self.model_s
+
+    def is_too_brief_for(self, model_s: float) -> bool:
+        """Whether the ratio says nothing about work that takes ``model_s`` by the model of speed."""
+        return self.seconds < _BRIEF_S and model_s > FAR_LARGER * self.model_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +119,13 @@ class History:
         return seen.most_common(1)[0][0] if seen else CPU
 
     def correction(self, kind: JobKind, subject: str, machine: Machine, work: Work) -> Correction:
-        """By the most similar results on such an accelerator; the model alone where there are none."""
-        device = [m for m in self.measurements if m.machine.accelerator == machine.accelerator]
+        """By the most similar results on such an accelerator; the model alone where there are none.
+
+        Results of a few seconds tell nothing about work that is far larger: their seconds are first steps.
+        """
+        model_s = steady_s(work, machine)
+        found_there = (m for m in self.measurements if m.machine.accelerator == machine.accelerator)
+        device = [m for m in found_there if not m.is_too_brief_for(model_s)]
         similar: tuple[tuple[Source, Callable[[Measurement], bool]], ...] = (
             (Source.HISTORY, lambda m: _is_same(m, kind, subject, machine, work)),
             (Source.HISTORY, lambda m: (m.kind, m.subject) == (kind, subject)),
@@ -126,6 +138,10 @@ class History:
             if found := [m for m in device if is_similar(m)]:
                 return _correction(found, source)
         return Correction()
+
+    def brief_model_s(self) -> list[float]:
+        """The model's seconds of what took too little to tell about far larger work, ascending."""
+        return sorted(m.model_s for m in self.measurements if m.seconds < _BRIEF_S)
 
     def model_error(self) -> ModelError | None:
         """Of the model of speed, over all results of jobs that train known networks; None without any."""

@@ -232,6 +232,10 @@ class Report:
     ablations: tuple[Ablation, ...] = ()
     version: int = field(default=REPORT_VERSION)
 
+    def __repr__(self) -> str:
+        missing = f", {len(self.missing)} results missing" if self.missing else ""
+        return f"<Report of sweep {self.sweep}: {self.metric} in {len(self.tables)} tables{missing}>"
+
     @property
     def headlines(self) -> tuple[Table, ...]:
         """The tables of final weights and all labels."""

@@ -58,9 +58,7 @@ class Workload:
             by_epochs_s = _epochs_interval_s(self._jobs[request.job], duration_s)
             every_s = young_interval_s(assumed.checkpoint_stall_s, mtbf_s) if mtbf_s else by_epochs_s
             every_s = min(every_s, duration_s)
-        start_s = min(
-            assumed.cold_start_s if self._jobs[request.job].resources.gpus else assumed.cpu_start_s, duration_s
-        )
+        start_s = self._start_s(self._jobs[request.job])
         return JobWork(
             work_s=duration_s - start_s,
             checkpoint_every_s=every_s,
@@ -71,14 +69,14 @@ class Workload:
         )
 
     def lower_bound_s(self, spec: ClusterSpec) -> float:
-        """Seconds below which hardly any schedule gets, even on a cluster that never fails."""
+        """Seconds below which no schedule gets, even on a cluster that never fails and where every runner is warm."""
         left = [job for job in self._jobs.values() if job.key not in self._done]
         bounds = [self._critical_path_s(left)]
         groups = spec.groups
         for resource in ("gpus", "cpus"):
             has = sum(group.count * getattr(group.shape, resource) for group in groups)
             # Jobs with one key run once.
-            asked = {job.key: getattr(job.resources, resource) * self._durations_s[job.name] for job in left}
+            asked = {job.key: getattr(job.resources, resource) * self._least_s(job) for job in left}
             bounds.append(sum(asked.values()) / has if has else 0.0)
         return max(bounds)
 
@@ -86,8 +84,20 @@ class Workload:
         ends: dict[str, float] = {}
         for job in jobs:
             begin_s = max((ends.get(need, 0.0) for need in job.needs), default=0.0)
-            ends[job.name] = begin_s + self._durations_s[job.name]
+            ends[job.name] = begin_s + self._least_s(job)
         return max(ends.values(), default=0.0)
+
+    def _start_s(self, job: Job) -> float:
+        """How much of a job's duration is its start where no process is up."""
+        assumed = self._assumptions
+        cold_s = assumed.cold_start_s if job.resources.gpus else assumed.cpu_start_s
+        return min(cold_s, self._durations_s.get(job.name, 0.0))
+
+    def _least_s(self, job: Job) -> float:
+        """Of a job, at best: gangs always start anew, anything else may find a warm runner."""
+        start_s = self._start_s(job)
+        warm_s = start_s if job.execution.num_workers > 1 else min(self._assumptions.warm_start_s, start_s)
+        return self._durations_s[job.name] - start_s + warm_s
 
 
 def _epochs_interval_s(job: Job, duration_s: float) -> float:

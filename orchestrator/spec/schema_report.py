@@ -59,7 +59,8 @@ class TrackingSpec(Strict):
         if "@" in authority:
             message = (
                 "a URI with a user or password is refused, because sweeps are stored and shared; "
-                "remove it and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+                "remove it from the file and revoke it; "
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
             )
             raise PydanticCustomError("refused", message)
         return uri

@@ -30,8 +30,9 @@ _KEY = re.compile(
 )
 _VARIABLE = re.compile(r"(?i)secret|passw|token|credential|private_?key|api_?key|access_?key")
 _REMEDY = (
-    "sweeps are stored and shared, so it is refused: remove it, make it invalid, and give it by the environment of the "
-    "program that needs it (AWS_SECRET_ACCESS_KEY, MLFLOW_TRACKING_PASSWORD); machine-dependent places are ${env:NAME}"
+    "sweeps are stored and shared, so it is refused: remove it from the file and revoke it; give it by the environment "
+    "of the program that needs it (AWS_SECRET_ACCESS_KEY, MLFLOW_TRACKING_PASSWORD); machine-dependent places are "
+    "${env:NAME}"
 )
 
 

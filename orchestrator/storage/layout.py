@@ -48,9 +48,28 @@ def claim_name(key: str) -> str:
     return f"jobs/{key}/claim.json"
 
 
-def log_name(sweep: str, job: str, attempt_number: int, rank: int = 0) -> str:
-    """Text log of one rank of an attempt; an attempt of one worker has rank 0 only."""
-    return f"logs/{sweep}/{job}/{attempt_number:06d}/rank{rank}.log"
+def job_logs_folder(sweep: str, job: str) -> str:
+    """Folder of the logs of all attempts at a job, under whatever keys it had."""
+    return f"logs/{sweep}/{job}/"
+
+
+def attempt_logs_folder(sweep: str, job: str, attempt_number: int, key: str) -> str:
+    """Folder of the logs of one attempt.
+
+    Attempts are counted by key, so that after a change of the sweep another attempt 1 follows: the folder names both.
+    With an empty key it is the folder of stores written before that.
+    """
+    return f"{job_logs_folder(sweep, job)}{attempt_number:06d}{f'-{short_hash(key)}' if key else ''}/"
+
+
+def short_hash(key: str) -> str:
+    """The first 8 hexadecimal digits of a key's hash."""
+    return key.rpartition("-")[2][:8]
+
+
+def log_name(sweep: str, job: str, attempt_number: int, rank: int = 0, *, key: str) -> str:
+    """Text log of one rank of an attempt at a key; an attempt of one worker has rank 0 only."""
+    return f"{attempt_logs_folder(sweep, job, attempt_number, key)}rank{rank}.log"
 
 
 def lease_name(cluster: str) -> str:

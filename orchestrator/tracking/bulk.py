@@ -114,7 +114,8 @@ class BulkWriter:
         rows = [_run_row(experiment, run_id, draft) for run_id, draft in drafts if not draft.run_id]
         if rows:
             connection.execute(runs.insert(), rows)
-        known = [{"known": run_id, **_ending(draft)} for run_id, draft in drafts if draft.run_id]
+        ending = [(run_id, draft) for run_id, draft in drafts if draft.run_id and not draft.facts.keeps_ending]
+        known = [{"known": run_id, **_ending(draft)} for run_id, draft in ending]
         if known:
             connection.execute(runs.update().where(runs.c.run_uuid == bindparam("known")), known)
 

@@ -17,6 +17,8 @@ SWEEP_JOB = "(sweep)"
 """In place of a job's name, the run of the sweep itself; no job can be called so."""
 SWEEP_RUN: RunIdentity = (SWEEP_JOB, "")
 _MAX_TAG_CHARACTERS = 4000
+SUPERSEDED = "superseded"
+"""In the tag ``state``, instead of the job's state: a later revision of the sweep has no such job, or another key."""
 
 
 class RunStatus(StrEnum):
@@ -63,16 +65,25 @@ class RunFacts:
     end_s: float | None
     """Of the latest attempt; None unless the status is final."""
     tags: Mapping[str, str]
+    keeps_ending: bool = False
+    """Whether the run that is there knows better how and when it ended."""
 
     @property
     def identity(self) -> RunIdentity:
         """What the run is found by."""
         return self.job, self.key
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether the plan no longer has the job under this key."""
+        return self.tags.get("state") == SUPERSEDED
+
     @cached_property
     def fingerprint(self) -> str:
         """Changes whenever the run's status, times or tags do."""
-        said = [self.job, self.key, self.status, self.start_s, self.end_s, sorted(self.tags.items())]
+        # Superseded once, superseded whenever: a third revision is no news.
+        times = [] if self.is_superseded else [self.start_s, self.end_s]
+        said = [self.job, self.key, self.status, *times, sorted(self.tags.items())]
         return sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
@@ -121,11 +132,23 @@ def job_facts(timeline: Timeline, view: JobView, kind: str) -> RunFacts | None:
     )
 
 
-def dropped_facts(sweep: str, identity: RunIdentity, ended_at_s: float) -> RunFacts:
-    """The run of a job that a later revision of the plan no longer has."""
+def superseded_facts(sweep: str, identity: RunIdentity, status: RunStatus | None, ended_at_s: float) -> RunFacts:
+    """The run of a job that a later revision of the plan no longer has; ``status`` is the run's own so far.
+
+    A run that has ended keeps its status, its times and all its other tags, and so does one of which nobody remembers
+    the status. Any other ends with the revision.
+    """
     job, key = identity
-    tags = {**_identity_tags(sweep, job, key), "state": "dropped"}
-    return RunFacts(job=job, key=key, status=RunStatus.KILLED, start_s=ended_at_s, end_s=ended_at_s, tags=tags)
+    is_open = status is not None and not status.is_final
+    return RunFacts(
+        job=job,
+        key=key,
+        status=RunStatus.KILLED if status is None or is_open else status,
+        start_s=ended_at_s,
+        end_s=ended_at_s,
+        tags={**_identity_tags(sweep, job, key), "state": SUPERSEDED},
+        keeps_ending=not is_open,
+    )
 
 
 def attempt_states(view: JobView) -> str:

@@ -105,8 +105,8 @@ class OneByOneWriter:
         from mlflow.entities import RunStatus
 
         facts = draft.facts
-        if not draft.run_id and facts.status.value == "RUNNING":
-            return  # as MLflow makes them
+        if facts.keeps_ending or (not draft.run_id and facts.status.value == "RUNNING"):
+            return  # as it is there, or as MLflow makes them
         end_ms = _NO_END if facts.end_s is None else milliseconds(facts.end_s)
         # The client's own methods cannot take an end back.
         store = self._client._tracking_client.store  # noqa: SLF001

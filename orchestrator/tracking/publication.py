@@ -128,7 +128,8 @@ class Publication:
 
     def _discard_superseded(self, changed: list[RunFacts]) -> None:
         """Replace runs that show steps which a later attempt repeated: MLflow cannot take a metric back."""
-        told = [facts for facts in changed if facts.identity in self._runs and self._runs[facts.identity].said]
+        known = [facts for facts in changed if facts.identity in self._runs and not facts.is_superseded]
+        told = [facts for facts in known if self._runs[facts.identity].said]
         read_all(self._list_segments, told)
         for facts in told:
             valid = last_steps(self._list_segments(facts))
@@ -143,10 +144,11 @@ class Publication:
     # -------------------------------------------------------------------------------------------------------- publish
     def _publish(self, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
         experiment = self._server.ensure_experiment(self._plan.experiment or self._plan.sweep)
-        if self._memory.experiment_id != experiment.experiment_id:
+        is_new_plan = self._memory.submission != self._timeline.submission
+        if self._memory.experiment_id != experiment.experiment_id or is_new_plan:
             self._server.tag_experiment(experiment, shared_view(self._plan))
             self._memory.experiment_id = experiment.experiment_id
-        self._adopt(experiment, [*changed, *(trial.facts for trial in trials)])
+        found_more = self._adopt(experiment, [*changed, *(trial.facts for trial in trials)])
         sweep = [facts for facts in changed if facts.identity == SWEEP_RUN]
         if SWEEP_RUN not in self._runs:  # first: it is the parent of the others
             self._write(experiment, [self._unfinished(sweep[0])], {})
@@ -154,22 +156,29 @@ class Publication:
         jobs = [facts for facts in changed if facts.identity != SWEEP_RUN]
         batches = [jobs[start : start + _BATCH] for start in range(0, len(jobs), _BATCH)]
         # Last, the sweep: its end says that all is there. Stops at nothing but errors.
-        return all(
+        is_all_there = all(
             [
                 *(self._publish_jobs(experiment, batch) for batch in batches),
                 self._publish_trials(experiment, trials),
                 self._publish_sweep(experiment, sweep),
             ]
         )
+        return is_all_there and not found_more
 
-    def _adopt(self, experiment: Experiment, changed: list[RunFacts]) -> None:
-        """Find runs that a crash, between making them and saving the memory, left to their tags alone."""
+    def _adopt(self, experiment: Experiment, changed: list[RunFacts]) -> bool:
+        """Find runs that a crash, between making them and saving the memory, left to their tags alone.
+
+        True if there are others as well, of earlier revisions: the next pass says so of them.
+        """
         missing = {facts.identity for facts in changed} - self._runs.keys()
         if not missing:
-            return
-        for job, key, run_id in self._server.find_runs(experiment, self._plan.sweep):
-            if (job, key) in missing and run_id not in self._memory.discarded:
-                self._runs.setdefault((job, key), RunMemory(job=job, key=key, run_id=run_id))
+            return False
+        found = self._server.find_runs(experiment, self._plan.sweep)
+        discarded = set(self._memory.discarded)
+        unknown = [run for run in found if run[:2] not in self._runs and run[2] not in discarded]
+        for job, key, run_id in unknown:
+            self._runs.setdefault((job, key), RunMemory(job=job, key=key, run_id=run_id))
+        return any(run[:2] not in missing for run in unknown)
 
     def _write(
         self, experiment: Experiment, drafts: Sequence[RunDraft], contents: Mapping[RunIdentity, JobContent]
@@ -223,7 +232,8 @@ class Publication:
             name=facts.job,
             facts=facts,
             run_id="" if run is None else run.run_id,
-            parent_run_id=self._runs[SWEEP_RUN].run_id,
+            # An earlier revision's is there; that of a trial is a job's.
+            parent_run_id="" if facts.is_superseded else self._runs[SWEEP_RUN].run_id,
             params=given.params,
             tags=given.tags,
             points=given.points,

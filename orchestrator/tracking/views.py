@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from orchestrator.plan.graph import Plan
+from orchestrator.tracking.facts import SUPERSEDED
 
 _TAG_PREFIX = "mlflow.sharedViewState."
 _MAX_RUNS = 100
@@ -36,7 +37,9 @@ def _view(plan: Plan) -> dict[str, Any]:
     # Runs without the parameter are left out: those of backbones, or of everything but backbones and transfers.
     compared = "transfer" if any("transfer" in job.facets for job in plan.jobs) else "level"
     return {
-        "searchFilter": f"tags.sweep = '{plan.sweep}' AND params.{compared} LIKE '%'",
+        "searchFilter": (
+            f"tags.sweep = '{plan.sweep}' AND tags.state != '{SUPERSEDED}' AND params.{compared} LIKE '%'"
+        ),
         "orderByKey": f"metrics.`{plan.metric}`",
         "orderByAsc": True,
         "startTime": "ALL",

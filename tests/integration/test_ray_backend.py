@@ -49,7 +49,7 @@ def test_backend_quick_job_is_committed_and_logged(make_backend, store, finish):
     assert report.result is not None
     assert report.result.outcome is Outcome.COMMITTED
     assert read_record(store, attempt.key).attempt_id == attempt.attempt_id
-    assert b"hello from quick" in store.get(log_name("scripted", "quick", 0))
+    assert b"hello from quick" in store.get(log_name("scripted", "quick", 0, key=attempt.key))
 
 
 def test_backend_second_job_of_a_shape_runs_in_the_warm_runner(make_backend, store, finish, runners):
@@ -87,7 +87,7 @@ def test_backend_failing_job_reports_kind_and_traceback(make_backend, store, fin
     assert report.failure.kind is FailureKind.USER_ERROR
     assert report.failure.message == "no such model"
     assert "ray_jobs.py" in report.failure.traceback
-    assert b"UserError: no such model" in store.get(log_name("scripted", "fails", 0))
+    assert b"UserError: no such model" in store.get(log_name("scripted", "fails", 0, key=attempt.key))
 
 
 def test_backend_runner_after_memory_error_leaves_and_the_next_job_gets_another(
@@ -137,7 +137,7 @@ def test_backend_new_controller_finds_the_running_attempt(make_backend, store, g
 def test_backend_new_controller_pulls_the_outcome_that_the_former_never_saw(make_backend, store, until, finish):
     first, attempt = make_backend(epoch=1), request(store, job("unseen"))
     first.launch(attempt, ONE_CPU)
-    until(lambda: store.exists(log_name("scripted", "unseen", 0)))
+    until(lambda: store.exists(log_name("scripted", "unseen", 0, key=attempt.key)))
     assert finish(make_backend(epoch=2), attempt.attempt_id).status is AttemptStatus.SUCCEEDED
 
 

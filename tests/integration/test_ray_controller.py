@@ -151,7 +151,7 @@ def test_attempt_that_hangs_is_found_by_the_controller_and_tried_again(store, ga
     assert view.failures == {FailureKind.HANG: 1}
     assert view.last_failure is not None
     assert view.last_failure.node, "the scheduler must know where it hung"
-    assert "in hang_until" in read_log(store, log_name(SWEEP, "first", 1)).decode()
+    assert "in hang_until" in read_log(store, log_name(SWEEP, "first", 1, key=view.key)).decode()
 
 
 @pytest.fixture

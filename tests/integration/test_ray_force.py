@@ -34,7 +34,7 @@ def test_attempt_that_hangs_is_ended_with_its_stacks_in_the_log(backend, store, 
     assert report.status is AttemptStatus.FAILED
     assert report.failure is not None
     assert (report.failure.kind, report.failure.message) == (FailureKind.HANG, "hangs: no progress")
-    log = read_log(store, log_name("scripted", "stuck", 0)).decode()
+    log = read_log(store, log_name("scripted", "stuck", 0, key=attempt.key)).decode()
     assert log.count("hello from stuck") == 1
     assert "in hang_until" in log
 
@@ -85,7 +85,7 @@ def test_gang_that_hangs_is_ended_with_the_stacks_of_every_rank(
     assert report.failure is not None
     assert report.failure.kind is FailureKind.HANG
     for rank in range(2):
-        assert "in hang_until" in read_log(store, log_name("scripted", "stuck-gang", 0, rank)).decode()
+        assert "in hang_until" in read_log(store, log_name("scripted", "stuck-gang", 0, rank, key=attempt.key)).decode()
     backend.release(attempt.attempt_id)
     table = ray_cluster.util.placement_group_table
     until(lambda: backend.observe(()) == [] and all(group["state"] == "REMOVED" for group in table().values()))

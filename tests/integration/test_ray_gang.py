@@ -40,7 +40,7 @@ def test_gang_commits_once_and_every_rank_has_a_log(backend, store, finish):
     assert report.status is AttemptStatus.SUCCEEDED, report
     assert read_record(store, attempt.key).metrics["rank_sum"] == 3
     for rank in range(2):
-        log = store.get(log_name("scripted", "gang", 0, rank))
+        log = store.get(log_name("scripted", "gang", 0, rank, key=attempt.key))
         assert log.count(b"hello from gang") == 1
         assert log.count(b"a word to the log") == 1
 
@@ -64,7 +64,7 @@ def test_gang_worker_killed_is_a_lost_node_and_the_next_attempt_commits_once(
     assert report.status is AttemptStatus.SUCCEEDED, report
     assert read_record(store, again.key).metrics["rank_sum"] == 3
     for rank in range(2):
-        assert b"hello from gang" in store.get(log_name("scripted", "gang", 1, rank))
+        assert b"hello from gang" in store.get(log_name("scripted", "gang", 1, rank, key=again.key))
 
 
 @pytest.mark.slow

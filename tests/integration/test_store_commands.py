@@ -46,7 +46,7 @@ def plan(store) -> Plan:
     plan = sample_plan(store.uri, spaces=SPACES, seeds=(0,))
     SampleJournal(store, plan).run_all()
     for job in plan.jobs:
-        store.put(log_name(SWEEP, job.name, 1), b"hello")
+        store.put(log_name(SWEEP, job.name, 1, key=job.key), b"hello")
         write_segment(store, job.key, 1, 0, [0.5])
     return plan
 

@@ -317,7 +317,7 @@ def test_publisher_job_of_an_earlier_revision_is_killed(client, store, plan, pub
 
     run = _runs(client, plan)[job.name]
     assert run.info.status == "KILLED"
-    assert run.data.tags["state"] == "dropped"
+    assert run.data.tags["state"] == "superseded"
 
 
 def test_publisher_deleted_run_is_made_anew(client, store, plan, publisher):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import orchestrator
 from orchestrator.api import Sweep
 from orchestrator.api.sweep import Where
-from orchestrator.errors import SpecError
+from orchestrator.errors import ControllerError, NotFoundError, SpecError
+from orchestrator.report.report import DOCUMENT
 from orchestrator.state import events
 from orchestrator.storage.journal import Journal
+from orchestrator.storage.layout import report_name
 from orchestrator.storage.local import LocalStore
 from tests.report_sweeps import StudyPlan, accept
 from tests.unit.test_declared_datasets import ABSENT, Declared
@@ -37,3 +42,79 @@ def test_report_tells_failed_runs_of_what_was_submitted_and_of_nothing_else(tmp_
     report = Sweep.submitted(plan.sweep, store=store.uri).report()
     assert report.absent[failed] == "failed"
     assert any("no attempts left" in note for note in report.notes)
+
+
+VARIANT = ("pretrain.seeds=[7]",)
+
+
+@pytest.fixture
+def submitted(tmp_path: Path) -> LocalStore:
+    """A store where the quickstart was taken over, and nothing has run."""
+    store = LocalStore(tmp_path / "store")
+    accept(store, replace(Sweep.from_yaml("quickstart", store=store.uri).plan().plan, revision=1))
+    return store
+
+
+def test_report_of_a_variant_does_not_replace_that_of_what_was_submitted(submitted: LocalStore) -> None:
+    name = report_name("quickstart", DOCUMENT)
+    variants = [VARIANT, ("report.metric=best_val_error",), ("report.baseline=levels/depth3",)]
+    for overrides in variants:
+        report = Sweep.from_yaml("quickstart", store=submitted.uri, overrides=overrides).report()
+        assert report.tables
+        assert not submitted.exists(name), overrides
+    Sweep.from_yaml("quickstart", store=submitted.uri).report()
+    assert submitted.exists(name)
+
+
+def test_report_of_what_was_never_submitted_leaves_no_sweep_behind(submitted: LocalStore) -> None:
+    sweep = Sweep.from_yaml("digits", store=submitted.uri)
+    assert sweep.report().missing
+    assert submitted.list_children("sweeps/") == ["quickstart"]
+    with pytest.raises(NotFoundError, match="no sweep 'digits'"):
+        sweep.wait(timeout_s=0)
+
+
+def test_status_and_wait_of_a_variant_say_that_another_plan_was_submitted(submitted: LocalStore) -> None:
+    variant = Sweep.from_yaml("quickstart", store=submitted.uri, overrides=VARIANT)
+    with pytest.warns(UserWarning, match=r"revision 1\) is not what this file.* added, .* removed"):
+        variant.status()
+    with pytest.raises(ControllerError, match=r"cannot wait.*submit\(\) first"):
+        variant.wait(timeout_s=0)
+    same = Sweep.from_yaml("quickstart", store=submitted.uri)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same.status()
+    with pytest.raises(TimeoutError):
+        same.wait(timeout_s=0)
+
+
+def test_results_without_any_have_the_columns_that_questions_need(submitted: LocalStore) -> None:
+    runs = Sweep.submitted("quickstart", store=submitted.uri).results()
+    assert len(runs) == 0
+    assert {"label_space", "level", "pretrain_seed", "transfer", "transfer_seed", "val_error", "key"} <= set(
+        runs.columns
+    )
+    assert runs[runs.transfer == "superclass"].groupby("label_space").val_error.mean().empty
+
+
+def test_package_gives_what_scripts_catch_and_choose() -> None:
+    from orchestrator import errors
+
+    assert (orchestrator.SpecError, orchestrator.InfeasibleError) == (errors.SpecError, errors.InfeasibleError)
+    assert orchestrator.Where is Where
+    assert set(orchestrator.__all__) == {"InfeasibleError", "SpecError", "Sweep", "Where"}
+
+
+def test_repr_of_views_is_one_line(submitted: LocalStore) -> None:
+    sweep = Sweep.from_yaml("quickstart", store=submitted.uri)
+    view = sweep.plan()
+    shown = {
+        repr(view): "Plan of sweep quickstart: 52 jobs",
+        repr(view.diff(view)): "52 unchanged",
+        repr(sweep.report()): "Report of sweep quickstart: val_error",
+        repr(sweep.status()): "Sweep quickstart: ",
+    }
+    for text, what in shown.items():
+        assert what in text
+        assert len(text) < 200
+        assert "\n" not in text

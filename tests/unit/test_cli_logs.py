@@ -24,8 +24,11 @@ ROOT = Path(__file__).parents[2]
 JOB = "pretrain/a"
 
 
-def write(world: World, text: str, *, attempt: int = 1, rank: int = 0) -> None:
-    finish_log(world.store, log_name("sweep", JOB, attempt, rank), text.encode())
+KEY = next(job.key for job in diamond() if job.name == JOB)
+
+
+def write(world: World, text: str, *, attempt: int = 1, rank: int = 0, key: str = KEY) -> None:
+    finish_log(world.store, log_name("sweep", JOB, attempt, rank, key=key), text.encode())
 
 
 @pytest.fixture
@@ -43,12 +46,26 @@ def test_log_of_one_worker_is_printed_as_it_is(world: World, capsys: pytest.Capt
     assert run_command(capsys, "logs", "sweep", JOB, "--store", world.store.uri).out == "epoch 1: é\nno end"
 
 
+def test_logs_after_a_changed_submit_show_the_attempts_at_the_present_key(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("logs", "sweep", JOB, "--store", world.store.uri)
+    write(world, "of an older store\n", key="")
+    assert run_command(capsys, *arguments).out == "of an older store\n"
+    write(world, "now\n")
+    write(world, "former key\n", attempt=2, key="pretrain-a-ffff")
+    assert run_command(capsys, *arguments).out == "now\n"
+    missing = run_command(capsys, *arguments, "--attempt", "2")
+    assert missing.code == 102
+    assert "there are [1]" in missing.err
+
+
 def test_logs_of_a_gang_are_merged_by_whole_lines_that_name_their_rank(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(world, "a\nb")
     write(world, "c\n", rank=1)
-    put_segment(world.store, log_name("sweep", JOB, 1, 10), 0, b"killed")
+    put_segment(world.store, log_name("sweep", JOB, 1, 10, key=KEY), 0, b"killed")
     arguments = ("logs", "sweep", JOB, "--store", world.store.uri)
     assert run_command(capsys, *arguments).out == "rank0 | a\nrank0 | b\nrank1 | c\nrank10 | killed\n"
     assert run_command(capsys, *arguments, "--rank", "1").out == "c\n"
@@ -58,8 +75,8 @@ def test_logs_of_a_gang_are_merged_by_whole_lines_that_name_their_rank(
 
 
 def test_lines_of_ranks_that_come_in_pieces_do_not_mix(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    names = [log_name("sweep", JOB, 1, rank) for rank in (0, 1)]
-    log = PrintedLog(world.store, "sweep", JOB, 1, None)
+    names = [log_name("sweep", JOB, 1, rank, key=KEY) for rank in (0, 1)]
+    log = PrintedLog(world.store, "sweep", JOB, (1, KEY), None)
     for start, piece in ((0, b"ep"), (2, b"och 1\nep"), (10, b"och 2")):
         for name in names:
             put_segment(world.store, name, start, piece)

@@ -17,6 +17,7 @@ from orchestrator.cli.standing import Standing, standing_lines
 from orchestrator.cli.status import ANSWER_S
 from orchestrator.contract import Progress
 from orchestrator.controller.client import load_snapshot
+from orchestrator.controller.lease import LeaseState
 from orchestrator.controller.progress import LiveProgress
 from orchestrator.errors import FailureKind
 from orchestrator.spec.policy import Policy
@@ -24,9 +25,10 @@ from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import Failure, JobView
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.layout import checkpoints_folder, lease_name
 from orchestrator.storage.local import LocalStore
 from tests.commands import Ended, run_command
-from tests.live_sweep import SWEEP, write_live_sweep
+from tests.live_sweep import CLUSTER, SWEEP, write_live_sweep
 from tests.scripted_sweep import make_job, make_plan
 
 PATIENCE_S = 8.0
@@ -102,21 +104,45 @@ def live(tmp_path: Path) -> LocalStore:
     return store
 
 
-def test_status_of_a_live_sweep_tells_pace_use_and_past(live: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run_command(capsys, "status", SWEEP, "--store", live.uri)
+@pytest.fixture
+def served(live: LocalStore) -> LocalStore:
+    """The same, beside a controller."""
+    lease = LeaseState(cluster=CLUSTER, epoch=1, holder="h", expires_at_s=time.time() + 3600, nonce="n")
+    live.put(lease_name(CLUSTER), lease.to_bytes())
+    return live
+
+
+def test_status_without_a_controller_tells_what_was_last_seen_and_no_time_left(
+    live: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run_command(capsys, "status", SWEEP, "--store", live.uri).out
+    assert "No controller serves this sweep" in out
+    assert "last seen: train 96/512" in out
+    assert "images/s" not in out
+    assert " left" not in out
+    assert run_command(capsys, "status", SWEEP, "--store", live.uri, "-o", "json").document["time_left_s"] is None
+
+
+def test_running_line_has_no_metrics() -> None:
+    progress = Progress(phase="train", step=1, total_steps=4, metrics={"bad_samples": 0.0, "val_error": 0.5})
+    assert status.describe_progress(progress) == "train 1/4"
+
+
+def test_status_of_a_live_sweep_tells_pace_use_and_past(served: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_command(capsys, "status", SWEEP, "--store", served.uri)
     assert result.code == 101
-    assert "No controller serves this sweep" in result.out
+    assert "No controller serves this sweep" not in result.out
     assert "left, on what it holds now: 800 CPU, 100 GPU" in result.out
     assert "train 96/512  1,234 images/s  3m10s left" in result.out
     assert result.out.count("(attempt 2; the one before ended with node_lost)") == 1
     assert "and 80 more running jobs" in result.out
 
 
-def test_status_documents_are_the_same_in_json_and_yaml(live: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_documents_are_the_same_in_json_and_yaml(served: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
     import yaml
 
-    found = run_command(capsys, "status", SWEEP, "--store", live.uri, "-o", "json").document
-    again = yaml.safe_load(run_command(capsys, "status", SWEEP, "--store", live.uri, "-o", "yaml").out)
+    found = run_command(capsys, "status", SWEEP, "--store", served.uri, "-o", "json").document
+    again = yaml.safe_load(run_command(capsys, "status", SWEEP, "--store", served.uri, "-o", "yaml").out)
     moving = ("time_left_s", "gpu_hours", "core_hours")
     assert {name: value for name, value in again.items() if name not in moving} == {
         name: value for name, value in found.items() if name not in moving
@@ -184,3 +210,20 @@ def test_store_that_takes_connections_and_never_answers_is_said_to_be_silent_wit
     assert result.code == 1
     assert "ReadTimeoutError; check that the server runs" in result.err
     assert took_s < PATIENCE_S
+
+
+def test_explain_of_an_unknown_sweep_lists_those_of_the_store(
+    live: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_command(capsys, "explain", "pretrain/a", "--sweep", "nosuch", "--store", live.uri)
+    assert result.code != 0
+    assert f"submitted there: {SWEEP}" in result.message
+
+
+def test_describe_parts_names_from_places(live: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
+    job = next(iter(load_snapshot(live, SWEEP).jobs.running))
+    view = load_snapshot(live, SWEEP).jobs[job]
+    live.put(f"{checkpoints_folder(view.key)}/000000000001-a/manifest.json", b"{}")
+    out = run_command(capsys, "describe", SWEEP, job, "--store", live.uri).out
+    assert "  checkpoints  file:" in out
+    assert "checkpointsfile" not in out

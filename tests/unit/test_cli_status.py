@@ -27,7 +27,7 @@ def test_failure_lines_one_cause_is_one_line_with_the_number_of_jobs() -> None:
     )
     assert lines == [
         "2 jobs (pretrain/a, ...) failed: no such model",
-        "1 job (finetune/a) skipped: they need a job that failed",
+        "1 job (finetune/a) skipped: they need a job that failed or was cancelled",
     ]
 
 

@@ -73,6 +73,12 @@ def test_cancel_with_a_condition_ends_only_these_jobs(world: World, command: Com
     assert states["pretrain/a"] is JobState.RUNNING
 
 
+def test_order_for_one_job_speaks_of_one_job(world: World, command: Command) -> None:
+    told = command("cancel", "sweep", "probe/a", "-y").message
+    assert "1 job of sweep is cancelled" in told
+    assert "Take it back with: orchestrator retry sweep" in told
+
+
 def test_cancel_conditions_all_must_hold_and_bars_part_alternatives(world: World, command: Command) -> None:
     result = command("cancel", "sweep", "--where", "kind=probe|pretrain,state=running", "-y", "-o", "json")
     assert result.document["jobs"] == ["pretrain/a", "pretrain/b"]

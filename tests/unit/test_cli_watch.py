@@ -112,7 +112,7 @@ def test_frame_of_a_large_sweep_fits_the_terminal(tmp_path: Path, height: int) -
     standing = watching.look()
     text = render(standing, watching.matrix, height=height)
     assert len(text.splitlines()) <= height + 2
-    assert "running (100)" in text
+    assert "last seen running (100)" in text
     assert "more" in text
 
 

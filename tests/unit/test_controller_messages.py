@@ -161,6 +161,27 @@ def test_retry_of_a_finished_sweep_runs_what_failed_and_what_was_skipped_for_it(
     assert world.launches().count("pretrain/b") == 1
 
 
+def test_retry_of_all_takes_back_a_cancel_of_some_jobs_and_what_was_skipped_for_them(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    world.submit(*diamond())
+    send(world, client.cancel, jobs=["pretrain/a"])
+    world.finish()
+    assert tell(world, client.retry) == ""
+    world.finish()
+    assert world.snapshot().counts == {JobState.SUCCEEDED: 5}
+
+
+def test_retry_of_a_cancelled_sweep_opens_it_again(tmp_path: Path) -> None:
+    world = make_world(tmp_path, dataset_tree=[Hang(), Succeed()])
+    start(world, "dataset/tree")
+    world.cancel()
+    world.finish()
+    assert "is cancelled: it has ended, there is nothing to cancel" in tell(world, client.cancel)
+    assert tell(world, client.retry) == ""
+    world.finish()
+    assert world.snapshot().state is SweepState.SUCCEEDED
+
+
 def test_retry_of_a_skipped_job_takes_what_it_needs_along(tmp_path: Path) -> None:
     world = make_world(tmp_path, pretrain_a=[FAILS, Succeed()], pretrain_b=[FAILS, Succeed()])
     world.submit(*diamond())

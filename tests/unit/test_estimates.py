@@ -14,7 +14,7 @@ from orchestrator.plan.build import build_plan
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.estimates import Source, estimate, known_accelerator
 from orchestrator.plan.flops import Fit, network_of, start_s, steady_s
-from orchestrator.plan.graph import Plan
+from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.history import History, Measurement, measure
 from orchestrator.plan.reuse import repeated_jobs
 from orchestrator.plan.volumes import DatasetSize, Volumes, subject_of
@@ -145,6 +145,30 @@ def test_estimate_history_of_another_model_corrects_the_models_seconds() -> None
     assert found.source is Source.CALIBRATED
     assert found.seconds == pytest.approx(start_s(Machine()) + 2.0 * steady_s(work.without_evaluation(), Machine()))
     assert plain.source is Source.MODEL
+
+
+def test_estimate_of_far_larger_work_leaves_out_results_of_a_few_seconds() -> None:
+    plan = plan_of()
+    job = plan.by_name()[PRETRAIN]
+    model_s = steady_s(Volumes(plan).of(job).work, Machine())
+    toy = replace(measurement(JobKind.PRETRAIN, subject_of(job.identity), 1.0), seconds=9.0, model_s=model_s / 101)
+    cases = {
+        Source.MODEL: toy,
+        Source.HISTORY: replace(toy, seconds=11.0),  # long enough to tell of steps
+        Source.CALIBRATED: replace(toy, subject='{"name": "resnet50"}', model_s=model_s / 99),  # near enough
+    }
+    for source, result in cases.items():
+        assert estimate(plan, history=History([result])).jobs[PRETRAIN].source is source
+    # A smaller job of the same network in the same plan goes by it.
+    small = replace(job, name="pretrain/small", identity=_with_epochs(job, 0.5))
+    both = estimate(replace(plan, jobs=(*plan.jobs, small)), history=History([toy])).jobs
+    assert (both[PRETRAIN].source, both["pretrain/small"].source) == (Source.MODEL, Source.HISTORY)
+
+
+def _with_epochs(job: Job, factor: float) -> dict[str, object]:
+    parameters = job.identity["parameters"]
+    recipe = {**parameters["recipe"], "epochs": factor * parameters["recipe"]["epochs"]}
+    return {**job.identity, "parameters": {**parameters, "recipe": recipe}}
 
 
 def test_estimate_history_of_another_accelerator_says_nothing() -> None:

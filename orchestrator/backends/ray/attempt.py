@@ -170,7 +170,7 @@ class AttemptRun:
         context = ExecutionContext(
             store=store, scratch=scratch, cache=cache, report=self._show, should_stop=self._stop.is_set
         )
-        name = log_name(request.sweep, request.job, request.attempt_number)
+        name = log_name(request.sweep, request.job, request.attempt_number, key=request.key)
         # The log lies beside the scratch directory: a job may empty its scratch.
         log_path = scratch.with_suffix(".log")
         try:

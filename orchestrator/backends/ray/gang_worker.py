@@ -70,7 +70,7 @@ def _execute(
         rank=rank,
         world_size=world_size,
     )
-    name = log_name(request.sweep, request.job, request.attempt_number, rank)
+    name = log_name(request.sweep, request.job, request.attempt_number, rank, key=request.key)
     log_path = scratch.with_suffix(".log")
     try:
         with AttemptLog(store, name, log_path, every_s=settings.log_every_s):

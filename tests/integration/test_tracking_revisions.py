@@ -1,0 +1,102 @@
+"""Sweeps that were submitted again with another plan, as a real MLflow on sqlite shows them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from orchestrator.plan.graph import Plan
+from orchestrator.storage.local import LocalStore
+from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.views import share_key
+from tests.mlflow_servers import new_database
+from tests.sample_journal import SampleJournal, write_segment
+from tests.sample_sweep import BASELINE, sample_plan
+
+
+@pytest.fixture
+def tracking_uri(tmp_path) -> str:
+    return new_database(tmp_path / "mlflow.db")
+
+
+@pytest.fixture
+def client(tracking_uri) -> MlflowClient:
+    return MlflowClient(tracking_uri=tracking_uri)
+
+
+@pytest.fixture
+def store(tmp_path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def plan(store) -> Plan:
+    return sample_plan(store.uri, spaces=(BASELINE,), seeds=(0,), transfers=("superclass",))
+
+
+def _publish_all(publisher: Publisher, plan: Plan) -> None:
+    """A pass that finds runs of earlier revisions leaves them to the next."""
+    passes = (publisher.publish_once(plan.sweep) for _ in range(3))
+    assert any(passes)
+
+
+def _history(client: MlflowClient, run: Any, metric: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, metric)]
+
+
+def test_revision_finished_run_of_an_earlier_one_is_marked_and_leaves_the_view(client, store, plan, tracking_uri):
+    journal = SampleJournal(store, plan)
+    job = next(job for job in plan.jobs if "transfer" in job.facets)
+    write_segment(store, job.key, 1, 0, [3.0, 2.0])
+    journal.run(job)
+    Publisher(store, tracking_uri).publish_once(plan.sweep)
+    experiment = client.get_experiment_by_name(plan.sweep)
+    (before,) = client.search_runs([experiment.experiment_id], f"tags.key = '{job.key}'")
+    history = _history(client, before, "train_loss")
+    for stat in list(store.list_objects(f"sweeps/{plan.sweep}/tracking/")):
+        store.delete(stat.name)  # nor does it need what was remembered
+    renewed = replace(job, key=f"{job.key[:-1]}x", needs=())
+    journal.accept(replace(plan, revision=2, jobs=(renewed,)))
+    journal.run(renewed)
+    later = Publisher(store, tracking_uri)
+    _publish_all(later, plan)
+
+    after = client.get_run(before.info.run_id)
+    assert after.data.tags == before.data.tags | {"state": "superseded"}
+    assert after.info.status == "FINISHED"
+    assert (after.info.start_time, after.info.end_time) == (before.info.start_time, before.info.end_time)
+    assert _history(client, after, "train_loss") == history
+    experiment = client.get_experiment_by_name(plan.sweep)
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{share_key(plan.sweep)}"])
+    shown = client.search_runs([experiment.experiment_id], view["searchFilter"])
+    assert [run.data.tags["key"] for run in shown] == [renewed.key]
+
+    journal.accept(replace(plan, revision=3))
+    journal.reuse(job)
+    _publish_all(later, plan)
+    assert client.get_run(before.info.run_id).data.tags["state"] == "reused"
+
+
+def test_revision_is_told_once_whoever_publishes(client, store, plan, tracking_uri):
+    journal = SampleJournal(store, plan)
+    journal.run(plan.jobs[0])
+    journal.launch(plan.jobs[1])
+    first = Publisher(store, tracking_uri)
+    _publish_all(first, plan)
+    for revision in (2, 3):
+        journal.accept(replace(plan, revision=revision, jobs=(replace(plan.jobs[0], key=f"dataset-x{revision}"),)))
+        _publish_all(first, plan)
+    for publisher in (first, Publisher(store, tracking_uri)):
+        num_written = publisher.num_written
+        assert publisher.publish_once(plan.sweep)
+        assert publisher.num_written == num_written
+    experiment = client.get_experiment_by_name(plan.sweep)
+    found = client.search_runs([experiment.experiment_id], "tags.state = 'superseded'")
+    assert {run.data.tags["job"]: run.info.status for run in found} == {
+        plan.jobs[0].name: "FINISHED",
+        plan.jobs[1].name: "KILLED",
+    }
