@@ -1,0 +1,60 @@
+"""Mailbox between the trials of a search and the runner that drives it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.backends.ray.gang import PLACING, Gang
+from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.stacks import LoggedProcess
+from orchestrator.contract import JobKind, JobRequest, Progress
+
+
+class SearchDesk(Gang):
+    """As a gang's, but that its workers are trials: each has its own progress, and their failures are answers."""
+
+    def __init__(self, shape: GangShape) -> None:
+        super().__init__(shape)
+        self.num_ended = 0
+        self.num_trials = 0
+        self._heard: dict[int, Progress] = {}
+
+    def hear(self, rank: int, news: Mapping[str, Any]) -> None:
+        """Take what a trial says; ``rank`` is its number."""
+        if "progress" in news:
+            self._heard[rank] = Progress.from_json(news["progress"])
+            self.progress = self._total()
+        if "process" in news:
+            super().hear(rank, {"process": news["process"]})
+
+    def forget(self, trial: int) -> None:
+        """The trial has ended, and its process may go."""
+        self._processes.pop(trial, None)
+
+    @property
+    def logged(self) -> list[LoggedProcess]:
+        """The processes of the trials that run."""
+        return super().logged
+
+    def _total(self) -> Progress:
+        """The trials together: their steps add up, so that it moves while any of them does."""
+        heard, counters = [*self._heard.values()], Counter[str]()
+        for one in heard:
+            counters.update(one.counters)
+        if not heard:
+            return Progress(phase=PLACING)
+        return Progress(
+            phase=f"{self.num_ended} of {self.num_trials} trials ended",
+            step=sum(one.step for one in heard),
+            images_per_s=sum(one.images_per_s for one in heard),
+            counters=dict(counters),
+        )
+
+
+def desk_of(request: JobRequest, shape: GangShape | None) -> Gang | None:
+    """The mailbox of an attempt of many workers; None for one of a single worker."""
+    if shape is None:
+        return None
+    return SearchDesk(shape) if request.kind is JobKind.SEARCH else Gang(shape)

@@ -1,0 +1,153 @@
+"""Who chooses what to try next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from orchestrator.errors import UserError
+from orchestrator.search.space import Dimension, Scale, Space
+
+_REDRAWS = 1000
+"""Draws in search of a combination that was not tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A trial that is over, and its value; None where it failed."""
+
+    params: Mapping[str, Any]
+    value: float | None
+
+
+class Sampler(Protocol):
+    """Proposes combinations that nobody tried."""
+
+    def ask(self, number: int, tried: Sequence[Mapping[str, Any]], answered: Sequence[Answered]) -> Mapping[str, Any]:
+        """Values for trial ``number``; ``tried`` are those of all earlier ones, ``answered`` of those that ended."""
+
+
+class RandomSampler:
+    """Independent draws: trial n is a function of seed and n alone, however many run at once and whatever they say.
+
+    The place in the unit cube is drawn from ``SeedSequence(seed, spawn_key=(n, redraw))``.
+    """
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self._space, self._seed = space, seed
+
+    def ask(self, number: int, tried: Sequence[Mapping[str, Any]], answered: Sequence[Answered]) -> Mapping[str, Any]:
+        """See ``Sampler``."""
+        known = {mark_of(params) for params in tried}
+        for redraw in range(_REDRAWS):
+            params = self._draw(number, redraw)
+            if mark_of(params) not in known:
+                return params
+        return first_untried(self._space, known)
+
+    def _draw(self, number: int, redraw: int) -> dict[str, Any]:
+        generator = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(number, redraw)))
+        return self._space.at({one.field: float(generator.random()) for one in self._space.dimensions})
+
+
+class InOrder:
+    """Every combination of a space of lists once, in order."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def ask(self, number: int, tried: Sequence[Mapping[str, Any]], answered: Sequence[Answered]) -> Mapping[str, Any]:
+        """See ``Sampler``."""
+        return first_untried(self._space, {mark_of(params) for params in tried})
+
+
+class OptunaSampler:
+    """Optuna's tree-structured Parzen estimator, told of every trial that ended.
+
+    A function of the seed and of what has ended when it is asked, in the order of the trials: the same on every run
+    with one trial at a time, and up to timing with more.
+    """
+
+    def __init__(self, space: Space, seed: int, num_startup: int) -> None:
+        self._optuna = _import_optuna()
+        self._space, self._seed, self._num_startup = space, seed, num_startup
+
+    def ask(self, number: int, tried: Sequence[Mapping[str, Any]], answered: Sequence[Answered]) -> Mapping[str, Any]:
+        """See ``Sampler``. A new study each time: nothing of it must survive a crash."""
+        known, study = {mark_of(params) for params in tried}, self._study(number, answered)
+        fallback = RandomSampler(self._space, self._seed)
+        distributions = {one.field: self._distribution(one) for one in self._space.dimensions}
+        for _ in range(10):
+            asked = study.ask(distributions)
+            params = {one.field: _value_of(one, asked.params[one.field]) for one in self._space.dimensions}
+            if mark_of(params) not in known:
+                return params
+            study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+        return fallback.ask(number, tried, answered)
+
+    def _study(self, number: int, answered: Sequence[Answered]) -> Any:  # noqa: ANN401 - optuna is optional
+        optuna = self._optuna
+        seed = int(np.random.SeedSequence(self._seed, spawn_key=(number,)).generate_state(1)[0])
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self._num_startup)
+        study = optuna.create_study(direction="minimize", sampler=sampler)
+        distributions = {one.field: self._distribution(one) for one in self._space.dimensions}
+        for one in answered:
+            if one.value is not None:
+                params = {field: _mark(self._dimension(field), value) for field, value in one.params.items()}
+                study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=one.value))
+        return study
+
+    def _dimension(self, field: str) -> Dimension:
+        return next(one for one in self._space.dimensions if one.field == field)
+
+    def _distribution(self, one: Dimension) -> Any:  # noqa: ANN401 - optuna is optional
+        kinds = self._optuna.distributions
+        if one.scale is Scale.VALUES:
+            return kinds.CategoricalDistribution([json.dumps(value) for value in one.values])
+        if one.scale in {Scale.INTEGER, Scale.LOG_INTEGER}:
+            return kinds.IntDistribution(int(one.low), int(one.high), log=one.scale is Scale.LOG_INTEGER)
+        return kinds.FloatDistribution(one.low, one.high, log=one.scale is Scale.LOG)
+
+
+def first_untried(space: Space, known: Collection[str]) -> Mapping[str, Any]:
+    """The first combination, in order, that is not among the known ones (by ``mark_of``). Raises ``UserError``."""
+    combinations: list[dict[str, Any]] = [{}]
+    for one in space.dimensions:
+        combinations = [{**chosen, one.field: value} for chosen in combinations for value in one.values]
+    for params in combinations:
+        if params and mark_of(params) not in known:
+            return params
+    message = f"all {space.size:g} combinations of the space are tried; lower trials, or add values to search.space"
+    raise UserError(message)
+
+
+def mark_of(params: Mapping[str, Any]) -> str:
+    """Text that is equal for equal combinations."""
+    return json.dumps(params, sort_keys=True)
+
+
+def _mark(one: Dimension, value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    return json.dumps(value) if one.scale is Scale.VALUES else value
+
+
+def _value_of(one: Dimension, value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if one.scale is Scale.VALUES:
+        return json.loads(value)
+    return int(value) if one.scale in {Scale.INTEGER, Scale.LOG_INTEGER} else float(f"{value:.6g}")
+
+
+def _import_optuna() -> Any:  # noqa: ANN401 - optuna is optional
+    try:
+        import optuna
+    except ImportError as error:
+        message = (
+            "search: {optuna: ...} needs the package optuna, which is not installed here; "
+            "install pretraining-orchestrator[optuna] on every node, or choose asha or random"
+        )
+        raise UserError(message) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,271 @@
+"""One search as its only driver sees it: asks for trials, takes what they tell, and decides.
+
+Everything that is decided is in the log before it takes effect; whoever reads the log decides the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.contract import Evaluation, JobFailure, JobRequest, JobResult
+from orchestrator.errors import FailureKind, StorageError, UserError
+from orchestrator.search.asha import Ladder
+from orchestrator.search.attempts import allocate_trial_attempt
+from orchestrator.search.events import (
+    Asked,
+    Completed,
+    Failed,
+    Lost,
+    SearchEvent,
+    Started,
+    Stopped,
+    Told,
+    TrialView,
+    apply_search_event,
+)
+from orchestrator.search.log import SearchLog
+from orchestrator.search.plan import SearchPlan
+from orchestrator.search.samplers import Answered
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.trials import Trial, TrialState, write_trial
+
+MOST_LOSSES = 3
+"""Times that the attempts at one trial may be cut off within one attempt at the search."""
+_FINAL = frozenset({FailureKind.USER_ERROR, FailureKind.NUMERICS, FailureKind.OUT_OF_MEMORY, FailureKind.BAD_DATA})
+"""Failures that a trial would meet again: they are its answer. Of any other kind another attempt may do."""
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTask:
+    """A trial to run now."""
+
+    number: int
+    request: JobRequest
+    rungs: tuple[float, ...]
+    """Those that it has not reached."""
+
+
+class TrialsLostError(StorageError):
+    """A trial was cut off again and again: something is wrong with the cluster, and the search starts anew later."""
+
+    failure_kind = FailureKind.NODE_LOST
+
+
+class Study:
+    """Use from one thread. ``clock`` gives seconds since the epoch."""
+
+    def __init__(self, request: JobRequest, store: ObjectStore, clock: Callable[[], float]) -> None:
+        self.request, self.plan = request, SearchPlan.of(request)
+        self._store, self._clock = store, clock
+        self._sampler = self.plan.sampler()
+        rule = self.plan.rule
+        self._rungs = rule.rungs if rule is not None else ()
+        self._ladder = Ladder(self._rungs, rule.reduction if rule is not None else 2.0)
+        self._log = SearchLog(store, request.key, attempt_id=request.attempt_id)
+        self._state: Mapping[int, TrialView] = {}
+        self._running: set[int] = set()
+        self._losses: dict[int, int] = {}
+        for event in self._log.read():
+            self._take(event)
+        self._show(list(self._state))
+
+    @property
+    def trials(self) -> Sequence[TrialView]:
+        """All trials so far, by number."""
+        return [self._state[number] for number in sorted(self._state)]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every trial has ended."""
+        return len(self._state) >= self.num_trials and not self._unfinished()
+
+    def next_task(self) -> TrialTask | None:
+        """A trial to run: one that was cut off before, else a new one; None while there is none."""
+        waiting = [view.number for view in self._unfinished() if view.number not in self._running]
+        if not waiting and len(self._state) < self.num_trials:
+            asked = self._ask()
+            waiting = [asked] if asked is not None else []
+        if not waiting:
+            return None
+        number = waiting[0]
+        view = self._state[number]
+        attempt = allocate_trial_attempt(self._store, self.request, view.key, number)
+        self._write(Started(trial=number, at_s=self._clock(), attempt=attempt))
+        self._running.add(number)
+        request = self.plan.request_of(self.request, view.params, number, attempt)
+        rungs = (*(rung for rung in self._rungs if number not in self._ladder.values[rung]), self.plan.max_epochs)
+        return TrialTask(number=number, request=request, rungs=rungs)
+
+    def tell(self, number: int, evaluation: Evaluation) -> bool:
+        """Take what a trial says; whether it goes on. What it said before its attempt was cut off is not taken twice.
+
+        Raises:
+            UserError: it does not say what is minimised.
+        """
+        value = self._value_of(evaluation.metrics)
+        view = self._state[number]
+        if view.state is not TrialState.RUNNING:
+            return False
+        if evaluation.epoch in view.values:
+            return True
+        told = Told(
+            trial=number,
+            at_s=self._clock(),
+            step=evaluation.step,
+            epoch=evaluation.epoch,
+            value=value,
+            metrics=_finite(evaluation.metrics),
+            spent_s=evaluation.spent_s,
+        )
+        verdict = self._judged(told)
+        events: list[SearchEvent] = [told]
+        if verdict is not None:
+            events.append(verdict)
+        # One segment: no log tells of a value without what was decided by it.
+        self._write(*events)
+        return verdict is None
+
+    def end(self, number: int, outcome: JobResult | JobFailure, spent_s: float) -> None:
+        """Take the end of an attempt at a trial.
+
+        Raises:
+            TrialsLostError: its attempts were cut off too often.
+        """
+        self._running.discard(number)
+        if self._state[number].state is not TrialState.RUNNING:
+            return  # it was stopped, and this is how that looks
+        if isinstance(outcome, JobResult):
+            self._complete(number, outcome, spent_s)
+        elif outcome.kind in _FINAL or (outcome.kind is FailureKind.UNKNOWN and self._is_last_try(number)):
+            self._write(Failed(trial=number, at_s=self._clock(), kind=outcome.kind, message=outcome.message))
+        else:
+            self.lose(number, f"{outcome.kind}: {outcome.message}", is_fault=outcome.kind is not FailureKind.PREEMPTED)
+
+    def end_stopped(self, number: int) -> None:
+        """The attempt at a trial that was stopped has ended, or will without another word."""
+        self._running.discard(number)
+
+    def lose(self, number: int, reason: str, *, is_fault: bool = True) -> None:
+        """An attempt at a trial was cut off. Raises ``TrialsLostError`` when that happens too often."""
+        self._running.discard(number)
+        self._write(Lost(trial=number, at_s=self._clock(), reason=reason))
+        self._losses[number] = self._losses.get(number, 0) + is_fault
+        if self._losses[number] >= MOST_LOSSES:
+            message = f"trial {number} of {self.request.job} was cut off {MOST_LOSSES} times, at last: {reason}; "
+            raise TrialsLostError(message + "the search goes on from its log when it runs again")
+
+    def best(self) -> TrialView:
+        """The completed trial of the smallest value, the earliest of equals.
+
+        Raises:
+            UserError: none completed.
+        """
+        completed = [view for view in self.trials if view.state is TrialState.COMPLETED and view.value is not None]
+        if not completed:
+            failed = [view for view in self.trials if view.state is TrialState.FAILED]
+            why = f"; the first of {len(failed)} that failed: {failed[0].reason}" if failed else ""
+            raise UserError(f"no trial of {self.request.job} came to its end{why}; change search.space")
+        return min(completed, key=lambda view: (math.inf if view.value is None else view.value, view.number))
+
+    @property
+    def ladder(self) -> Ladder:
+        """The values at each rung."""
+        return self._ladder
+
+    @property
+    def num_trials(self) -> int:
+        """Trials that there will be."""
+        return int(min(self.plan.num_trials, self.plan.space.size))
+
+    def _complete(self, number: int, result: JobResult, spent_s: float) -> None:
+        """A pretraining does not know the target: what its probe told last is its value."""
+        told = self._state[number].value
+        value = told if self.plan.probe and told is not None else self._value_of(result.metrics)
+        metrics = _finite(result.metrics)
+        self._write(Completed(trial=number, at_s=self._clock(), value=value, metrics=metrics, spent_s=spent_s))
+
+    def _is_last_try(self, number: int) -> bool:
+        return self._losses.get(number, 0) + 1 >= MOST_LOSSES
+
+    def _unfinished(self) -> list[TrialView]:
+        return [view for view in self.trials if view.state is TrialState.RUNNING]
+
+    def _ask(self) -> int | None:
+        """Ask for a new trial; its number, or None if its values are no recipe, which is its answer."""
+        number = len(self._state)
+        answered = [
+            Answered(params=view.params, value=view.value if view.state is not TrialState.FAILED else None)
+            for view in self.trials
+            if view.state is not TrialState.RUNNING
+        ]
+        params = self._sampler.ask(number, [view.params for view in self.trials], answered)
+        try:
+            asked = Asked(trial=number, at_s=self._clock(), key=self.plan.key_of(params), params=params)
+        except UserError as error:
+            now = self._clock()
+            refused = Failed(trial=number, at_s=now, kind=FailureKind.USER_ERROR, message=str(error))
+            self._write(Asked(trial=number, at_s=now, key="", params=params), refused)
+            return self._ask() if len(self._state) < self.num_trials else None
+        self._write(asked)
+        return number
+
+    def _judged(self, told: Told) -> Stopped | None:
+        verdict = self._ladder.judge(told.trial, told.epoch, told.value)
+        if verdict is None or verdict.goes_on or told.epoch >= self.plan.max_epochs:
+            return None
+        return Stopped(
+            trial=told.trial,
+            at_s=told.at_s,
+            rung=told.epoch,
+            cutoff=verdict.cutoff if verdict.cutoff is not None else math.inf,
+            num_before=verdict.num_before,
+        )
+
+    def _value_of(self, metrics: Mapping[str, float]) -> float:
+        value = metrics.get(self.plan.metric)
+        if value is None:
+            message = f"trials of {self.request.job} tell {sorted(metrics)}, but not {self.plan.metric}, which is "
+            raise UserError(message + "minimised; choose another search.select_on")
+        return value
+
+    def _write(self, *events: SearchEvent) -> None:
+        # First the log, then what follows from it: a crash between the two loses nothing.
+        self._log.append(events)
+        for event in events:
+            self._state = apply_search_event(self._state, event)
+        self._show([event.trial for event in events])
+
+    def _take(self, event: SearchEvent) -> None:
+        """An event of the log; the ladder follows what was told, whatever came of it."""
+        self._state = apply_search_event(self._state, event)
+        if isinstance(event, Told):
+            self._ladder.judge(event.trial, event.epoch, event.value)
+
+    def _show(self, numbers: Sequence[int]) -> None:
+        """For people, and for MLflow: never worth the end of a search."""
+        try:
+            for number in dict.fromkeys(numbers):
+                write_trial(self._store, self.request.key, _shown(self._state[number]))
+        except StorageError as error:
+            _LOG.warning("trials of %s are not shown as they are: %s", self.request.job, error)
+
+
+def _shown(view: TrialView) -> Trial:
+    return Trial(
+        number=view.number,
+        params=view.params,
+        state=view.state,
+        started_s=view.asked_at_s,
+        ended_s=view.ended_at_s,
+        reason=view.reason,
+        points=view.points,
+    )
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """JSON knows no NaN."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

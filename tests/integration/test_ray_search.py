@@ -1,0 +1,118 @@
+"""Searches on a real Ray cluster: real Ray Tune, trials in actors of their own, and processes killed for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.contract import Resources
+from orchestrator.errors import FailureKind
+from orchestrator.search.events import fold_search
+from orchestrator.search.log import read_search
+from orchestrator.storage.artifacts import is_committed, read_record
+from orchestrator.storage.trials import TrialState, read_trials
+from tests.integration.ray_jobs import look
+from tests.integration.search_jobs import ENTRY_POINT, epochs_done, search_request
+
+SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
+ASHA = "{asha: {}, space: {lr: {uniform: [0.01, 1.0]}}, trials: 6, concurrent: 2}"
+RANDOM = "{random: {}, space: {lr: {uniform: [0.01, 0.8]}}, trials: 4, concurrent: 2}"
+TWO_CPUS = Resources(cpus=2.0)
+
+
+@pytest.fixture
+def backend(namespace):
+    made = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    made.announce(1)
+    return made
+
+
+def reservations(ray_cluster) -> int:
+    """Placement groups that hold something."""
+    table = ray_cluster.util.placement_group_table()
+    return sum(group["state"] in {"CREATED", "PENDING"} for group in table.values())
+
+
+def runner_pid(ray_cluster, namespace) -> int:
+    (name,) = [
+        actor["name"]
+        for actor in ray_cluster.util.list_named_actors(all_namespaces=True)
+        if actor["namespace"] == namespace
+    ]
+    description = ray_cluster.get(ray_cluster.get_actor(name, namespace=namespace).describe.remote())
+    return int(description["pid"])
+
+
+def ended(store, key) -> list[int]:
+    return [view.number for view in fold_search(read_search(store, key)).values() if view.ended_at_s is not None]
+
+
+def test_search_on_ray_stops_what_falls_behind_and_commits_the_best(ray_cluster, backend, store, tmp_path, finish):
+    attempt = search_request(store, tmp_path, ASHA)
+    backend.launch(attempt, TWO_CPUS)
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED, report
+    found = read_record(store, attempt.key).summary["search"]
+    assert len(found["trials"]) == 6
+    lrs = {trial["trial"]: trial["params"]["lr"] for trial in found["trials"]}
+    completed = [trial["trial"] for trial in found["trials"] if trial["state"] == "completed"]
+    assert found["best"]["trial"] == min(completed, key=lambda number: abs(lrs[number] - 0.3))
+    stopped = [trial for trial in found["trials"] if trial["state"] == "stopped"]
+    assert stopped
+    assert {trial["epoch"] for trial in stopped} <= {1.0, 3.0}
+    assert {trial.state for trial in read_trials(store, attempt.key)} <= {
+        TrialState.COMPLETED,
+        TrialState.STOPPED,
+        TrialState.FAILED,
+    }
+    assert reservations(ray_cluster) == 0
+
+
+def test_search_runner_killed_goes_on_from_the_log_and_redoes_no_trial_that_ended(
+    ray_cluster, namespace, backend, store, tmp_path, gate, finish, until
+):
+    gated = search_request(store, tmp_path, RANDOM, gates={"5": str(gate.path)})
+    # Trials wait before their fifth epoch until the gate opens: first for the first two only.
+    backend.launch(gated, TWO_CPUS)
+    until(lambda: len(epochs_done(tmp_path) if (tmp_path / "history").exists() else {}) == 2)
+    gate.open()
+    until(lambda: len(ended(store, gated.key)) >= 2)
+    os.kill(runner_pid(ray_cluster, namespace), signal.SIGKILL)
+    until(lambda: look(backend, gated.attempt_id).status is AttemptStatus.LOST)
+    before = ended(store, gated.key)
+    backend.release(gated.attempt_id)
+    until(lambda: backend.observe([]) == [] and reservations(ray_cluster) == 0)
+    again = search_request(store, tmp_path, RANDOM, attempt=2)
+    backend.launch(again, TWO_CPUS)
+    report = finish(backend, again.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED, report
+    state = fold_search(read_search(store, again.key))
+    assert all(len(state[number].attempts) == 1 for number in before)
+    assert all(epochs == [*range(1, 10)] for epochs in epochs_done(tmp_path).values())
+    alone = search_request(store, tmp_path, RANDOM)
+    assert [view.params for view in state.values()] == [
+        view.params for view in fold_search(read_search(store, alone.key)).values()
+    ]
+    assert len(state) == 4
+
+
+def test_search_stopped_writes_checkpoints_and_resumes(backend, store, tmp_path, gate, finish, until):
+    gated = search_request(store, tmp_path, RANDOM, gates={"5": str(gate.path)})
+    backend.launch(gated, TWO_CPUS)
+    until(lambda: (tmp_path / "history").exists() and all(len(done) == 4 for done in epochs_done(tmp_path).values()))
+    backend.stop(gated.attempt_id)
+    report = finish(backend, gated.attempt_id)
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.PREEMPTED, report.failure
+    assert not is_committed(store, gated.key)
+    backend.release(gated.attempt_id)
+    gate.open()
+    again = search_request(store, tmp_path, RANDOM, attempt=2)
+    backend.launch(again, TWO_CPUS)
+    assert finish(backend, again.attempt_id).status is AttemptStatus.SUCCEEDED
+    assert all(epochs == [*range(1, 10)] for epochs in epochs_done(tmp_path).values())

@@ -1,0 +1,202 @@
+"""A search as its log tells of it: whatever a crash cuts off, the next attempt goes on from there."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from orchestrator.contract import Evaluation, JobFailure, JobResult, Outcome
+from orchestrator.errors import FailureKind, UserError
+from orchestrator.search.commit import commit_search
+from orchestrator.search.events import decode_search_event, encode_search_event, fold_search
+from orchestrator.search.kept import kept_trials
+from orchestrator.search.log import SearchFencedError, SearchLog, read_search
+from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError
+from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.layout import search_log_segment
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.trials import TrialState, read_trials
+from tests.integration.search_jobs import error_after, search_request
+
+ASHA = "{asha: {}, space: {lr: {uniform: [0.01, 0.8]}}, trials: 6}"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "store")
+
+
+class CrashError(Exception):
+    pass
+
+
+class Runner:
+    """Runs the trials of a study in turn, epoch by epoch, until it crashes before event number ``budget``."""
+
+    def __init__(self, store, request, budget=10**9):
+        self.epochs: dict[int, list[int]] = {}
+        clock = itertools.count(1.0)
+        self.study = Study(request, store, lambda: next(clock))
+        self.budget = budget
+
+    def tick(self):
+        self.budget -= 1
+        if self.budget < 0:
+            raise CrashError
+
+    def run(self):
+        while (task := self.study.next_task()) is not None:
+            self.tick()
+            self.study.end(task.number, self.train(task), 1.0)
+        return self.study
+
+    def train(self, task):
+        lr = task.request.parameters["recipe"]["lr"]
+        for epoch in range(1, 10):
+            self.tick()
+            self.epochs.setdefault(task.number, []).append(epoch)
+            metrics = {"select_error": error_after(lr, epoch)}
+            told = Evaluation(step=epoch, epoch=float(epoch), metrics=metrics, spent_s=float(epoch))
+            if epoch in task.rungs and not self.study.tell(task.number, told):
+                return failure(task.request, FailureKind.PREEMPTED)
+        return JobResult(attempt_id="", key=task.request.key, outcome=Outcome.COMMITTED, metrics=metrics)
+
+
+def failure(request, kind, message="it broke"):
+    return JobFailure(attempt_id=request.attempt_id, key=request.key, kind=kind, message=message)
+
+
+def verdicts(study):
+    return [(view.params, view.state, view.epoch, view.value) for view in study.trials]
+
+
+def test_study_completes_the_best_and_stops_the_rest(store, tmp_path):
+    study = Runner(store, search_request(store, tmp_path, ASHA)).run()
+    states = [view.state for view in study.trials]
+    assert len(states) == 6
+    assert TrialState.STOPPED in states
+    assert study.best().value == min(view.value for view in study.trials if view.state is TrialState.COMPLETED)
+    assert [trial.state for trial in read_trials(store, study.request.key)] == states
+
+
+@pytest.mark.parametrize("budget", range(1, 36, 4))
+def test_study_that_crashes_anywhere_ends_as_one_that_did_not(store, tmp_path, budget):
+    whole = Runner(LocalStore(tmp_path / "other"), search_request(store, tmp_path, ASHA)).run()
+    with pytest.raises(CrashError):
+        Runner(store, search_request(store, tmp_path, ASHA), budget).run()
+    over = {view.number for view in fold_search(read_search(store, whole.request.key)).values() if view.ended_at_s}
+    resumed = Runner(store, search_request(store, tmp_path, ASHA, attempt=2))
+    assert verdicts(resumed.run()) == verdicts(whole)
+    assert over.isdisjoint(resumed.epochs), "a trial that had ended ran again"
+
+
+def test_log_folds_to_the_state_that_its_writer_had(store, tmp_path):
+    study = Runner(store, search_request(store, tmp_path, ASHA)).run()
+    events = read_search(store, study.request.key)
+    assert [fold_search(events)[view.number] for view in study.trials] == list(study.trials)
+    assert [decode_search_event(encode_search_event(event)) for event in events] == events
+
+
+def test_log_of_two_writers_ends_the_one_that_is_behind(store, tmp_path):
+    request = search_request(store, tmp_path, ASHA)
+    zombie, heir = Runner(store, request).study, Runner(store, request).study
+    heir.next_task()
+    with pytest.raises(SearchFencedError, match="of another attempt"):
+        zombie.next_task()
+    assert len(fold_search(read_search(store, request.key))) == 1
+
+
+def test_log_of_a_newer_version_is_refused(store, tmp_path):
+    request = search_request(store, tmp_path, ASHA)
+    store.put(search_log_segment(request.key, 0), b'{"version": 2}\n')
+    with pytest.raises(ValueError, match="version 2, this program reads 1"):
+        SearchLog(store, request.key).read()
+
+
+def test_value_that_was_told_before_a_crash_is_not_told_twice(store, tmp_path):
+    request = search_request(store, tmp_path, ASHA)
+    first = Runner(store, request).study
+    task = first.next_task()
+    told = Evaluation(step=1, epoch=1.0, metrics={"select_error": 0.5}, spent_s=1.0)
+    assert first.tell(task.number, told)
+    again = Runner(store, request).study
+    assert again.next_task().number == task.number
+    before = len(read_search(store, request.key))
+    assert again.tell(task.number, told)
+    assert len(read_search(store, request.key)) == before
+
+
+def test_failure_that_would_come_again_is_the_trials_answer(store, tmp_path):
+    study = Runner(store, search_request(store, tmp_path, ASHA)).study
+    task = study.next_task()
+    study.end(task.number, failure(task.request, FailureKind.NUMERICS, "the loss is NaN"), 1.0)
+    (view,) = study.trials
+    assert (view.state, view.reason, view.failure) == (TrialState.FAILED, "the loss is NaN", FailureKind.NUMERICS)
+    assert study.next_task().number == 1
+
+
+def test_trial_that_is_cut_off_runs_again_but_not_for_ever(store, tmp_path):
+    study = Runner(store, search_request(store, tmp_path, ASHA)).study
+    for _ in range(MOST_LOSSES - 1):
+        task = study.next_task()
+        assert task.number == 0
+        study.lose(task.number, "its worker died")
+    study.next_task()
+    with pytest.raises(TrialsLostError, match="cut off 3 times, at last: its worker died") as caught:
+        study.lose(0, "its worker died")
+    assert caught.value.failure_kind is FailureKind.NODE_LOST
+
+
+def test_preempted_trials_cost_no_tries(store, tmp_path):
+    study = Runner(store, search_request(store, tmp_path, ASHA)).study
+    for _ in range(2 * MOST_LOSSES):
+        task = study.next_task()
+        study.end(task.number, failure(task.request, FailureKind.PREEMPTED), 1.0)
+    assert study.trials[0].num_lost == 2 * MOST_LOSSES
+
+
+def test_trials_without_the_metric_end_the_search_with_what_they_tell(store, tmp_path):
+    study = Runner(store, search_request(store, tmp_path, ASHA)).study
+    task = study.next_task()
+    with pytest.raises(UserError, match=r"tell \['val_error'\], but not select_error"):
+        study.tell(task.number, Evaluation(step=1, epoch=1.0, metrics={"val_error": 0.5}, spent_s=1.0))
+
+
+def test_search_without_a_completed_trial_has_no_answer(store, tmp_path):
+    request = search_request(store, tmp_path, ASHA)
+    study = Runner(store, request).study
+    while (task := study.next_task()) is not None:
+        study.end(task.number, failure(task.request, FailureKind.OUT_OF_MEMORY, "16 GiB is too small"), 1.0)
+    with pytest.raises(UserError, match=r"no trial .* 6 that failed: 16 GiB is too small"):
+        commit_search(study, request, store, 0.0)
+
+
+def test_record_says_what_was_saved_and_at_what_risk(store, tmp_path):
+    request = search_request(store, tmp_path, ASHA)
+    study = Runner(store, request).run()
+    result = commit_search(study, request, store, 0.0)
+    record = read_record(store, request.key, identity=request.identity)
+    saving, risk = record.summary["search"]["saving"], record.summary["search"]["risk"]
+    stopped = [view for view in study.trials if view.state is TrialState.STOPPED]
+    assert saving["num_stopped"] == len(stopped) == sum(rung["num_stopped"] for rung in risk)
+    assert saving["full_epochs"] == 54
+    assert saving["epochs"] == sum(view.epoch for view in study.trials)
+    assert 0 < saving["share"] < 1
+    assert result.metrics["saved_share"] == saving["share"]
+    chosen = record.summary["chosen"]["parameters"]["recipe"]
+    assert chosen["lr"] == study.best().params["lr"]
+    assert "select_holdout" not in chosen, "what is held out for the search alone is trained on afterwards"
+
+
+def test_kept_trials_are_those_that_something_needs(store, tmp_path):
+    request = search_request(store, tmp_path, ASHA)
+    with pytest.raises(CrashError):
+        Runner(store, request, 25).run()
+    running = {view.key for view in fold_search(read_search(store, request.key)).values()}
+    assert kept_trials(store, request.key) == running
+    study = Runner(store, request).run()
+    commit_search(study, request, store, 0.0)
+    completed = {view.key for view in study.trials if view.state is TrialState.COMPLETED}
+    assert kept_trials(store, request.key) == completed
+    assert kept_trials(store, "search-nothing-0") == set()

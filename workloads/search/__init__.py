@@ -1,0 +1,1 @@
+"""What trials of a search tell while they train."""
