@@ -1,15 +1,11 @@
-"""``orchestrator doctor``: whether this machine can do what sweeps need, with what to do where it cannot."""
+"""``orchestrator doctor``: whether this machine, the store and every node can do what sweeps need."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from rich.markup import escape
 from rich.table import Table
@@ -18,25 +14,53 @@ from orchestrator.backends.ray.settings import CACHE_VARIABLE, cache_directory
 from orchestrator.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
+from orchestrator.doctor.cluster import Question
+from orchestrator.doctor.examination import examine_cluster
+from orchestrator.doctor.shards import read_beginnings, sample_shards
+from orchestrator.doctor.tracking import reach_tracking
 from orchestrator.errors import OrchestratorError
+from orchestrator.security.redaction import redacted
+from orchestrator.spec.load import load_sweep
+from orchestrator.spec.model import Sweep
+from orchestrator.stack.description import read_stack
 from orchestrator.storage.checkup import check_free_space, store_checks
-from orchestrator.tracking.versions import ask_database
 
-_TIMEOUT_S = 5.0
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.SKIPPED: "dim"}
+_SHARDS = "shards"
 
 
-def examine(store_uri: str, *, as_json: bool) -> ExitCode:
-    """Run all checks and print one line for each; fails if any of them does."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """Flags of the command."""
+
+    sweep: str = ""
+    """A sweep.yaml or shipped sweep whose data are checked, too."""
+    local: bool = False
+    limit_s: float = 60.0
+    """For all checks of the cluster together."""
+    form: DocumentForm = DocumentForm.TABLE
+    store: str = ""
+
+
+def examine(options: DoctorOptions) -> ExitCode:
+    """Run all checks and print a line for each; fails if any of them does.
+
+    Raises:
+        SpecError: the sweep is wrong.
+    """
     settings = Settings()
-    uri = store_uri or settings.store_uri()
-    results = list(run_checks([*store_checks(uri), *_machine_checks(settings)]))
+    sweep = load_sweep(options.sweep) if options.sweep else None
+    uri = options.store or settings.store_uri(sweep)
+    results = list(run_checks([*store_checks(uri), *_machine_checks(settings, sweep)]))
+    if not options.local:
+        bad = {result.name for result in results if result.verdict in {Verdict.FAILED, Verdict.SKIPPED}}
+        results += _cluster_results(settings, sweep, uri, bad, options.limit_s)
     num_failed = sum(result.verdict is Verdict.FAILED for result in results)
-    if as_json:
-        stdout_console().print_json(
-            json.dumps({"ok": not num_failed, "checks": [asdict(result) for result in results]})
-        )
+    if options.form is not DocumentForm.TABLE:
+        checks = [{**asdict(result), "detail": redacted(result.detail)} for result in results]
+        print_document({"ok": not num_failed, "checks": checks}, options.form)
     else:
         stdout_console().print(_table(results))
     if num_failed:
@@ -44,10 +68,13 @@ def examine(store_uri: str, *, as_json: bool) -> ExitCode:
     return ExitCode.FAILURE if num_failed else ExitCode.OK
 
 
-def _machine_checks(settings: Settings) -> Iterator[Check]:
+def _machine_checks(settings: Settings, sweep: Sweep | None) -> Iterator[Check]:
     cache = Path(os.environ.get(CACHE_VARIABLE) or _usual_cache(settings))
     yield Check(name="cache", run=lambda: check_free_space(cache, "the cache"), remedy=f"set {CACHE_VARIABLE}")
-    yield Check(name="tracking", run=lambda: _reach_tracking(settings.tracking_uri()))
+    tracking = settings.tracking_uri(sweep.tracking_uri if sweep else "")
+    yield Check(name="tracking", run=lambda: reach_tracking(tracking))
+    if sweep is not None:
+        yield Check(name=_SHARDS, run=lambda: read_beginnings(sample_shards(sweep)), limit_s=30.0)
 
 
 def _usual_cache(settings: Settings) -> Path:
@@ -55,50 +82,55 @@ def _usual_cache(settings: Settings) -> Path:
     return cache_directory() if settings.ray_address else settings.home / "cache"
 
 
-def _reach_tracking(uri: str) -> str:
-    """No message shows the URI, which may hold a password."""
-    parts = urlsplit(uri)
-    if parts.scheme in {"http", "https"}:
-        return _ask_server(f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}")
-    if parts.scheme == "sqlite":
-        return _check_database(Path(parts.path.removeprefix("/") if parts.path.startswith("//") else parts.path))
-    if parts.scheme.partition("+")[0] == "postgresql":
-        return ask_database(uri)
-    raise OrchestratorError(
-        f"the tracking URI has the scheme {parts.scheme!r}; write http(s)://host:port, sqlite:///absolute/path or "
-        "postgresql://host/database"
+def _cluster_results(
+    settings: Settings, sweep: Sweep | None, store_uri: str, bad: set[str], limit_s: float
+) -> Iterator[CheckResult]:
+    stack = None if settings.driver_address or settings.is_remote else read_stack(settings.home)
+    address = stack.ray_address if stack is not None else settings.driver_address
+    if not address:
+        yield CheckResult(name="cluster", verdict=Verdict.SKIPPED, detail=_why_not(settings))
+        return
+    tracking = settings.tracking_uri(sweep.tracking_uri if sweep else "")
+    question = Question(
+        address="" if stack is not None else address,
+        home=str(settings.home),
+        namespace=settings.namespace,
+        store_uri="" if bad - {"cache", "tracking", _SHARDS} else store_uri,
+        tracking_uri="" if "tracking" in bad else tracking,
+        token="" if stack is not None else settings.read_token(),
+        shards=tuple(sample_shards(sweep)) if sweep is not None and _SHARDS not in bad else (),
+    )
+    try:
+        yield from examine_cluster(question, address, limit_s)
+    except OrchestratorError as error:
+        yield CheckResult(name="cluster", verdict=Verdict.FAILED, detail=redacted(str(error)))
+
+
+def _why_not(settings: Settings) -> str:
+    if settings.is_remote:
+        return "it is reached by its dashboard or store only: run doctor on one of its nodes"
+    return (
+        f"no stack runs in {settings.home} (orchestrator up, or the first submit, starts one); RAY_ADDRESS is not set"
     )
 
 
-def _ask_server(address: str) -> str:
-    request = Request(f"{address.rstrip('/')}/health")  # noqa: S310 - http and https only
-    try:
-        with urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310
-            return f"MLflow at {address} answers"
-    except HTTPError as error:
-        if error.code in {401, 403}:
-            return f"MLflow at {address} answers, and asks who we are"
-        message = f"{address} answers with HTTP {error.code} and is no MLflow server; check MLFLOW_TRACKING_URI"
-        raise OrchestratorError(message) from None
-    except (URLError, OSError) as error:
-        reason = getattr(error, "reason", error)
-        message = f"{address} does not answer: {reason}; start the server, or check MLFLOW_TRACKING_URI and proxies"
-        raise OrchestratorError(message) from None
-
-
-def _check_database(path: Path) -> str:
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not os.access(there, os.W_OK):
-        raise OrchestratorError(f"{there} cannot be written to; choose another MLFLOW_TRACKING_URI")
-    return f"{path} {'is there' if path.exists() else 'is made at the first run'}"
-
-
-def _table(results: list[CheckResult]) -> Table:
+def _table(results: Sequence[CheckResult]) -> Table:
     table = Table(title="Doctor", title_justify="left")
-    for column in ("check", "", "found", "what to do"):
+    for column in ("check", "where", "", "found", "what to do"):
         table.add_column(column, overflow="fold")
-    for result in results:
+    for where, result in _grouped(results):
         style = _STYLES[result.verdict]
         verdict = f"[{style}]{result.verdict.value}[/{style}]"
-        table.add_row(result.name, verdict, escape(result.detail), escape(result.remedy))
+        table.add_row(result.name, escape(where), verdict, escape(redacted(result.detail)), escape(result.remedy))
     return table
+
+
+def _grouped(results: Sequence[CheckResult]) -> Iterator[tuple[str, CheckResult]]:
+    """What is fine on many nodes takes one line."""
+    groups: dict[tuple[str, ...], list[CheckResult]] = {}
+    for number, result in enumerate(results):
+        is_fine = result.verdict is Verdict.OK and result.node
+        groups.setdefault((result.name, "ok") if is_fine else (result.name, str(number)), []).append(result)
+    for group in groups.values():
+        first = group[0]
+        yield (f"{len(group)} nodes" if len(group) > 1 else first.node), first

@@ -1,148 +1,187 @@
-"""``orchestrator logs``: the text logs of a job's attempts, from the store."""
+"""``orchestrator logs``: what attempts printed and logged, from the store; the cluster may be long gone."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
-from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import typer
 
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.one_log import AttemptPrinter, print_attempts
+from orchestrator.cli.selection import parse_where, select
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import SweepLedger, load_plan
+from orchestrator.controller.client import SweepLedger
 from orchestrator.errors import NotFoundError
-from orchestrator.spec.suggest import did_you_mean
-from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.layout import attempt_logs_folder, job_logs_folder, log_name, short_hash
-from orchestrator.storage.logs import read_log
+from orchestrator.spec.schema_policy import duration_s, moment_s
+from orchestrator.storage.log_records import LEVELS, LogQuery, LogRecord, encode, format_time, plain_text
+from orchestrator.storage.log_search import StoredLog, find_logs, follow_logs, of_keys, search_logs
 from orchestrator.storage.protocol import ObjectStore
 
 _POLL_S = 0.5
-_RANK = re.compile(r"rank(\d+)")
-_ATTEMPT = re.compile(r"(\d+)(?:-(\w+))?")
+_SECONDS = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
 
 
-class PrintedLog:
-    """The logs of one attempt's ranks, as far as they are printed. Of a gang each line names its rank."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Flags of the command."""
 
-    def __init__(self, store: ObjectStore, sweep: str, job: str, place: tuple[int, str], rank: int | None) -> None:
-        self._store, self._sweep, self._job = store, sweep, job
-        self.place = place
-        """Number and key of the attempt, see ``attempt_logs_folder``."""
-        self.number, self._key = place
-        self._rank = rank
-        self._decoder = getincrementaldecoder("utf-8")(errors="replace")  # a look may end within a character
-        self._read: dict[int, int] = {}
-        """Bytes by rank."""
-        self._begun: dict[int, bytes] = {}
-        """By rank, a last line that is not whole yet."""
+    jobs: tuple[str, ...] = ()
+    """Names or patterns: the logs of all attempts at them."""
+    where: tuple[str, ...] = ()
+    attempt: int = -1
+    """-1: of one job the newest, of chosen jobs all."""
+    rank: int = -1
+    """Of a gang; -1 = all."""
+    grep: str = ""
+    since: str = ""
+    level: str = "debug"
+    tail: int = 0
+    """Only so many records, the last ones; 0 = all."""
+    follow: bool = False
+    as_json: bool = False
+    store: str = ""
+    query: LogQuery = field(init=False)
+
+    def __post_init__(self) -> None:
+        since = parse_since(self.since, time.time()) if self.since else ""
+        object.__setattr__(self, "query", LogQuery(pattern=_pattern(self.grep), level=_level(self.level), since=since))
 
     @property
-    def has_printed(self) -> bool:
-        """Whether there was anything."""
-        return any(self._read.values())
-
-    def ranks(self) -> list[int]:
-        """Those that have written."""
-        names = self._store.list_children(attempt_logs_folder(self._sweep, self._job, self.number, self._key))
-        return sorted({int(found[1]) for name in names if (found := _RANK.match(name))})
-
-    def print_new(self, *, is_whole: bool = False) -> None:
-        """Print what is there beyond what was printed; ``is_whole``: no more will come."""
-        ranks = self.ranks()
-        for rank in ranks if self._rank is None else [self._rank]:
-            name = log_name(self._sweep, self._job, self.number, rank, key=self._key)
-            content = read_log(self._store, name, self._read.get(rank, 0))
-            self._read[rank] = self._read.get(rank, 0) + len(content)
-            if self._rank is not None or (len(ranks) == 1 and rank not in self._begun):
-                sys.stdout.write(self._decoder.decode(content, final=is_whole))
-            else:
-                self._print_lines(rank, content, is_whole=is_whole)
-        sys.stdout.flush()
-
-    def _print_lines(self, rank: int, content: bytes, *, is_whole: bool) -> None:
-        """Whole lines only: those of several ranks must not mix."""
-        *lines, rest = (self._begun.get(rank, b"") + content).split(b"\n")
-        self._begun[rank] = b"" if is_whole else rest
-        for line in [*lines, *([rest] if is_whole and rest else [])]:
-            sys.stdout.write(f"rank{rank} | {line.decode(errors='replace')}\n")
+    def is_search(self) -> bool:
+        """Whether several jobs are meant."""
+        return bool(self.jobs or self.where)
 
 
-def print_logs(sweep: str, job: str, attempt: int, store_uri: str, *, follow: bool, rank: int = -1) -> ExitCode:
-    """Print the log of an attempt; with ``follow`` go on, over later attempts too, until the job has ended.
-
-    Args:
-        sweep: its name.
-        job: a job of its plan.
-        attempt: number of an attempt; -1 = the newest, and the ones after it.
-        store_uri: empty = the project's own.
-        follow: whether to wait for more.
-        rank: of a gang; -1 = all.
-    """
-    store = open_existing_store(store_uri)
+def show_logs(sweep: str, job: str, options: LogOptions) -> ExitCode:
+    """Print the log of one job's attempt; without a job, the records of all chosen jobs by time."""
+    store = open_existing_store(options.store)
     require_sweep(store, sweep)
-    keys = {candidate.name: candidate.key for candidate in load_plan(store, sweep).jobs}
-    if job not in keys:
-        message = f"sweep '{sweep}' has no job '{job}': {did_you_mean(job, keys)}"
-        raise NotFoundError(message)
-    places = _places(store, sweep, job, keys[job])
-    if attempt >= 0 and attempt not in places:
-        there = sorted(places) or "none"
-        message = f"job '{job}' of sweep '{sweep}' has no log of an attempt {attempt}; there are {there}"
-        raise NotFoundError(message)
+    with _leaving(sweep, job, options) as left:
+        if job and not options.is_search:
+            _print_one(store, sweep, job, options)
+        else:
+            _print_many(store, sweep, options, extra=(job,) if job else ())
+    return ExitCode.INTERRUPTED if left else ExitCode.OK
+
+
+def parse_since(text: str, now: float) -> str:
+    """``90s``, ``10m``, ``36h``, ``3d`` before now, or a moment with its time zone, as ``format_time`` writes it."""
+    seconds = _SECONDS.fullmatch(text)
+    ago_s = float(seconds[1]) if seconds else duration_s(text)
+    moment = now - ago_s if ago_s is not None else moment_s(text)
+    if moment is None:
+        message = f"--since {text!r} is neither a duration (90s, 10m, 36h, 3d) nor a moment with its time zone"
+        raise typer.BadParameter(f"{message} (2026-12-01T18:00:00+01:00)")
+    return format_time(moment)
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
     try:
-        return _print(store, sweep, job, attempt, rank if rank >= 0 else None, follow=follow)
+        return re.compile(text) if text else None
+    except re.error as error:
+        message = f"--grep {text!r} is no regular expression: {error}; escape what is meant as it stands"
+        raise typer.BadParameter(message) from None
+
+
+def _level(text: str) -> str:
+    if text.lower() not in LEVELS:
+        message = f"--level {text!r} is none of {', '.join(LEVELS)}"
+        raise typer.BadParameter(message)
+    return text.lower()
+
+
+@contextmanager
+def _leaving(sweep: str, job: str, options: LogOptions) -> Iterator[list[bool]]:
+    """Ctrl-C says how to come back."""
+    left: list[bool] = []
+    try:
+        yield left
     except KeyboardInterrupt:
-        again = f"orchestrator logs {sweep} {job} -f" + (f" --store {store_uri}" if store_uri else "")
+        left.append(True)
+        again = " ".join(["orchestrator logs", sweep, job] if job else ["orchestrator logs", sweep])
+        again += " -f" + (f" --store {options.store}" if options.store else "")
         stderr_console().print(
             f"Detached; the job goes on. Follow it again with: {again}", markup=False, soft_wrap=True
         )
-        return ExitCode.INTERRUPTED
 
 
-def _print(store: ObjectStore, sweep: str, job: str, attempt: int, rank: int | None, *, follow: bool) -> ExitCode:
-    ledger, log = SweepLedger(store, sweep), None
-    while True:
-        snapshot = ledger.refresh()
-        is_live = follow and _is_live(snapshot, job)  # asked first: what came before the end is printed below
-        view = snapshot.jobs.get(job)
-        places = _places(store, sweep, job, view.key if view is not None else "")
-        number = attempt if attempt >= 0 else max(places, default=None)
-        if number in places and (log is None or log.place != (number, places[number])):
-            if log is not None:
-                log.print_new(is_whole=True)
-                stderr_console().print(f"(attempt {log.number} has ended; attempt {number} follows)")
-            log = PrintedLog(store, sweep, job, (number, places[number]), rank)
-            _check_rank(log, job, None if is_live else rank)
-        if log is not None:
-            log.print_new(is_whole=not is_live)
-        if not is_live:
-            break
-        time.sleep(_POLL_S)
-    if log is None:
-        why = ledger.refresh().jobs[job].reason or "none of its attempts has started, or it was reused"
-        message = f"job '{job}' of sweep '{sweep}' has no log: {why}"
+def _print_one(store: ObjectStore, sweep: str, job: str, options: LogOptions) -> None:
+    printer = AttemptPrinter(
+        query=options.query,
+        rank=options.rank if options.rank >= 0 else None,
+        render=_render(options),
+        tail=options.tail,
+    )
+    print_attempts(store, sweep, job, options.attempt, printer, follow=options.follow)
+
+
+def _print_many(store: ObjectStore, sweep: str, options: LogOptions, *, extra: tuple[str, ...]) -> None:
+    chosen = _Chosen(store, sweep, options, extra)
+    render = _render(options)
+    logs = chosen.find()
+    if not logs and not options.follow:
+        message = f"no log of sweep '{sweep}' is chosen: its jobs have not started, were reused, or others are meant"
         raise NotFoundError(message)
-    if not log.has_printed:
-        stderr_console().print(f"(attempt {log.number} has printed nothing)")
-    return ExitCode.OK
+    if not options.follow:
+        records = sorted(search_logs(store, logs, options.query), key=lambda record: record.time)
+        _write(records[-options.tail :] if options.tail else records, render)
+        return
+    for news in follow_logs(store, chosen.find, chosen.has_ended, options.query):
+        _write(news, render)
+        time.sleep(0.0 if chosen.snapshot.state.is_final else _POLL_S)
 
 
-def _check_rank(log: PrintedLog, job: str, rank: int | None) -> None:
-    if rank is not None and rank not in log.ranks():
-        message = f"attempt {log.number} of '{job}' has no log of rank {rank}; there are {log.ranks() or 'none'}"
-        raise NotFoundError(message)
+class _Chosen:
+    """Which logs of a sweep are meant, at each moment."""
+
+    def __init__(self, store: ObjectStore, sweep: str, options: LogOptions, extra: tuple[str, ...]) -> None:
+        self._store, self._sweep = store, sweep
+        self._names, self._where = (*options.jobs, *extra), parse_where(options.where)
+        self._attempt, self._rank = options.attempt, options.rank
+        self._ledger = SweepLedger(store, sweep)
+        self.snapshot = self._ledger.refresh()
+
+    def has_ended(self) -> bool:
+        """Read what the journal has new: whether the sweep is over."""
+        self.snapshot = self._ledger.refresh()
+        return self.snapshot.state.is_final
+
+    def find(self) -> list[StoredLog]:
+        """The logs that count now."""
+        keys = {view.name: view.key for view in select(self.snapshot, self._names, self._where)}
+        return [
+            log
+            for log in of_keys(find_logs(self._store, self._sweep), keys)
+            if (self._attempt < 0 or log.context.attempt == self._attempt)
+            and (self._rank < 0 or log.context.rank == self._rank)
+        ]
 
 
-def _places(store: ObjectStore, sweep: str, job: str, key: str) -> dict[int, str]:
-    """Keys in the names of the logs by attempt: those of the job as it is now, or else of a store of older names."""
-    found = [_ATTEMPT.fullmatch(name) for name in store.list_children(job_logs_folder(sweep, job))]
-    numbers = [(int(match[1]), match[2]) for match in found if match is not None]
-    current = {number: key for number, digits in numbers if key and digits == short_hash(key)}
-    return current or {number: "" for number, digits in numbers if digits is None}
+class _Renderer:
+    """One record as a line, for people or for machines."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def __call__(self, record: LogRecord, prefix: str = "") -> str:
+        if self._as_json:
+            return encode(record)
+        return "".join(f"{prefix}{line}\n" for line in plain_text(record).split("\n"))
 
 
-def _is_live(snapshot: Snapshot, job: str) -> bool:
-    view = snapshot.jobs.get(job)
-    return view is not None and not view.state.is_final and not snapshot.state.is_final
+def _render(options: LogOptions) -> _Renderer:
+    return _Renderer(as_json=options.as_json)
+
+
+def _write(records: Iterable[LogRecord], render: _Renderer) -> None:
+    for record in records:
+        context = record.context
+        moment = f"{record.time[:10]} {record.time[11:19]} " if record.time else ""
+        sys.stdout.write(render(record, f"{moment}{context.job} #{context.attempt} rank{context.rank} | "))
+    sys.stdout.flush()

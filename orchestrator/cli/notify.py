@@ -1,0 +1,118 @@
+"""``orchestrator notify``: who was told what, and whether it arrives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from orchestrator.cli.console import stdout_console
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.status import open_existing_store, require_sweep
+from orchestrator.errors import OrchestratorError, SpecError
+from orchestrator.observability.notification_channels import deliver
+from orchestrator.observability.notifications import trial_notice
+from orchestrator.observability.outbox import DeliveryState, Entry, read_all
+from orchestrator.security.redaction import redacted
+from orchestrator.spec.load import load_sweep
+from orchestrator.spec.notify import Channel
+from orchestrator.spec.resolve_notify import parse_notify_file
+from orchestrator.storage.log_records import format_time
+
+
+def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:
+    """What was told about a sweep, and what waits."""
+    if not sweep:
+        message = "name a sweep, or try channels with --test FILE"
+        raise typer.BadParameter(message)
+    store = open_existing_store(store_uri)
+    require_sweep(store, sweep)
+    entries = read_all(store, sweep)
+    if form is not DocumentForm.TABLE:
+        print_document({"sweep": sweep, "notifications": [_document(entry) for entry in entries]}, form)
+    else:
+        stdout_console().print(_table(sweep, entries))
+    has_failed = any(one.state is DeliveryState.GIVEN_UP for entry in entries for one in entry.deliveries)
+    return ExitCode.FAILURE if has_failed else ExitCode.OK
+
+
+def try_channels(file: str, form: DocumentForm) -> ExitCode:
+    """Send a trial over every channel of a file, from here: references are read in this environment."""
+    results = []
+    for channel in _channels(file):
+        error = ""
+        try:
+            deliver(trial_notice(time.time()), channel)
+        except OrchestratorError as caught:
+            error = redacted(str(caught))
+        results.append({"channel": _called(channel), "sent": not error, "error": error})
+    if form is not DocumentForm.TABLE:
+        print_document({"trials": results}, form)
+    else:
+        table = Table(title="Trial", title_justify="left")
+        for column in ("channel", "", "why not"):
+            table.add_column(column, overflow="fold")
+        for result in results:
+            verdict = "sent" if result["sent"] else "failed"
+            table.add_row(escape(str(result["channel"])), verdict, escape(str(result["error"])))
+        stdout_console().print(table)
+    return ExitCode.OK if all(result["sent"] for result in results) else ExitCode.FAILURE
+
+
+def _channels(file: str) -> Sequence[Channel]:
+    path = Path(file)
+    if path.is_file():
+        try:
+            return parse_notify_file(path.read_text(encoding="utf-8"), file)
+        except (SpecError, UnicodeDecodeError):
+            pass  # a sweep.yaml says more, and says what is wrong with it
+    channels = load_sweep(file).notify
+    if not channels:
+        raise SpecError((f"{file}: it has no notify: nobody would be told; see docs/operations.md, Notifications",))
+    return channels
+
+
+def _called(channel: Channel) -> str:
+    """Never the URL itself, which may hold a key in its path."""
+    if channel.email is not None:
+        return f"email to {', '.join(channel.email.to)} by {channel.email.server}"
+    where = channel.slack or channel.webhook
+    return f"{channel.kind} {where if where.startswith('${') else where.split('/')[2]}"
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    notice = entry.notice
+    return {
+        "id": notice.notification_id,
+        "occasion": notice.occasion.value,
+        "at": format_time(notice.at_s),
+        "title": notice.title,
+        "deliveries": [
+            {
+                "channel": _called(one.channel),
+                "state": one.state.value,
+                "tries": one.num_tries,
+                "error": one.error,
+                "ended_at": format_time(one.ended_at_s) if one.ended_at_s is not None else None,
+            }
+            for one in entry.deliveries
+        ],
+    }
+
+
+def _table(sweep: str, entries: Sequence[Entry]) -> Table:
+    table = Table(title=f"Told about {sweep}", title_justify="left")
+    for column in ("when (UTC)", "what", "to", "", "tries", "latest error"):
+        table.add_column(column, overflow="fold")
+    for entry in entries:
+        for one in entry.deliveries:
+            when = format_time(entry.notice.at_s)[:19].replace("T", " ")
+            cells = (entry.notice.title, _called(one.channel), one.state.value, str(one.num_tries), one.error)
+            table.add_row(when, *(escape(cell) for cell in cells))
+    return table

@@ -1,0 +1,91 @@
+"""Notifications beside a controller: a thread of its process that never keeps it waiting, and never ends it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from orchestrator.errors import OrchestratorError, SpecError
+from orchestrator.observability.notifier import Notifier
+from orchestrator.spec.notify import Channel
+from orchestrator.spec.resolve_notify import parse_notify_file
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.open import open_store
+
+NOTIFY_FILE_VARIABLE = "ORCHESTRATOR_NOTIFY_FILE"
+"""Environment variable of the head's workers: a YAML file ``notify: [...]`` that counts for all sweeps."""
+EVERY_S = 2.0
+_MAX_BACKOFF_S = 60.0
+_MAX_BYTES = 1_000_000
+_LOG = logging.getLogger(__name__)
+
+
+class GeneralChannels:
+    """Those that count for every sweep, read anew when their file has changed; one that is wrong is told once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[float, int] | None = None
+        self._channels: tuple[Channel, ...] = ()
+        self._told = ""
+        """Why it cannot be read, as last told."""
+
+    def __call__(self) -> Sequence[Channel]:
+        """The channels as the file has them now; while it cannot be read, those of before."""
+        if not self._path:
+            return ()
+        try:
+            stat = Path(self._path).stat()
+            seen = (stat.st_mtime, stat.st_size)
+            if seen != self._seen:
+                self._seen = seen
+                self._channels = read_notify_file(self._path)
+        except (OSError, SpecError) as error:
+            if str(error) != self._told:
+                _LOG.error("nobody is told anything new by %s: %s", self._path, error)
+                self._told = str(error)
+        return self._channels
+
+
+def read_notify_file(path: str) -> tuple[Channel, ...]:
+    """The channels of a file.
+
+    Raises:
+        SpecError: it is too large, no text, or wrong.
+        OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise SpecError((f"{path}:1:1: larger than {_MAX_BYTES} bytes; name a file of notify: [...]",))
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise SpecError((f"{path}:1:1: not UTF-8 text; save it as UTF-8",)) from None
+    return parse_notify_file(text, path)
+
+
+def start_notifying(store_uri: str, cluster: str, read_snapshots: Callable[[], Sequence[Snapshot]]) -> None:
+    """Start the thread; it ends with the process."""
+    channels = GeneralChannels(os.environ.get(NOTIFY_FILE_VARIABLE, ""))
+
+    def notify() -> None:
+        notifier = Notifier(open_store(store_uri), cluster, read_snapshots, channels)
+        pause_s = EVERY_S
+        while True:
+            try:
+                notifier.turn()
+                pause_s = EVERY_S
+            except OrchestratorError as error:
+                _LOG.warning("notifications wait: %s", error)
+                pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
+            except Exception:  # noqa: BLE001 - nothing that is told may end what it tells of
+                _LOG.exception("a round of notifications failed")
+                pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
+            time.sleep(pause_s)
+
+    threading.Thread(target=notify, name="notifications", daemon=True).start()

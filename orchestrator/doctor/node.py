@@ -1,0 +1,190 @@
+"""What runs on each node of the cluster, in an actor. It travels by value, so that it also runs where the package is of
+another version or missing: that is one of the things it is to find out. So nothing of ours is imported up here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("ray", "torch", "torchvision", "timm", "numpy", "pretraining-orchestrator")
+_BLOCK = 1024**2
+_NUM_BLOCKS = 64
+_WRITING_S = 3.0
+_GPU_FIELDS = "index,name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
+_QUERY_TIMEOUT_S = 8.0
+
+
+class NodeDoctor:
+    """One node. Every method returns plain JSON; errors become ``{"error": text}``."""
+
+    def now(self) -> float:
+        """The node's clock, unix seconds."""
+        return time.time()
+
+    def facts(self) -> dict[str, Any]:
+        """What the node is and has; ``free_port`` is one that nobody listens on."""
+        import ray
+
+        return {
+            "host": socket.gethostname(),
+            "address": ray.util.get_node_ip_address(),
+            "free_port": _free_port(),
+            "python": platform.python_version(),
+            "packages": {name: _version(name) for name in _PACKAGES},
+            "digest": _digest(),
+            "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "shared_memory": _room(Path("/dev/shm")),  # noqa: S108 - the very place
+            "cache": _cache(),
+            "gpus": _gpus(),
+            "asks_for_token": os.environ.get("RAY_AUTH_MODE", "") == "token",
+        }
+
+    def store(self, uri: str, folder: str, content: str) -> dict[str, Any]:
+        """Read what the driver wrote into the store, write an object of its own, and try conditional writes."""
+        try:
+            from orchestrator.storage.open import open_store
+            from orchestrator.storage.probe import probe_store
+
+            started_s = time.monotonic()
+            store = open_store(uri)
+            seen = store.exists(f"{folder}/driver") and store.get(f"{folder}/driver").decode() == content
+            store.put(f"{folder}/node-{secrets.token_hex(8)}", socket.gethostname().encode())
+            probe_store(store)
+        except Exception as error:  # noqa: BLE001 - told as the check's result
+            return _told(error)
+        return {"sees_driver": seen, "took_s": time.monotonic() - started_s}
+
+    def tracking(self, uri: str) -> dict[str, Any]:
+        """Whether MLflow answers from here."""
+        try:
+            from orchestrator.doctor.tracking import reach_tracking
+
+            return {"found": reach_tracking(uri)}
+        except Exception as error:  # noqa: BLE001 - told as the check's result
+            return _told(error)
+
+    def shards(self, samples: list[list[str]]) -> dict[str, Any]:
+        """Whether some shards, given by store and name, can be read from here."""
+        try:
+            from orchestrator.doctor.shards import read_beginnings
+
+            return {"found": read_beginnings(samples)}
+        except Exception as error:  # noqa: BLE001 - told as the check's result
+            return _told(error)
+
+    def rank(self, place: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Take part in an all-reduce, in a process of its own, which can be ended if it hangs."""
+        # Ray hides the GPUs from actors that asked for none.
+        hidden = {"CUDA_VISIBLE_DEVICES"} if place["backend"] == "nccl" else set()
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "workloads.all_reduce", json.dumps(place)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"no answer within {limit_s:g} s"}
+        lines = ended.stdout.strip().splitlines()
+        if ended.returncode or not lines:
+            said = [line for line in ended.stderr.strip().splitlines() if line.strip()]
+            return {"error": said[-1][-300:] if said else f"it ended with code {ended.returncode}"}
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """Our own errors say what to do; of others the text may quote anything, credentials too."""
+    is_ours = type(error).__module__.startswith("orchestrator.") or isinstance(error, ImportError)
+    return {"error": str(error) if is_ours else type(error).__name__}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _digest() -> str:
+    """Of our code on this node; empty where there is none. As ``backends.ray.digest.code_digest``."""
+    try:
+        from orchestrator.backends.ray.digest import code_digest
+
+        return code_digest()
+    except Exception:  # noqa: BLE001 - another version of it, or none
+        return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+def _room(folder: Path) -> dict[str, int]:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return {"total": 0, "free": 0}
+    return {"total": usage.total, "free": usage.free}
+
+
+def _cache() -> dict[str, Any]:
+    """The directory where attempts keep downloads: its room, and how fast it is written."""
+    default = Path(tempfile.gettempdir(), f"orchestrator-cache-{os.getuid()}")
+    folder = Path(os.environ.get("ORCHESTRATOR_CACHE_DIR") or default)
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    told: dict[str, Any] = {"folder": str(folder), **_room(there)}
+    try:
+        told["written_per_s"] = _writing_speed(there)
+    except OSError as error:
+        told["error"] = f"{there} cannot be written to: {error.strerror}"
+    return told
+
+
+def _writing_speed(folder: Path) -> float:
+    """Bytes per second that reach the disk."""
+    path, block = folder / f".orchestrator-doctor-{secrets.token_hex(8)}", os.urandom(_BLOCK)
+    started_s, written = time.monotonic(), 0
+    try:
+        with path.open("xb") as file:
+            while written < _NUM_BLOCKS * _BLOCK and time.monotonic() - started_s < _WRITING_S:
+                written += file.write(block)
+                os.fsync(file.fileno()) if written % (16 * _BLOCK) == 0 else None
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
+    return written / max(1e-9, time.monotonic() - started_s)
+
+
+def _gpus() -> dict[str, Any]:
+    """What the driver tells of every GPU."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {"devices": []}
+    command = [program, f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"devices": [], "error": f"nvidia-smi fails ({type(error).__name__}): the driver is not loaded or hangs"}
+    names = ("index", "name", "driver", "memory_mib", "used_mib", "ecc_errors")
+    rows = ([cell.strip() for cell in line.split(",")] for line in told.splitlines() if line.strip())
+    return {"devices": [dict(zip(names, row, strict=False)) for row in rows]}

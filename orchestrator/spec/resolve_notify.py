@@ -1,0 +1,55 @@
+"""``notify:``, resolved; and the file of the same list that counts for all sweeps of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from orchestrator.spec.fields import Strict
+from orchestrator.spec.notify import Channel, Email, Occasion, Security
+from orchestrator.spec.problems import validate
+from orchestrator.spec.schema_notify import NotifySpec
+from orchestrator.spec.schema_policy import duration_s
+from orchestrator.spec.tree import parse_tree
+
+
+class NotifyFile(Strict):
+    """A file of channels for all sweeps of a cluster."""
+
+    notify: list[NotifySpec] = Field(description="As in sweep.yaml.")
+
+
+def resolve_notify(entries: Iterable[NotifySpec]) -> tuple[Channel, ...]:
+    """The channels of a sweep."""
+    return tuple(_channel(entry) for entry in entries)
+
+
+def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
+    """The channels of a file, called ``file`` in errors.
+
+    Raises:
+        SpecError: everything that is wrong with it, one line each.
+    """
+    tree = parse_tree(text, file)
+    return resolve_notify(validate(NotifyFile, tree.value, tree).notify)
+
+
+def _channel(entry: NotifySpec) -> Channel:
+    email = entry.email
+    return Channel(
+        on=tuple(Occasion(name) for name in dict.fromkeys(entry.on)),
+        webhook=entry.webhook,
+        secret=entry.secret,
+        slack=entry.slack,
+        email=email
+        and Email(
+            to=tuple(email.to),
+            sender=email.sender,
+            server=email.server,
+            user=email.user,
+            password=email.password,
+            security=Security(email.security),
+        ),
+        stalled_after_s=duration_s(entry.stalled_after) or 0.0,
+    )

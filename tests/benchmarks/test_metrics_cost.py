@@ -1,0 +1,124 @@
+"""What metrics cost: a training step with and without them, and a round of the controller over a large sweep."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from orchestrator.contract import Execution, JobKind, JobRequest, Progress
+from orchestrator.controller.ledger import SweepLedger
+from orchestrator.observability.attempts import AttemptMetrics
+from orchestrator.observability.catalog import Metric
+from orchestrator.observability.exporter import RayExporter
+from orchestrator.observability.sweeps import Observed, SweepMetrics
+from orchestrator.state.scheduler import Scheduler
+from orchestrator.storage.local import LocalStore
+from tests.integration.conftest import ray_cluster  # noqa: F401 - a fixture
+from tests.live_sweep import SWEEP, write_live_sweep
+from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
+from workloads.models.build import Classifier
+from workloads.train import clock
+from workloads.train.loop import TrainingLoop
+
+ROUNDS, STEPS, BATCH_SIZE, IMAGE_SIZE = 9, 400, 8, 16
+NUM_REPORTS = 2_000
+NUM_TRANSFERS = 10_000
+REQUEST = JobRequest(
+    attempt_id="a.1", attempt_number=1, sweep="s", job="pretrain/x", key="a", kind=JobKind.PRETRAIN,
+    identity={"parameters": {}, "inputs": {}}, store_uri="file:///nowhere",
+)  # fmt: skip
+
+
+def small_task() -> MemoryImages:
+    backbone: Any = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net = Classifier(backbone, nn.Linear(8, NUM_CLASSES))
+    return MemoryImages(net, batch_size=BATCH_SIZE, num_samples=BATCH_SIZE * STEPS, image_size=IMAGE_SIZE)
+
+
+def cpu_per_step_s(folder: Path, report: Callable[[Progress], None], counters: Callable[[TrainingLoop], Any]) -> float:
+    recipe = {"epochs": 1, "batch_size": BATCH_SIZE, "lr": 0.01, "warmup_epochs": 0, "schedule": "constant"}
+    execution = Execution(checkpoint_every_steps=STEPS)
+    loop = memory_loop(small_task(), LocalStore(folder), recipe, execution=execution, report=report)
+    loop.counters = lambda: counters(loop)  # type: ignore[method-assign]
+    started_s = time.process_time()
+    loop.run()
+    return (time.process_time() - started_s) / STEPS
+
+
+@pytest.mark.bench
+def test_training_step_with_metrics_and_without(ray_cluster, tmp_path) -> None:  # noqa: F811
+    metrics = AttemptMetrics(REQUEST, RayExporter())
+
+    def with_metrics(progress: Progress) -> None:
+        metrics.show(metrics.complete(progress))
+
+    arms: dict[str, list[float]] = {"with": [], "without": []}
+    for number in range(ROUNDS):
+        arms["with"].append(cpu_per_step_s(tmp_path / f"w{number}", with_metrics, TrainingLoop.counters))
+        arms["without"].append(cpu_per_step_s(tmp_path / f"o{number}", lambda _: None, lambda _: {}))
+    ratios = [one / other for one, other in zip(arms["with"], arms["without"], strict=True)]
+    cost_s = report_cost_s(metrics)
+    sys.stdout.write(
+        f"\nCPU per step with metrics / without: median {statistics.median(ratios):.4f} "
+        f"({min(ratios):.3f} to {max(ratios):.3f}); step {statistics.median(arms['without']) * 1e3:.2f} ms\n"
+        f"a report costs {cost_s * 1e6:.0f} us, one every {clock._REPORT_EVERY_S:g} s: "
+        f"{100 * cost_s / clock._REPORT_EVERY_S:.4f} % of the time (asked: 0.5 %)\n"
+    )
+
+
+def report_cost_s(metrics: AttemptMetrics) -> float:
+    """Seconds per report if each were exported, which only one in seven is."""
+    names = ("images", "steps", "train_s", "data_wait_s", "checkpoint_stall_s", "cache_hits", "store_read_bytes")
+    started_s = time.process_time()
+    for number in range(NUM_REPORTS):
+        metrics._show_at_s = 0.0
+        metrics.show(metrics.complete(Progress(phase="train", counters=dict.fromkeys(names, float(number)))))
+    return (time.process_time() - started_s) / NUM_REPORTS
+
+
+class Counted:
+    """An exporter that only counts."""
+
+    num_values = 0
+
+    def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        self.num_values += 1
+
+    def add(self, metric: Metric, amount: float, labels: Mapping[str, str]) -> None:
+        self.num_values += 1
+
+
+@pytest.mark.bench
+def test_controller_metrics_of_ten_thousand_jobs(tmp_path) -> None:
+    store = LocalStore(tmp_path / "store")
+    write_live_sweep(store, num_transfers=NUM_TRANSFERS, now=time.time())
+    snapshot = SweepLedger(store, SWEEP).refresh()
+    scheduler, exporter = Scheduler(), Counted()
+    index = scheduler._follow(snapshot, {})
+    metrics = SweepMetrics(exporter)
+    now = time.time()
+    metrics.follow([snapshot], now)
+    follow_s = _median(lambda: metrics.follow([snapshot], now))
+    one = Observed(snapshot=snapshot, index=index, progress={}, silent_s={})
+    before = exporter.num_values
+    show_s = _median(lambda: metrics.show([one], now))
+    sys.stdout.write(
+        f"\n{len(snapshot.jobs)} jobs: a round {follow_s * 1e6:.0f} us, an export {show_s * 1e3:.2f} ms every 5 s "
+        f"({100 * show_s / 5:.3f} % of the controller's time), {(exporter.num_values - before) // 9} values\n"
+    )
+
+
+def _median(call: Callable[[], None]) -> float:
+    times = []
+    for _ in range(9):
+        started_s = time.process_time()
+        call()
+        times.append(time.process_time() - started_s)
+    return statistics.median(times)

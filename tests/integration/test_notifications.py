@@ -1,0 +1,456 @@
+"""Who is told what: from the journal to a webhook, Slack and a mail server, over outages and restarts."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from orchestrator.controller import client
+from orchestrator.controller.notifying import GeneralChannels
+from orchestrator.errors import UserError
+from orchestrator.observability import outbox
+from orchestrator.observability.connections import post
+from orchestrator.observability.notification_channels import DeliveryError, deliver, signed
+from orchestrator.observability.notifications import Notice, budget_notices, trial_notice
+from orchestrator.observability.notifier import Notifier
+from orchestrator.observability.outbox import DeliveryState
+from orchestrator.plan.graph import Plan
+from orchestrator.spec.notify import Channel, Email, Occasion, Security
+from orchestrator.spec.policy import Policy
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.local import LocalStore
+from orchestrator.testing import ScriptedBackend
+from orchestrator.testing.scripted import Fail, Hang, Succeed
+from tests.commands import run_command
+from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
+from tests.sinks import Mailbox, Webhook, mail_sink, webhook_sink
+
+KEY, PASSWORD = "key-of-the-webhook-1", "password-of-the-mail-1"
+SIGNED = "${env:TEST_HOOK_KEY}"
+
+
+@pytest.fixture
+def hook() -> Iterator[Webhook]:
+    with webhook_sink() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def mailbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mailbox]:
+    with mail_sink(tmp_path_factory.mktemp("mail"), password=PASSWORD) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_HOOK_KEY", KEY)
+    monkeypatch.setenv("TEST_MAIL_KEY", PASSWORD)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Sent:
+    """In place of a channel: what was sent, and how many tries fail first."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.notices: list[Notice] = []
+
+    def __call__(self, notice: Notice, channel: Channel) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.notices.append(notice)
+
+    @property
+    def occasions(self) -> list[str]:
+        return [notice.occasion.value for notice in self.notices]
+
+
+class Told(World):
+    """A sweep that somebody wants to hear of, with the notifier beside its controller."""
+
+    def __init__(self, root: Path, *channels: Channel, backend: ScriptedBackend | None = None) -> None:
+        super().__init__(root, backend)
+        self.channels = channels
+        self.sent = Sent()
+        self.notifier = self.new_notifier()
+        self.notifier.turn()
+
+    def new_notifier(self, **options: object) -> Notifier:
+        return Notifier(
+            self.store, CLUSTER, lambda: self.controller.snapshots, send=self.sent, now=self.clock, **options
+        )
+
+    def send(self, policy: Policy | None = None) -> None:
+        self.clock.advance(0.001)
+        plan = make_plan(*diamond(), store_uri=self.store.uri, max_failures=1)
+        plan = replace(plan, notify=self.channels, policy=policy or plan.policy)
+        self.last_message["sweep"] = client.submit(self.store, plan, "name: sweep\n", CLUSTER, now=self.clock())
+
+
+WEBHOOK = Channel(webhook="https://hooks.example.org/x")
+
+
+# ------------------------------------------------------------------------------------------------------- what is told
+def test_end_of_a_sweep_is_told_once_whoever_looks(tmp_path: Path) -> None:
+    world = Told(tmp_path, WEBHOOK)
+    world.send()
+    world.finish()
+    for notifier in (world.notifier, world.notifier, world.new_notifier()):
+        notifier.turn()
+    [notice] = world.sent.notices
+    assert notice.occasion is Occasion.FINISHED
+    assert notice.title.startswith("Sweep sweep succeeded after")
+    assert notice.jobs == {"succeeded": 5}
+
+
+def test_each_end_of_a_sweep_that_is_opened_again_is_told(tmp_path: Path) -> None:
+    backend = ScriptedBackend(LocalStore(tmp_path), {"pretrain/a": [Fail(), Succeed()]})
+    world = Told(tmp_path, WEBHOOK, backend=backend)
+    world.send()
+    world.finish()
+    world.clock.advance(1.0)
+    world.last_message["sweep"] = client.retry(world.store, "sweep", now=world.clock())
+    world.tick_until(lambda: world.last_message["sweep"] in world.snapshot().handled)
+    world.finish()
+    world.notifier.turn()
+    assert world.sent.occasions == ["failed", "finished"], "though nobody looked in between"
+
+
+def test_failed_sweep_is_told_with_its_reasons(tmp_path: Path) -> None:
+    backend = ScriptedBackend(LocalStore(tmp_path), {"pretrain/a": [Fail()]})
+    world = Told(tmp_path, Channel(webhook="https://a/b", on=(Occasion.FAILED,)), backend=backend)
+    world.send()
+    world.finish()
+    world.notifier.turn()
+    assert world.sent.occasions == ["failed"]
+    assert "pretrain/a" in world.sent.notices[0].text
+    assert "1 failed" in world.sent.notices[0].text
+
+
+def test_occasion_that_nobody_asked_for_is_not_sent(tmp_path: Path) -> None:
+    world = Told(tmp_path, Channel(webhook="https://a/b", on=(Occasion.FAILED,)))
+    world.send()
+    world.finish()
+    world.notifier.turn()
+    assert world.sent.notices == []
+
+
+def test_sweep_in_which_nothing_happens_is_told_as_stalled_once(tmp_path: Path) -> None:
+    backend = ScriptedBackend(LocalStore(tmp_path), {"pretrain/a": [Hang()], "pretrain/b": [Hang()]})
+    world = Told(tmp_path, Channel(webhook="https://a/b", stalled_after_s=600.0), backend=backend)
+    world.send()
+    world.tick_until(lambda: world.is_running("pretrain/a") and world.is_running("pretrain/b"))
+    world.notifier.turn()
+    for _ in range(5):
+        world.clock.advance(200.0)
+        world.notifier.turn()
+    assert world.sent.occasions == ["stalled"]
+    assert "pretrain/" in world.sent.notices[0].text
+    again = world.new_notifier()
+    again.turn()
+    world.clock.advance(3600.0)
+    again.turn()
+    assert world.sent.occasions == ["stalled"], "the same stall, after a restart"
+
+
+def test_paused_sweep_has_not_stalled(tmp_path: Path) -> None:
+    backend = ScriptedBackend(LocalStore(tmp_path), {"pretrain/a": [Hang()], "pretrain/b": [Hang()]})
+    world = Told(tmp_path, Channel(webhook="https://a/b", stalled_after_s=600.0), backend=backend)
+    world.send()
+    world.tick_until(lambda: world.is_running("pretrain/a"))
+    world.clock.advance(0.01)
+    client.pause(world.store, "sweep", now=world.clock())
+    world.tick_until(lambda: world.snapshot().state is SweepState.PAUSED)
+    for _ in range(5):
+        world.notifier.turn()
+        world.clock.advance(600.0)
+    assert world.sent.notices == []
+
+
+@pytest.mark.parametrize(("used", "ids"), [(7.9, []), (8.0, ["budget-3-nearly"]), (10.0, ["budget-3-spent"])])
+def test_budget_is_told_when_it_is_nearly_and_when_it_is_wholly_spent(used: float, ids: list[str]) -> None:
+    plan = replace(make_plan(*diamond()), policy=Policy(gpu_hours=10.0))
+    snapshot = Snapshot(sweep="sweep", state=SweepState.RUNNING, plan=plan, revision=3)
+    assert [notice.notification_id for notice in budget_notices(snapshot, used, 5.0)] == ids
+
+
+def test_deadline_that_has_passed_is_told(tmp_path: Path) -> None:
+    backend = ScriptedBackend(LocalStore(tmp_path), {"pretrain/a": [Hang()]})
+    world = Told(tmp_path, WEBHOOK, backend=backend)
+    world.send(Policy(time_limit_s=60.0))
+    world.tick_until(lambda: world.is_running("pretrain/a"))
+    world.clock.advance(100.0)
+    world.notifier.turn()
+    world.notifier.turn()
+    assert world.sent.occasions == ["budget"]
+    assert "deadline" in world.sent.notices[0].title
+
+
+# --------------------------------------------------------------------------------------- at least once, always the same
+def test_notification_that_is_not_taken_is_tried_again_later_and_over_a_restart(tmp_path: Path) -> None:
+    world = Told(tmp_path, WEBHOOK)
+    world.sent.failures = [DeliveryError("HTTP 503"), DeliveryError("HTTP 503"), RuntimeError("a library's own")]
+    world.send()
+    world.finish()
+    world.notifier.turn()
+    [entry] = outbox.read_all(world.store, "sweep")
+    assert [(one.state, one.num_tries, one.error) for one in entry.deliveries] == [
+        (DeliveryState.WAITING, 1, "HTTP 503")
+    ]
+    world.notifier.turn()
+    assert len(world.sent.failures) == 2, "not before it is time"
+    notifier = world.new_notifier()
+    for _ in range(6):
+        world.clock.advance(30.0)
+        notifier.turn()
+    [notice] = world.sent.notices
+    assert notice == entry.notice
+    [entry] = outbox.read_all(world.store, "sweep")
+    assert [(one.state, one.num_tries) for one in entry.deliveries] == [(DeliveryState.SENT, 4)]
+
+
+def test_death_between_sending_and_noting_sends_again_under_the_same_id(tmp_path: Path, monkeypatch) -> None:
+    world = Told(tmp_path, WEBHOOK)
+    world.send()
+    world.finish()
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(outbox, "save", die)
+        with pytest.raises(KeyboardInterrupt):
+            world.notifier.turn()
+    world.new_notifier().turn()
+    assert len(world.sent.notices) == 2
+    assert len({notice.notification_id for notice in world.sent.notices}) == 1
+
+
+def test_channel_that_never_answers_is_given_up_after_days(tmp_path: Path) -> None:
+    world = Told(tmp_path, WEBHOOK)
+    world.sent.failures = [DeliveryError("away")] * 500
+    world.send()
+    world.finish()
+    for _ in range(90):
+        world.notifier.turn()
+        world.clock.advance(3600.0)
+    [entry] = outbox.read_all(world.store, "sweep")
+    assert entry.deliveries[0].state is DeliveryState.GIVEN_UP
+    assert 30 < entry.deliveries[0].num_tries < 90
+
+
+def test_what_happened_before_a_cluster_notified_is_history(tmp_path: Path) -> None:
+    world = Told(tmp_path)
+    world.channels = ()
+    world.send()
+    world.finish()
+    world.clock.advance(10.0)
+    world.store.delete(f"controllers/{CLUSTER}/notifications.json")
+    notifier = world.new_notifier(read_channels=lambda: (WEBHOOK,))
+    notifier.turn()
+    assert world.sent.notices == []
+
+
+def test_sweep_of_another_cluster_is_told_by_that_one(tmp_path: Path) -> None:
+    world = Told(tmp_path, WEBHOOK)
+    world.send()
+    world.finish()
+    other = Notifier(world.store, "cluster-b", lambda: world.controller.snapshots, send=world.sent, now=world.clock)
+    other.turn()
+    assert world.sent.notices == []
+
+
+def test_damaged_journal_of_one_sweep_does_not_keep_the_others(tmp_path: Path) -> None:
+    world = Told(tmp_path, WEBHOOK)
+    world.send()
+    world.finish()
+    broken = world.snapshot()
+    world.store.put("sweeps/sweep/journal/00000001.jsonl", b"{}\nnot json\n")
+    plan = replace(make_plan(*diamond()), notify=(WEBHOOK,), sweep="fine")
+    fine = Snapshot(
+        sweep="fine",
+        cluster=CLUSTER,
+        state=SweepState.RUNNING,
+        plan=replace(plan, policy=Policy(deadline_s=1.0)),
+        revision=1,
+        accepted_at_s=world.clock(),
+    )
+    notifier = Notifier(world.store, CLUSTER, lambda: [broken, fine], send=world.sent, now=world.clock)
+    notifier.turn()
+    assert world.sent.occasions == ["budget"]
+
+
+def test_file_for_all_sweeps_is_read_anew_and_a_wrong_one_keeps_the_channels_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "notify.yaml"
+    channels = GeneralChannels(str(path))
+    assert list(channels()) == []
+    path.write_text("notify: [{webhook: 'https://a.example.org/b'}]")
+    assert [one.webhook for one in channels()] == ["https://a.example.org/b"]
+    path.write_text("notify: [{webhook: 'https://a.example.org/b', oops: 1}]")
+    assert [one.webhook for one in channels()] == ["https://a.example.org/b"]
+
+
+# ------------------------------------------------------------------------------------------------------- how it arrives
+def test_webhook_gets_json_whose_signature_its_receiver_can_check(hook: Webhook) -> None:
+    notice = trial_notice(1_700_000_000.0)
+    deliver(notice, Channel(webhook=hook.url, secret=SIGNED))
+    [(headers, body)] = hook.requests
+    # What docs/operations.md tells receivers to do.
+    content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.new(KEY.encode(), content, sha256).digest()).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
+    assert headers["webhook-id"] == f"trial.{notice.notification_id}"
+    document = json.loads(body)
+    assert document["type"] == "sweep.finished"
+    assert document["timestamp"] == "2023-11-14T22:13:20Z"
+    assert KEY not in body.decode() + str(headers)
+
+
+def test_signature_of_another_time_or_body_is_another() -> None:
+    first, later = (signed(trial_notice(0.0), KEY, now).headers for now in (100.0, 101.0))
+    assert first["webhook-id"] == later["webhook-id"]
+    assert first["webhook-signature"] != later["webhook-signature"]
+    other = signed(replace(trial_notice(0.0), title="x"), KEY, 100.0).headers
+    assert other["webhook-signature"] != first["webhook-signature"]
+
+
+def test_key_in_the_form_of_standard_webhooks_signs_as_their_example() -> None:
+    # The example of the specification's reference libraries.
+    raw = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    request = signed(trial_notice(0.0), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", 1614265330.0)
+    content = b".".join([request.headers["webhook-id"].encode(), b"1614265330", request.body])
+    assert (
+        request.headers["webhook-signature"]
+        == "v1," + base64.b64encode(hmac.new(raw, content, sha256).digest()).decode()
+    )
+
+
+def test_slack_gets_a_message_without_markup_of_jobs(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_SLACK", hook.url)
+    deliver(replace(trial_notice(0.0), text="<!channel> & <b>"), Channel(slack="${env:TEST_SLACK}"))
+    [(_, body)] = hook.requests
+    document = json.loads(body)
+    assert document["text"] == "A trial of orchestrator's notifications"
+    assert "<!channel>" not in body.decode()
+    assert "&lt;!channel&gt; &amp; &lt;b&gt;" in document["blocks"][1]["text"]["text"]
+
+
+def test_mail_goes_over_starttls_with_a_login(mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(mailbox.certificate))
+    mailbox.mails.clear()
+    channel = Channel(email=mail(mailbox))
+    for _ in range(2):
+        deliver(trial_notice(0.0), channel)
+    first, second = mailbox.mails
+    assert first["Subject"] == "A trial of orchestrator's notifications"
+    assert first["To"] == "a@example.org, b@example.org"
+    assert first["Message-ID"] == second["Message-ID"]
+    assert mailbox.logins[-1] == ("user", PASSWORD)
+
+
+def test_mail_server_whose_certificate_nobody_trusts_gets_no_password(mailbox: Mailbox, monkeypatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    before = len(mailbox.logins)
+    with pytest.raises(DeliveryError, match="SSLCertVerificationError"):
+        deliver(trial_notice(0.0), Channel(email=mail(mailbox)))
+    assert len(mailbox.logins) == before
+
+
+def test_mail_server_that_refuses_the_password_is_told_without_it(mailbox: Mailbox, monkeypatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(mailbox.certificate))
+    monkeypatch.setenv("TEST_MAIL_KEY", "a-wrong-password-9")
+    with pytest.raises(DeliveryError, match="code 535") as caught:
+        deliver(trial_notice(0.0), Channel(email=mail(mailbox)))
+    assert "a-wrong-password-9" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 400, 404, 410, 500])
+def test_answer_that_is_no_success_is_a_failure_and_is_not_followed(hook: Webhook, status: int) -> None:
+    hook.statuses, hook.headers = [status], {"Location": hook.url}
+    with pytest.raises(DeliveryError, match=f"HTTP {status}"):
+        deliver(trial_notice(0.0), Channel(webhook=hook.url))
+    assert len(hook.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://0xa9fea9fe/",
+        "http://metadata.google.internal/x",
+        "http://[fe80::1]/",
+        "http://[::ffff:169.254.169.254]/",
+        "http://0.0.0.0/",
+        "ftp://127.0.0.1/x",
+        "file:///etc/passwd",
+        "http://user:pass@127.0.0.1/",
+        "http://127.0.0.1:99999/",
+    ],
+)
+def test_address_that_must_not_be_asked_is_refused(url: str) -> None:
+    with pytest.raises(UserError):
+        post(url, b"x", {}, timeout_s=1.0)
+
+
+def test_name_that_leads_to_a_metadata_service_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(2, 1, 6, "", ("169.254.169.254", 80))]
+    monkeypatch.setattr("orchestrator.observability.connections.socket.getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(UserError, match="leads to"):
+        post("https://harmless.example.org/", b"x", {}, timeout_s=1.0)
+
+
+def test_clear_text_beyond_the_own_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(2, 1, 6, "", ("93.184.216.34", 80))]
+    monkeypatch.setattr("orchestrator.observability.connections.socket.getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(UserError, match="use https"):
+        post("http://far.example.org/", b"x", {}, timeout_s=1.0)
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+def test_command_shows_what_was_told_without_urls(tmp_path: Path, capsys) -> None:
+    world = Told(tmp_path, Channel(webhook="https://hooks.example.org/key-in-the-path"))
+    world.send()
+    world.finish()
+    world.notifier.turn()
+    result = run_command(capsys, "notify", "sweep", "--store", world.store.uri, "-o", "json")
+    [told] = result.document["notifications"]
+    assert (told["occasion"], told["deliveries"][0]["state"]) == ("finished", "sent")
+    assert "key-in-the-path" not in result.out
+    assert "sent" in run_command(capsys, "notify", "sweep", "--store", world.store.uri).out
+
+
+def test_command_tries_all_channels_of_a_file(tmp_path: Path, hook: Webhook, capsys) -> None:
+    path = tmp_path / "notify.yaml"
+    path.write_text(f"notify:\n- webhook: {hook.url}\n  secret: {SIGNED}\n- slack: ${{env:NOT_SET_ANYWHERE}}\n")
+    result = run_command(capsys, "notify", "--test", str(path), "-o", "json")
+    assert result.code == 1
+    assert [one["sent"] for one in result.document["trials"]] == [True, False]
+    assert "NOT_SET_ANYWHERE is not set" in result.document["trials"][1]["error"]
+    assert len(hook.requests) == 1
+
+
+def mail(mailbox: Mailbox) -> Email:
+    return Email(
+        to=("a@example.org", "b@example.org"),
+        sender="sweeps@example.org",
+        server=mailbox.server,
+        user="user",
+        password="${env:TEST_MAIL_KEY}",  # noqa: S106 - a reference
+        security=Security.STARTTLS,
+    )
+
+
+def test_plan_without_notify_is_stored_as_before_and_one_with_it_comes_back() -> None:
+    plan = make_plan(*diamond())
+    assert "notify" not in plan.to_json()
+    told = replace(plan, notify=(WEBHOOK, Channel(email=Email(to=("a@b",), sender="c@d", server="e:25"))))
+    assert Plan.from_json(json.loads(json.dumps(told.to_json()))) == told
