@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from orchestrator.errors import ClusterError
 from orchestrator.stack.answers import check_answers
@@ -19,12 +20,21 @@ def attach_stack(stack: Stack, namespace: str) -> None:
     Raises:
         ClusterError: it does not answer.
     """
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # of another cluster, perhaps; Ray would prefer it to the file
     set_ray_environment(client_environment(stack.token_path))
     attach_cluster(stack.ray_address, namespace)
 
 
-def attach_cluster(address: str, namespace: str) -> None:
-    """Connect this process to the Ray cluster at an address (``RAY_ADDRESS``), with the credentials it already has.
+def attach_cluster(
+    address: str, namespace: str, *, token: str = "", runtime_env: Mapping[str, Any] | None = None
+) -> None:
+    """Connect this process to the Ray cluster at an address (``RAY_ADDRESS``).
+
+    Args:
+        address: ``host:port``.
+        namespace: of the actors that it finds and starts.
+        token: what the cluster asks for; empty = what Ray finds by itself.
+        runtime_env: of all that this process starts there.
 
     Raises:
         ClusterError: it does not answer, refuses us, or the address is ``auto``, which may mean anybody's cluster.
@@ -33,14 +43,22 @@ def attach_cluster(address: str, namespace: str) -> None:
         message = "ray address 'auto' may mean any cluster that runs on this machine; give host:port"
         raise ClusterError(message)
     _check_answers(address)
+    if token:
+        set_ray_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
     import ray
 
     try:
-        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(
+            address=address,
+            namespace=namespace,
+            runtime_env=dict(runtime_env or {}) or None,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         message = (
-            f"the Ray cluster at {address} cannot be used: {error}; check the address, and RAY_AUTH_TOKEN_PATH if it "
-            "asks for a token"
+            f"the Ray cluster at {address} cannot be used: {error}; check the address, and the token that it "
+            "may ask for (setting ray_token, or RAY_AUTH_TOKEN_PATH)"
         )
         raise ClusterError(message) from error
 

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -35,7 +37,7 @@ _DIE_WITH_PARENT = (
 class Child:
     """A server in its own session, so that a signal to its process group reaches what it started, and nothing else.
 
-    Should this process die without ending it, the kernel sends it ``if_orphaned``.
+    Should this process die without ending it, the kernel sends it ``if_orphaned``. ``stops_by`` asks it to end.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Child:
         environment: dict[str, str],
         *,
         if_orphaned: signal.Signals = signal.SIGTERM,
+        stops_by: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.name = name
+        self._stops_by = stops_by
         self.log_path = directory / LOG_FOLDER / f"{name}.log"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
@@ -72,7 +76,7 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to end; does not wait."""
-        self._signal(signal.SIGTERM)
+        self._signal(self._stops_by)
 
     def end(self, deadline_s: float) -> None:
         """Wait for its end until a time of the monotonic clock, then kill its whole process group."""
@@ -116,18 +120,30 @@ def is_ray_ready(directory: Path) -> bool:
     return (ray_directory(directory) / "ray_current_cluster").exists()
 
 
-def start_mlflow(directory: Path, *, port: int) -> Child:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What an MLflow server is told beside its port."""
+
+    backend_uri: str = ""
+    """Of its database; default: the project's own."""
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def start_mlflow(directory: Path, *, port: int, options: ServerOptions | None = None) -> Child:
     """Start an MLflow server on the project's database, behind everything else that wants the processor."""
+    options = options or ServerOptions()
     command = [
         "nice", "-n", "10", python(), "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port),
-        "--workers", "1", "--backend-store-uri", tracking_uri(directory),
-        "--artifacts-destination", str(directory / MLFLOW_ARTIFACTS),
+        "--workers", "1", "--backend-store-uri", options.backend_uri or tracking_uri(directory),
+        "--artifacts-destination", str(directory / MLFLOW_ARTIFACTS), *options.arguments,
     ]  # fmt: skip
     # No job runners: they are for evaluations inside the server, and take three more processes.
     environment = {
         **child_environment(directory),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        **options.environment,
     }
     return Child("mlflow", command, directory, environment)
 

@@ -23,6 +23,12 @@ CLIENT_FILE = "client.env"
 """In ``S3_FOLDER``: for a shell to read, so that its commands use the local S3 server. Holds a secret."""
 WITH_S3 = "--s3"
 """Argument of the supervisor."""
+IS_FULL = "--full"
+"""Argument of the supervisor: the servers of ``full`` too, and the S3 server."""
+FULL_FILE = "full.env"
+"""For a shell to read, so that its commands use the servers of a full stack. Holds a secret."""
+MLFLOW_LOGIN_FILE = "mlflow-login.env"
+"""User and password of a full stack's MLflow pages. A secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,8 @@ class Stack:
     """Unix time at which the stack was ready."""
     s3_url: str = ""
     """Of the local S3 server; empty without one."""
+    prometheus_url: str = ""
+    """Of a full stack's Prometheus, for everybody on this machine; empty without one."""
     start_s: float = 0.0
     """How long it took to be ready."""
 

@@ -14,6 +14,8 @@ from orchestrator.backends.ray.settings import CACHE_VARIABLE, KEEP_ALIVE_VARIAB
 from orchestrator.stack.description import TOKEN_FILE, TOUCH_FILE
 
 LOOPBACK = "127.0.0.1"
+STACK_VARIABLE = "ORCHESTRATOR_STACK_DIRECTORY"
+"""The project's directory, told to all that runs on its stack: jobs that come from elsewhere need to know."""
 _FOREIGN = ("RAY_", "MLFLOW_")
 # Ray then takes 127.0.0.1 for the node's address, and all of its servers listen there only. The name is Ray's: it was
 # made for systems where a cluster of several nodes is not supported, which is the very thing wanted here.
@@ -47,6 +49,9 @@ def child_environment(directory: Path) -> dict[str, str]:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # 30 s by default, for services; our actors never drain
         "RAY_START_HOOK": "orchestrator.stack.ray_hook.leave_out_ray_client",
         "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
+        # Ray's agents call pip and python by name, also where no shell has activated this environment.
+        "PATH": os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *_path(os.environ)])),
+        STACK_VARIABLE: str(directory),
         CACHE_VARIABLE: str(directory / "cache"),
         KEEP_ALIVE_VARIABLE: str(directory / TOUCH_FILE),
         "PYTHONPATH": python_path(os.environ),
@@ -62,6 +67,10 @@ def python_path(environment: Mapping[str, str]) -> str:
     # The current directory may come first in ``sys.path`` ('' or '.'): it would mean another one in a worker.
     mine = [] if root in installed else [str(root)]
     return os.pathsep.join(dict.fromkeys([*(str(Path(path).absolute()) for path in given), *mine]))
+
+
+def _path(environment: Mapping[str, str]) -> list[str]:
+    return [folder for folder in environment.get("PATH", os.defpath).split(os.pathsep) if folder]
 
 
 def python() -> str:

@@ -58,14 +58,18 @@ class _Ports:
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every port, to be bound on loopback."""
+        """Every port that it binds."""
         return (*asdict(self).values(), self.admin_grpc)
 
 
 class S3Server:
-    """One server on the data of ``directory``, which is created; it can be started again after any end."""
+    """One server on the data of ``directory``, which is created; it can be started again after any end.
 
-    def __init__(self, directory: Path) -> None:
+    ``address`` is where it listens; any other than loopback is for a network that nobody else is on.
+    """
+
+    def __init__(self, directory: Path, *, address: str = LOOPBACK) -> None:
+        self._address = address
         self._directory = directory.absolute()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._access_key, self._secret_key = _ensure_identity(self._directory / _IDENTITY_FILE)
@@ -76,7 +80,7 @@ class S3Server:
     @property
     def endpoint_url(self) -> str:
         """The same after every start of this object."""
-        return f"http://{LOOPBACK}:{self._ports.s3}"
+        return f"http://{self._address}:{self._ports.s3}"
 
     @property
     def client_environment(self) -> dict[str, str]:
@@ -167,7 +171,7 @@ class S3Server:
     def _arguments(self) -> list[str]:
         ports, home = self._ports, self._directory
         return [
-            "mini", f"-dir={home}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}",
+            "mini", f"-dir={home}", f"-ip={self._address}", f"-ip.bind={self._address}",
             "-webdav=false", "-admin.ui=false", f"-admin.port={ports.admin}", f"-admin.port.grpc={ports.admin_grpc}",
             "-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-master.electionTimeout=500ms",
             f"-master.port={ports.master}", f"-master.port.grpc={ports.master_grpc}",

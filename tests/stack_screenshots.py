@@ -1,0 +1,117 @@
+"""Pictures of the pages of a full stack while a sweep runs, for the docs.
+
+    orchestrator up --full && source .orchestrator/full.env
+    orchestrator submit quickstart -y &
+    python -m tests.stack_screenshots .orchestrator docs/captures
+
+Writes ``ray-actors.png``, ``ray-train.png`` (where gangs run), ``mlflow-runs.png`` and ``prometheus-alerts.png``. Needs
+what ``tests/browser.py`` needs. The pages ask for a token or password, which the script has from the stack's own files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from PIL import Image
+
+from orchestrator.stack import Stack, read_stack
+from orchestrator.stack.description import MLFLOW_LOGIN_FILE
+from tests.browser import launch_browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+_NUM_COLORS = 256
+_SIZE = {"width": 1500, "height": 760}
+_PATIENCE_MS = 60_000
+_SETTLING_MS = 2_000
+
+
+def login_of(directory: Path) -> dict[str, str]:
+    """User and password of the stack's MLflow, as its own file has them."""
+    lines = (directory / MLFLOW_LOGIN_FILE).read_text().splitlines()
+    found = dict(line.removeprefix("export ").split("=", 1) for line in lines)
+    return {"username": found["MLFLOW_TRACKING_USERNAME"], "password": found["MLFLOW_TRACKING_PASSWORD"]}
+
+
+def token_of(stack: Stack) -> str:
+    """What Ray's pages and interfaces ask for."""
+    return Path(stack.token_path).read_text().strip()
+
+
+def train_runs(stack: Stack) -> list[Mapping[str, object]]:
+    """The runs of the dashboard's Train tab; none before the first gang."""
+    url = f"{stack.dashboard_url}/api/train/v2/runs/v1"
+    try:
+        with urlopen(Request(url, headers={"Authorization": f"Bearer {token_of(stack)}"}), timeout=20) as answer:  # noqa: S310
+            found: list[Mapping[str, object]] = json.load(answer)["train_runs"]
+            return found
+    except HTTPError as error:
+        if b"Train state data is not available" in error.read():
+            return []
+        raise
+
+
+@contextmanager
+def ray_page(browser: Browser, stack: Stack, tab: str) -> Iterator[Page]:
+    """A tab of Ray's dashboard, with the token that it asks for."""
+    # Ray keeps the token that people paste in this cookie.
+    cookie = {"name": "ray-authentication-token", "value": token_of(stack), "url": stack.dashboard_url}
+    context = browser.new_context(viewport=_SIZE)  # type: ignore[arg-type]
+    context.add_cookies([cookie])  # type: ignore[list-item]
+    page = context.new_page()
+    page.goto(f"{stack.dashboard_url}/#/{tab}")
+    yield page
+    context.close()
+
+
+@contextmanager
+def mlflow_page(browser: Browser, stack: Stack, directory: Path) -> Iterator[Page]:
+    """The first experiment with runs in MLflow, logged in."""
+    context = browser.new_context(viewport=_SIZE, http_credentials=login_of(directory))  # type: ignore[arg-type]
+    page = context.new_page()
+    page.add_init_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
+    page.goto(f"{stack.mlflow_url}/#/experiments/1/runs")
+    yield page
+    context.close()
+
+
+def take(directory: Path, folder: Path) -> None:
+    """Open each page and save what a screen shows."""
+    stack = read_stack(directory)
+    assert stack is not None, f"no stack runs in {directory}"
+    for browser in launch_browser():
+        with ray_page(browser, stack, "actors") as page:
+            page.get_by_text("controller", exact=True).first.wait_for(timeout=_PATIENCE_MS)
+            _save(page, folder / "ray-actors.png")
+        if train_runs(stack):
+            with ray_page(browser, stack, "train") as page:
+                page.get_by_text("RUNNING", exact=True).or_(page.get_by_text("FINISHED", exact=True)).first.wait_for(
+                    timeout=_PATIENCE_MS
+                )
+                _save(page, folder / "ray-train.png")
+        with mlflow_page(browser, stack, directory) as page:
+            page.get_by_text("pretrain/").first.wait_for(timeout=_PATIENCE_MS)
+            _save(page, folder / "mlflow-runs.png")
+        page = browser.new_page(viewport=_SIZE)  # type: ignore[arg-type]
+        page.goto(f"{stack.prometheus_url}/alerts")
+        page.get_by_text("ControllerGone").first.wait_for(timeout=_PATIENCE_MS)
+        _save(page, folder / "prometheus-alerts.png")
+
+
+def _save(page: Page, path: Path) -> None:
+    page.wait_for_timeout(_SETTLING_MS)
+    shown = Image.open(io.BytesIO(page.screenshot()))
+    shown.convert("RGB").quantize(_NUM_COLORS, method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    take(Path(sys.argv[1]).absolute(), Path(sys.argv[2]))
