@@ -17,6 +17,7 @@ def main(verb: str, arguments: dict[str, Any]) -> int:
 
     verbs = {
         "shard": commands.shard,
+        "listing": commands.listing,
         "index": commands.index,
         "verify": commands.verify,
         "stats": commands.stats,

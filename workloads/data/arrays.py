@@ -18,5 +18,5 @@ def npy_bytes(array: NDArray[Any]) -> bytes:
 
 def from_npy_bytes(content: bytes) -> NDArray[Any]:
     """Decode an array. Raises ``ValueError`` for anything that would need pickle."""
-    array: NDArray[Any] = np.load(BytesIO(content), allow_pickle=False)
+    array: NDArray[Any] = np.lib.format.read_array(BytesIO(content), allow_pickle=False)
     return array

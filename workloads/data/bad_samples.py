@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import BadDataError
 from workloads.data.index import BadSamplePolicy, BadSamples, SplitIndex
-from workloads.data.reasons import BadCount, BadSample, BadSampleError
+from workloads.data.reasons import BadCount, BadSample, BadSampleError, Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +22,13 @@ class BadSlot:
 
 
 class BadSampleTally:
-    """The bad samples of a split that this process met. Its methods may be called from any thread."""
+    """The bad samples of a split that this process met, or was told of. Its methods may be called from any thread."""
 
     def __init__(self, split: SplitIndex, policy: BadSamples) -> None:
         self._split, self._policy = split, policy
         self._count = BadCount()
         self._ordinals: set[int] = set()
+        self._untold: list[tuple[int, BadSample]] = []
         self._lock = threading.Lock()
 
     @property
@@ -50,7 +52,27 @@ class BadSampleTally:
             if found.ordinal in self._ordinals:
                 return
             self._ordinals.add(found.ordinal)
+            self._untold.append((found.ordinal, sample))
             self._count.add([sample])
+            self._check_budget()
+
+    def take_news(self) -> list[Any]:
+        """What was counted since the last call, as JSON for the tallies of other ranks."""
+        with self._lock:
+            news, self._untold = self._untold, []
+        return [(ordinal, sample.place, sample.reason.value, sample.message) for ordinal, sample in news]
+
+    def merge(self, news: Iterable[Sequence[Any]]) -> None:
+        """Count what another rank's `take_news` tells, samples that were counted here already left out."""
+        with self._lock:
+            for ordinal, place, reason, message in news:
+                if ordinal not in self._ordinals:
+                    self._ordinals.add(ordinal)
+                    self._count.add([BadSample(place=place, reason=Reason(reason), message=message)])
+
+    def check_budget(self) -> None:
+        """Raises ``BadDataError``: more samples are bad than the budget allows."""
+        with self._lock:
             self._check_budget()
 
     def summary(self) -> dict[str, Any]:

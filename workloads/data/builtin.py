@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.errors import UserError
+from orchestrator.storage.dataset_files import ClassRows
 from workloads.data import synthetic
 from workloads.data.shards import ShardSample
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
@@ -19,11 +21,20 @@ _DIGITS_WHITE = 16  # the scans' pixels count the ink of 4x4 blocks: 0 ... 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltinSplit:
+    """Samples that can be made from any one on."""
+
+    num_samples: int
+    samples: Callable[[int, int], Iterator[ShardSample]]
+    """Those numbered ``start <= i < stop``, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinDataset:
     """A class table (columns ``class``, ``name`` and one per level) and the samples of each split."""
 
-    classes: list[dict[str, object]]
-    splits: Mapping[str, Iterator[ShardSample]]
+    classes: ClassRows
+    splits: Mapping[str, BuiltinSplit]
 
 
 def open_builtin(parameters: Mapping[str, Any]) -> BuiltinDataset:
@@ -47,12 +58,17 @@ def open_builtin(parameters: Mapping[str, Any]) -> BuiltinDataset:
 
 def _synthetic(parameters: Mapping[str, Any]) -> BuiltinDataset:
     params = synthetic.SyntheticParameters.from_mapping(parameters)
-    splits = {"train": _synthetic_split(params, "train"), "val": _synthetic_split(params, "val")}
+    splits = {
+        "train": BuiltinSplit(num_samples=params.num_train, samples=partial(_synthetic_samples, params, "train")),
+        "val": BuiltinSplit(num_samples=params.num_val, samples=partial(_synthetic_samples, params, "val")),
+    }
     return BuiltinDataset(classes=synthetic.class_table(params), splits=splits)
 
 
-def _synthetic_split(params: synthetic.SyntheticParameters, split: synthetic.Split) -> Iterator[ShardSample]:
-    for sample in synthetic.render_split(params, split):
+def _synthetic_samples(
+    params: synthetic.SyntheticParameters, split: synthetic.Split, start: int, stop: int
+) -> Iterator[ShardSample]:
+    for sample in synthetic.render_split(params, split, start, stop):
         metadata = {**sample.metadata, "subset": sample.subset}
         yield ShardSample(key=sample.key, image=sample.image_HWC, leaf=sample.leaf, metadata=metadata)
 
@@ -69,7 +85,10 @@ def _digits(parameters: Mapping[str, Any]) -> BuiltinDataset:
     names = [str(name) for name in scans.target_names]
     classes: list[dict[str, object]] = [{"class": leaf, "name": name, "digit": name} for leaf, name in enumerate(names)]
     members = {"train": np.flatnonzero(~is_val), "val": np.flatnonzero(is_val)}
-    splits = {split: _digits_split(images, leaves, ordinals, split) for split, ordinals in members.items()}
+    splits = {
+        split: BuiltinSplit(num_samples=len(rows), samples=partial(_digits_samples, (images, leaves), rows, split))
+        for split, rows in members.items()
+    }
     return BuiltinDataset(classes=classes, splits=splits)
 
 
@@ -91,10 +110,11 @@ def _stratified(leaves: NDArray[np.int64], val_fraction: float, seed: int) -> ND
     return is_val
 
 
-def _digits_split(
-    images: NDArray[np.uint8], leaves: NDArray[np.int64], ordinals: NDArray[np.int64], split: str
+def _digits_samples(
+    scans: tuple[NDArray[np.uint8], NDArray[np.int64]], rows: NDArray[np.int64], split: str, start: int, stop: int
 ) -> Iterator[ShardSample]:
-    for number in ordinals.tolist():
+    images, leaves = scans
+    for number in rows[start:stop].tolist():
         leaf = int(leaves[number])
         metadata = {"class": leaf, "index": number, "name": str(leaf), "split": split}
         yield ShardSample(key=f"digit-{number:04d}", image=images[number], leaf=leaf, metadata=metadata)

@@ -112,6 +112,7 @@ class SplitColumns:
         columns: dict[Column, NDArray[Any]] = {
             Column.OFFSET: table.offsets,
             Column.LENGTH: table.lengths,
+            Column.CHECK: table.checks,
             Column.LEAF: leaves,
             Column.SUBSET: self._subset_ids(table),
             Column.KEY: table.keys,
@@ -155,6 +156,7 @@ class SplitColumns:
         always: list[tuple[Column, type[np.generic]]] = [
             (Column.OFFSET, np.int64),
             (Column.LENGTH, np.int32),
+            (Column.CHECK, np.uint32),
             (Column.LEAF, np.int32),
             (Column.SUBSET, np.int16),
             (Column.KEY, np.uint8),

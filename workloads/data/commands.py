@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from orchestrator.storage.dataset_files import (
     read_class_table,
     read_dataset_file,
 )
-from workloads.data.convert import imagefolder, imagenet, inat, tabular
-from workloads.data.convert.request import ConvertRequest, WriteRequest
+from workloads.data.convert.formats import CONVERTERS, list_source
+from workloads.data.convert.listing import describe_conversion
+from workloads.data.convert.request import WriteRequest
 from workloads.data.convert.write import tidy_folder, write_dataset
 from workloads.data.images import ImageCheck
 from workloads.data.index import BadSamplePolicy, BadSamples
@@ -30,36 +31,26 @@ from workloads.data.progress_bar import ShardBar
 from workloads.data.scan_splits import ScannedSplits, scan_splits
 from workloads.data.show_samples import show_samples
 from workloads.data.targets import Target, TargetRequest, open_target, pattern_of, to_pattern, to_uri
+from workloads.labels.coarsen import LEAF_LEVEL
+
+__all__ = ["CONVERTERS", "index", "listing", "sample", "shard", "stats", "verify"]
 
 Arguments = Mapping[str, Any]
-
-CONVERTERS: Final = {
-    "imagefolder": imagefolder.convert,
-    "imagenet1k": imagenet.convert_1k,
-    "imagenet21k": imagenet.convert_21k,
-    "inat2021": inat.convert,
-    "csv": tabular.convert_csv,
-    "parquet": tabular.convert_parquet,
-}
 
 
 def shard(arguments: Arguments) -> dict[str, Any]:
     """Convert a source to shards. Raises ``UserError`` for a source or destination that does not fit."""
-    name = arguments["converter"]
-    if name not in CONVERTERS:
-        raise UserError(f"there is no converter {name!r}; there are {', '.join(CONVERTERS)}")
-    wanted = dict(arguments["source"])
-    for path in ("source", "labels", "root"):
-        wanted[path] = Path(wanted[path]) if wanted.get(path) else None
-    request = ConvertRequest(**{**wanted, "level_columns": tuple(wanted["level_columns"])})
-    if not request.source.exists():
-        raise UserError(f"{request.source} does not exist; name the folder or file to convert")
     write = WriteRequest(**{**arguments["write"], "destination_uri": to_uri(arguments["write"]["destination_uri"])})
     with ShardBar("listing the source") as bar:
-        conversion = CONVERTERS[name](request)
+        conversion = list_source({"format": arguments["converter"], **arguments["source"]})
         bar.start("writing shards", sum(int(table.lengths.sum()) for table in conversion.splits.values()))
         dataset = write_dataset(conversion, write, lambda entry: bar.advance(entry.size_bytes))
     return _summary(write.destination_uri, dataset)
+
+
+def listing(arguments: Arguments) -> dict[str, Any]:
+    """What a source holds that is to be converted, for planning. Raises ``UserError`` as `shard`."""
+    return describe_conversion(list_source(arguments))
 
 
 def index(arguments: Arguments) -> dict[str, Any]:
@@ -98,9 +89,15 @@ def stats(arguments: Arguments) -> dict[str, Any]:
     uri = to_uri(arguments["place"]).rstrip("/")
     dataset = read_dataset_file(uri)
     rows, _ = read_class_table(f"{uri}/{CLASSES_FILE}")
-    levels = ["class", *dict.fromkeys(column for row in rows for column in row if column not in NOT_LEVELS)]
+    columns = list(dict.fromkeys(column for row in rows for column in row if column not in NOT_LEVELS))
+    # Classes are counted under the name that the hierarchy has for them, where one of its levels tells all of them
+    # apart; else as label spaces name them.
+    is_named = any(len({row.get(column) for row in rows}) == len(rows) for column in columns)
+    levels = {column: [str(row.get(column)) for row in rows] for column in columns}
+    if not is_named:
+        levels.setdefault(LEAF_LEVEL, [str(row["class"]) for row in rows])
     sizes = {
-        split: {level: _sizes(counts, [str(row.get(level)) for row in rows]) for level in levels}
+        split: {level: _sizes(counts, names) for level, names in levels.items()}
         for split, counts in dataset.class_counts.items()
     }
     return {**_summary(uri, dataset), "samples_per_class": sizes}

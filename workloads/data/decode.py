@@ -1,6 +1,6 @@
 """Encoded images to RGB pixels, and pixels to other sizes: the `Decoder` seam.
 
-What both decoders make of unusual images (PIL's and torchvision's loaders do the same):
+What all decoders make of unusual images (PIL's and torchvision's loaders do the same):
 
 - JPEG, PNG, WebP, BMP, PPM and GIF are read, by content and not by name; of an animation its first frame.
 - EXIF orientation is ignored. Alpha is dropped, not blended. Grey, palette, CMYK and YCCK images become RGB.
@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from io import BytesIO
 from typing import Any, Final, NoReturn, Protocol
 
@@ -27,7 +28,7 @@ from workloads.data.images import IMAGE_ERRORS, MAX_PIXELS
 from workloads.data.reasons import BadSampleError, Reason
 
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF")
-_START_OF_JPEG: Final = b"\xff\xd8\xff"
+START_OF_JPEG: Final = b"\xff\xd8\xff"
 _KEPT_BUFFER_BYTES: Final = 16 * 1024**2
 _RGB: Final = 3
 
@@ -40,6 +41,8 @@ class DecoderName(StrEnum):
     TURBO = "turbo"
     """JPEG by libjpeg-turbo straight into an array (the same pixels), resized by torch's vectorised filter (Pillow's
     weights); other formats are decoded by Pillow. Measured at 0.6 of the reference's CPU time (docs/data.md)."""
+    NVJPEG = "nvjpeg"
+    """JPEG by the job's GPU, for nodes with few cores per GPU; the rest as ``turbo``. Refused without a GPU."""
 
 
 class Interpolation(StrEnum):
@@ -66,8 +69,14 @@ class Decoder(Protocol):
 
 
 def decoder_of(name: DecoderName | str) -> Decoder:
-    """The decoder of a name; all calls get the same one. Raises ``ValueError`` for an unknown name."""
-    return _DECODERS[DecoderName(name)]
+    """The decoder of a name; all calls get the same one.
+
+    Raises:
+        ValueError: an unknown name.
+        UserError: it needs a GPU, and there is none.
+    """
+    found = DecoderName(name)
+    return _nvjpeg() if found is DecoderName.NVJPEG else _DECODERS[found]
 
 
 class PillowDecoder:
@@ -104,7 +113,7 @@ class TurboDecoder:
 
     def decode(self, encoded: bytes) -> NDArray[np.uint8]:
         """See ``Decoder``."""
-        if not encoded.startswith(_START_OF_JPEG):
+        if not encoded.startswith(START_OF_JPEG):
             return self._others.decode(encoded)
         try:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded)
@@ -146,6 +155,13 @@ _DECODERS: Final[Mapping[DecoderName, Decoder]] = {
     DecoderName.PILLOW: PillowDecoder(),
     DecoderName.TURBO: TurboDecoder(),
 }
+
+
+@lru_cache(maxsize=1)
+def _nvjpeg() -> Decoder:
+    from workloads.data.nvjpeg import NvJpegDecoder  # which is built on the others
+
+    return NvJpegDecoder.of_this_process()
 
 
 _RESIZE: Final = {

@@ -25,6 +25,7 @@ from orchestrator.storage.digests import Digests
 from orchestrator.storage.listing import folder_shards
 from orchestrator.storage.uris import find_objects
 from workloads.data.cache import ObjectCache
+from workloads.data.declared import check_declared_counts, counts_of_splits
 from workloads.data.reasons import printable
 
 INDEX_PART: Final = "index.json"
@@ -50,6 +51,8 @@ class Column(StrEnum):
     LEAF_SET = "leaf_set"
     """Only in multi-label data: the labels of all samples, one after the other."""
     LEAF_SET_OFFSET = "leaf_set_offset"
+    CHECK = "check"
+    """Of the image's bytes, see ``check_of``; absent in indexes that were made before it was recorded."""
 
 
 class BadSamplePolicy(StrEnum):
@@ -215,6 +218,11 @@ class SplitIndex:
         return np.broadcast_to(np.int16(NO_SUBSET), (self.num_samples,))  # one number, whatever N is
 
     @cached_property
+    def checks(self) -> NDArray[np.uint32] | None:
+        """`check_of` [N] of each image; None in older indexes."""
+        return self._open_column(Column.CHECK) if Column.CHECK in self._columns else None
+
+    @cached_property
     def leaf_sets(self) -> LeafSets | None:
         """All labels of each sample; None in data whose samples have one each."""
         if Column.LEAF_SET not in self._columns:
@@ -274,12 +282,13 @@ class SampleIndex:
         Raises:
             NotFoundError: the index is not committed.
             CorruptObjectError: a part is not what the record says.
-            BadDataError: ``location`` lacks a shard of the index.
+            BadDataError: ``location`` lacks a shard of the index, or declares another number of samples.
         """
         record = read_record(store, index_key)
         document = json.loads(read_part(store, record, INDEX_PART))
+        check_declared_counts(location or {}, counts_of_splits(document["splits"]))
         splits = {
-            name: _open_split(ObjectCache(store, cache_dir), record, document, name, _patterns(location or {}, name))
+            name: _open_split(ObjectCache(store, cache_dir), record, document, name, location or {})
             for name in document["splits"]
         }
         return cls(
@@ -316,13 +325,13 @@ _opened = lru_cache(maxsize=64)(open_store)
 
 
 def _open_split(
-    cache: ObjectCache, record: Record, document: Mapping[str, Any], name: str, patterns: Sequence[str]
+    cache: ObjectCache, record: Record, document: Mapping[str, Any], name: str, location: Mapping[str, Any]
 ) -> SplitIndex:
     split = document["splits"][name]
     return SplitIndex(
         index_key=record.key,
         name=name,
-        shards=tuple(_moved([Shard(**shard) for shard in split["shards"]], patterns)),
+        shards=tuple(_placed(split, name, location)),
         subset_names=tuple(document["subset_names"]),
         columns=split["columns"],
         open_column=lambda column: _open_column(cache, record, column_part(name, column)),
@@ -333,6 +342,21 @@ def _open_split(
 def _shares(document: Mapping[str, Any], split: Mapping[str, Any]) -> MixtureShares | None:
     weights = document.get("mixture", {}).get("weights")
     return MixtureShares(weights=tuple(weights), num_shards=tuple(split["num_shards"])) if weights else None
+
+
+def _placed(split: Mapping[str, Any], name: str, location: Mapping[str, Any]) -> list[Shard]:
+    """The shards of a split at their present places; in a mixture, each where its component lies now."""
+    shards = [Shard(**shard) for shard in split["shards"]]
+    components: Sequence[Mapping[str, Any]] | None = location.get("components")
+    if components is None:
+        return _moved(shards, _patterns(location, name))
+    ends = np.cumsum(split["num_shards"]).tolist()
+    places = zip(components, ends, split["num_shards"], strict=True)
+    return [
+        shard
+        for component, end, number in places
+        for shard in _moved(shards[end - number : end], _patterns(component, name))
+    ]
 
 
 def _patterns(location: Mapping[str, Any], split: str) -> Sequence[str]:

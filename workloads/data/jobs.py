@@ -1,4 +1,4 @@
-"""The jobs ``dataset`` (writes a built-in data set as shards) and ``index`` (scans shards into columns)."""
+"""The job ``index``: scans the shards of a data set into columns."""
 
 from __future__ import annotations
 
@@ -19,38 +19,19 @@ from orchestrator.storage.dataset_files import (
     read_dataset_file,
 )
 from orchestrator.storage.listing import ListedShard, list_shards, listing_digest
-from workloads.data.builtin import open_builtin
 from workloads.data.cache import ObjectCache
+from workloads.data.dataset_job import run_dataset
+from workloads.data.declared import SplitCount, check_declared_counts
 from workloads.data.index import CLASSES_PART, INDEX_PART, BadSamples, Shard, column_part
 from workloads.data.labels_in_shards import ClassRule, class_names
 from workloads.data.mixed_index import run_mixture
 from workloads.data.publish import publish
 from workloads.data.read_shards import ShardSource
 from workloads.data.scan_splits import ScannedSplits, SplitPlan, scan_splits
-from workloads.data.shards import write_shards
+
+__all__ = ["plan_external", "run_dataset", "run_index", "streamed"]
 
 _SHARD_SUFFIX: Final = ".tar"
-
-
-def run_dataset(request: JobRequest, context: ExecutionContext) -> JobResult:
-    """Write a built-in data set: ``<split>-<number>.tar`` and ``classes.json``.
-
-    Raises:
-        UserError: the parameters describe no built-in data set.
-        PreemptedError: asked to stop; nothing is committed.
-    """
-    dataset = open_builtin(request.parameters)
-    writer = ArtifactWriter(context.store, request)
-    num_shards = 0
-    for split, samples in dataset.splits.items():
-        for path in write_shards(samples, split, context.scratch):
-            writer.add_file(path.name, path)
-            path.unlink()
-            num_shards += 1
-            _tick(request, context, "write", num_shards)
-    writer.add(CLASSES_PART, _json_bytes(dataset.classes))
-    metrics = {"num_classes": float(len(dataset.classes)), "num_shards": float(num_shards)}
-    return publish(writer, request, metrics=metrics, summary={})
 
 
 def run_index(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -81,22 +62,14 @@ def run_index(request: JobRequest, context: ExecutionContext) -> JobResult:
 
 
 def _check_declared(request: JobRequest, found: ScannedSplits) -> None:
-    """Digest and numbers of samples must be those of the sweep.yaml, where it gives them.
-
-    Samples that were left out as bad may be among those that were declared, or not: whoever counts files counts them.
-    """
+    """Digest and numbers of samples must be those of the sweep.yaml, where it gives them."""
     expected = request.parameters.get("digest")
     if expected and found.digest != expected:
         message = f"the shards have the digest {found.digest}, the data set was declared with {expected}: other data "
         message += "lie at its URIs; correct the digest or the URIs (a digest is of all splits together; was it "
         raise BadDataError(message + f"computed with the same splits? here they are {', '.join(found.splits)})")
-    declared: Mapping[str, int] = request.execution.data_location.get("num_samples", {})
-    for name, split in found.splits.items():
-        number = declared.get(name, split.num_samples)
-        if not split.num_samples <= number <= split.num_samples + split.bad.total:
-            bad = f" and {split.bad.total} bad ones" if split.bad.total else ""
-            message = f"num_{name} declares {number} samples, but the shards of split {name!r} hold {split.num_samples}"
-            raise BadDataError(f"{message}{bad}; correct num_{name}, or the URIs if they name other shards than meant")
+    counts = {name: SplitCount(good=split.num_samples, bad=split.bad.total) for name, split in found.splits.items()}
+    check_declared_counts(request.execution.data_location, counts)
 
 
 def _commit_index(
@@ -150,8 +123,8 @@ def _artifact_shards(request: JobRequest, context: ExecutionContext) -> SplitPla
         splits=splits,
         sources=_cached_sources(splits, ObjectCache(context.store, context.cache)),
         classes=classes,
-        rule=ClassRule(num_classes=len(classes)),
-        policy=BadSamples(),
+        rule=ClassRule(num_classes=len(classes), multi_label=bool(request.parameters.get("multi_label"))),
+        policy=BadSamples.from_json(request.parameters.get("bad_samples", {})),
     )
 
 

@@ -116,6 +116,9 @@ class _JoinedSplit:
             Column.KEY: (np.uint8, [split.key_bytes for split in splits]),
             Column.KEY_OFFSET: (np.int64, _chained([split.key_offsets for split in splits])),
         }
+        checks = [split.checks for split in splits if split.checks is not None]
+        if len(checks) == len(splits):  # older indexes have none
+            columns[Column.CHECK] = (np.uint32, checks)
         if self._subset_names:
             columns[Column.SUBSET] = (np.int16, [self._subset_ids(split) for split in splits])
         if self._is_multi_label:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.storage.digests import Digests
+from workloads.data.checks import check_of
 from workloads.data.images import IMAGE_ERRORS, MAX_IMAGE_BYTES, MAX_PIXELS, ImageCheck, check_image
 from workloads.data.labels_in_shards import LABEL_EXTENSIONS, ClassRule, Labels, read_labels
 from workloads.data.reasons import BadSample, BadSampleError, Reason
@@ -39,6 +40,8 @@ class ShardTable:
     digests: Digests
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int32]
+    checks: NDArray[np.uint32]
+    """`check_of` each image."""
     leaves: NDArray[np.int32]
     """All labels of all samples; ``num_leaves`` of them each."""
     num_leaves: NDArray[np.int32]
@@ -62,8 +65,8 @@ class ShardTable:
 class _Sample:
     """Members of a key as far as they were met."""
 
-    images: list[tuple[int, int]] = field(default_factory=list)
-    """(offset, length) of each image."""
+    images: list[tuple[int, int, int]] = field(default_factory=list)
+    """(offset, length, check) of each image."""
     labels: dict[str, bytes] = field(default_factory=dict)
     extensions: set[str] = field(default_factory=set)
     error: BadSampleError | None = None
@@ -109,7 +112,7 @@ def _take(samples: dict[str, _Sample], stream: ShardStream, member: tarfile.TarI
         _check_member(sample, member, extension)
         if extension in IMAGE_EXTENSIONS:
             encoded = content_of(stream, member)  # first: of a damaged archive, what is cut off is no image
-            sample.images.append((member.offset_data, member.size))
+            sample.images.append((member.offset_data, member.size, check_of(encoded)))
             check_image(encoded, check)
         elif extension in LABEL_EXTENSIONS:
             sample.labels[extension] = content_of(stream, member)
@@ -147,7 +150,7 @@ def _labels_of(sample: _Sample, rule: ClassRule) -> Labels:
 def _table(
     name: str, samples: dict[str, _Sample], rule: ClassRule, bad: list[BadSample], *, size_bytes: int, digests: Digests
 ) -> ShardTable:
-    kept: list[tuple[bytes, tuple[int, int], Labels]] = []
+    kept: list[tuple[bytes, tuple[int, int, int], Labels]] = []
     for key, sample in samples.items():
         try:
             labels = _labels_of(sample, rule)
@@ -161,8 +164,9 @@ def _table(
         name=name,
         size_bytes=size_bytes,
         digests=digests,
-        offsets=np.array([offset for _, (offset, _), _ in kept], dtype=np.int64),
-        lengths=np.array([length for _, (_, length), _ in kept], dtype=np.int32),
+        offsets=np.array([offset for _, (offset, _, _), _ in kept], dtype=np.int64),
+        lengths=np.array([length for _, (_, length, _), _ in kept], dtype=np.int32),
+        checks=np.array([check for _, (_, _, check), _ in kept], dtype=np.uint32),
         leaves=np.array([leaf for _, _, labels in kept for leaf in labels.leaves], dtype=np.int32),
         num_leaves=np.array([len(labels.leaves) for _, _, labels in kept], dtype=np.int32),
         subsets=np.array([subset_ids[labels.subset] for _, _, labels in kept], dtype=np.int16),

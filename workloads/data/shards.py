@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +30,17 @@ class ShardSample:
     metadata: Mapping[str, Any]
 
 
-def write_shards(samples: Iterable[ShardSample], split: str, folder: Path) -> Iterator[Path]:
-    """Write ``<split>-<number>.tar`` files of up to `SAMPLES_PER_SHARD` samples, yielding each once it is complete.
+def shard_name(split: str, number: int) -> str:
+    """Basename of a shard, of those of its split."""
+    return f"{split}-{number:06d}.tar"
 
-    Members of a sample: ``<key>.png``, ``<key>.cls`` (leaf class as text) and ``<key>.json`` (metadata).
+
+def write_samples(samples: Iterable[ShardSample], path: Path) -> int:
+    """Write one shard of ``<key>.png``, ``<key>.cls`` (leaf class as text) and ``<key>.json`` (metadata) members.
+
+    Returns the number of samples.
     """
-    remaining = iter(samples)
-    number = 0
-    while batch := list(islice(remaining, SAMPLES_PER_SHARD)):
-        path = folder / f"{split}-{number:06d}.tar"
-        write_shard(((sample.key, _members(sample)) for sample in batch), path)
-        yield path
-        number += 1
+    return write_shard(((sample.key, _members(sample)) for sample in samples), path)
 
 
 def write_shard(samples: Iterable[tuple[str, Mapping[str, bytes]]], path: Path) -> int:

@@ -17,6 +17,7 @@ from orchestrator.storage import ObjectStore
 from orchestrator.units import MIB
 from workloads.data.bad_samples import BadSampleTally, BadSlot
 from workloads.data.cache import ShardCache
+from workloads.data.decode import decoder_of
 from workloads.data.decoded import DecodedSplit, decoded_split
 from workloads.data.index import SampleIndex
 from workloads.data.pixels import PixelSpec, Place
@@ -51,6 +52,7 @@ class SampleSource:
     ) -> None:
         self.split = index.split(split)
         self.pixels = pixels or PixelSpec(image_size=image_size)
+        decoder_of(self.pixels.decoder)  # one that cannot work here says so now, not from a worker in mid-epoch
         self.image_size = self.pixels.image_size
         self.shards = ShardCache(store, cache_dir, self.split.shards, num_eager_reads=_EAGER_READS)
         # Runners outlive jobs: what downloads ahead ends and lets go of its shards with the job that forgets us.
@@ -154,4 +156,5 @@ class SampleSource:
         """The samples' bytes as they stand in the shards."""
         split = self.split
         lengths = split.lengths[ordinals].astype(np.int64)
-        return self.shards.read_batch(split.shard_of(ordinals), split.offsets[ordinals], lengths)
+        checks = None if split.checks is None else split.checks[ordinals]
+        return self.shards.read_batch(split.shard_of(ordinals), split.offsets[ordinals], lengths, checks)

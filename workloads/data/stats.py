@@ -45,5 +45,7 @@ class LoaderStats:
             "wait_s_per_step": self.wait_s / self.num_batches if self.num_batches else 0.0,
             "bad_samples": float(self.source.bad_samples.num_bad),
             "cache_hit_rate": shards["hit_rate"],
+            "cache_hits": shards["hits"],
+            "cache_misses": shards["misses"],
             "bytes_from_store": shards["bytes_from_store"],
         }

@@ -29,6 +29,7 @@ larger dataset starts with the smaller one. Randomness is drawn per block of `BL
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
@@ -165,6 +166,7 @@ def class_table(params: SyntheticParameters) -> list[dict[str, object]]:
     return [_class_row(params.branching, leaf) for leaf in range(params.num_leaves)]
 
 
+@lru_cache(maxsize=4)
 def feature_dictionary(params: SyntheticParameters) -> NDArray[np.float32]:
     """Orthonormal features [num_features, patch_length], patches flattened in (row, column, channel) order.
 
@@ -192,15 +194,18 @@ def feature_rows(params: SyntheticParameters, leaves: NDArray[np.int64]) -> NDAr
     return np.stack(columns, axis=1)
 
 
-def render_split(params: SyntheticParameters, split: Split) -> Iterator[SyntheticSample]:
-    """Yield the samples of a split in order: leaf classes mixed, each as often as the others (+- 1)."""
+def render_split(
+    params: SyntheticParameters, split: Split, start: int = 0, stop: int | None = None
+) -> Iterator[SyntheticSample]:
+    """Yield the samples ``start <= i < stop`` of a split, by default all: leaf classes mixed, each as often (+- 1)."""
     dictionary = feature_dictionary(params)
-    num_samples = params.num_train if split == "train" else params.num_val
-    for number in range(-(-num_samples // BLOCK_SIZE)):
-        # The whole block is rendered even if its end is not wanted: see the module's docstring.
+    stop = (params.num_train if split == "train" else params.num_val) if stop is None else stop
+    for number in range(start // BLOCK_SIZE, -(-stop // BLOCK_SIZE)):
+        # The whole block is rendered even if its ends are not wanted: see the module's docstring.
         block = _block(params, split, number)
         images = _render(params, dictionary, block)
-        for row in range(min(BLOCK_SIZE, num_samples - number * BLOCK_SIZE)):
+        first = number * BLOCK_SIZE
+        for row in range(max(start - first, 0), min(stop - first, BLOCK_SIZE)):
             yield _sample(params, block, row, images[row])
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import CorruptObjectError, StorageError
 from orchestrator.storage import ObjectStore
 from workloads.data.cache.stats import CacheStats
+from workloads.data.checks import check_of
 
 if TYPE_CHECKING:
     from workloads.data.index import Shard  # which imports this package for its columns
@@ -52,11 +53,21 @@ def spans(
         yield Span(start=start, stop=stop, members=tuple(members))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ask:
+    """One sample of a call."""
+
+    offset: int
+    length: int
+    check: int | None
+    found: Future[bytes]
+
+
 class RangedReader:
     """Reads samples from the store, several requests at once. Thread-safe.
 
-    The first answer of each shard is preceded by a question for its size: a shard that was replaced by one of another
-    size is noticed. Only a whole copy is checked against its sha256.
+    The first answer of each shard is preceded by a question for its size, and each sample is compared with its check:
+    a shard that was replaced by another one is noticed, also by one of the same size.
     """
 
     def __init__(self, store_of: Callable[[Shard], ObjectStore], stats: CacheStats) -> None:
@@ -70,11 +81,18 @@ class RangedReader:
         self._pid = os.getpid()
 
     def start(
-        self, shard: Shard, offsets: Sequence[int], lengths: Sequence[int], *, asks_size: bool = True
+        self,
+        shard: Shard,
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        checks: Sequence[int] = (),
+        *,
+        asks_size: bool = True,
     ) -> list[Future[bytes]]:
         """Begin to read samples of one shard; one future for each, in the order asked for.
 
-        ``asks_size=False`` saves the first request of a shard, where a whole copy follows.
+        ``checks`` are the samples' ``check_of``; empty where the index has none. ``asks_size=False`` saves the first
+        request of a shard, where a whole copy follows.
 
         Raises (the futures):
             NotFoundError: the shard is gone.
@@ -82,12 +100,14 @@ class RangedReader:
         """
         if self._pid != os.getpid():
             self._begin()  # threads do not survive a fork
-        found: list[Future[bytes]] = [Future() for _ in offsets]
+        known: Sequence[int | None] = checks or [None] * len(offsets)
+        asks = [
+            _Ask(offset=offset, length=length, check=check, found=Future())
+            for offset, length, check in zip(offsets, lengths, known, strict=True)
+        ]
         for span in spans(offsets, lengths):
-            self._pool.submit(
-                self._answer, shard, span, [*zip(offsets, lengths, found, strict=True)], asks_size=asks_size
-            )
-        return found
+            self._pool.submit(self._answer, shard, span, [asks[member] for member in span.members], asks_size=asks_size)
+        return [ask.found for ask in asks]
 
     def close(self) -> None:
         """Let requests under way end by themselves, and begin no others: their readers are told."""
@@ -102,9 +122,7 @@ class RangedReader:
             raise self._another(shard, f"ends before byte {offset + length}")
         return content
 
-    def _answer(
-        self, shard: Shard, span: Span, samples: Sequence[tuple[int, int, Future[bytes]]], *, asks_size: bool
-    ) -> None:
+    def _answer(self, shard: Shard, span: Span, asks: Sequence[_Ask], *, asks_size: bool) -> None:
         try:
             if self._is_closed:
                 raise StorageError(f"shard {shard.object_name} is not read: its reader was closed")
@@ -112,11 +130,25 @@ class RangedReader:
                 self._check_size(shard)
             content = self._read(shard, span.start, span.stop - span.start)
         except Exception as error:  # noqa: BLE001 - whoever waits for the sample raises it
-            for member in span.members:
-                samples[member][2].set_exception(error)
+            for ask in asks:
+                ask.found.set_exception(error)
             return
-        for offset, length, found in (samples[member] for member in span.members):
-            found.set_result(content[offset - span.start : offset - span.start + length])
+        for ask in asks:
+            try:
+                first = ask.offset - span.start
+                ask.found.set_result(self._verified(shard, ask, content[first : first + ask.length]))
+            except Exception as error:  # noqa: BLE001 - as above
+                ask.found.set_exception(error)
+
+    def _verified(self, shard: Shard, ask: _Ask, encoded: bytes) -> bytes:
+        """The sample as it was indexed; read once more if it seems another, since bytes get damaged on their way."""
+        if ask.check is None or check_of(encoded) == ask.check:
+            return encoded
+        self._stats.add("damaged")
+        encoded = self._read(shard, ask.offset, ask.length)
+        if check_of(encoded) != ask.check:
+            raise self._another(shard, f"has other bytes at {ask.offset}-{ask.offset + ask.length} than were indexed")
+        return encoded
 
     def _check_size(self, shard: Shard) -> None:
         if shard.object_name in self._checked:

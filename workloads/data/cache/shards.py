@@ -111,16 +111,23 @@ class ShardCache:
         ]
 
     def read_batch(
-        self, shard_ids_B: NDArray[np.int64], offsets_B: NDArray[np.int64], lengths_B: NDArray[np.int64]
+        self,
+        shard_ids_B: NDArray[np.int64],
+        offsets_B: NDArray[np.int64],
+        lengths_B: NDArray[np.int64],
+        checks_B: NDArray[np.uint32] | None = None,
     ) -> list[bytes]:
         """Samples of any shards, in the order asked for; ranged reads of the whole batch are under way at once.
+
+        With ``checks_B``, what is read by ranges must have these ``check_of``; whole copies have their digests.
 
         Raises as ``read_sample``.
         """
         found: list[bytes | Future[bytes]] = [b""] * len(shard_ids_B)
         for shard_id in np.unique(shard_ids_B).tolist():
             slots = np.flatnonzero(shard_ids_B == shard_id)
-            read = self._read(shard_id, offsets_B[slots].tolist(), lengths_B[slots].tolist())
+            checks = () if checks_B is None else checks_B[slots].tolist()
+            read = self._read(shard_id, offsets_B[slots].tolist(), lengths_B[slots].tolist(), checks)
             for slot, content in zip(slots.tolist(), read, strict=True):
                 found[slot] = content
         return [content if isinstance(content, bytes) else content.result() for content in found]
@@ -135,7 +142,9 @@ class ShardCache:
             self._ahead.drop(shard_id)
         return damaged
 
-    def _read(self, shard_id: int, offsets: Sequence[int], lengths: Sequence[int]) -> Sequence[bytes | Future[bytes]]:
+    def _read(
+        self, shard_id: int, offsets: Sequence[int], lengths: Sequence[int], checks: Sequence[int] = ()
+    ) -> Sequence[bytes | Future[bytes]]:
         self.stats.add("bytes_served", sum(lengths))
         pin = self._ahead.held(shard_id) or self._find(shard_id)
         self.stats.add("hits" if pin is not None else "misses", len(offsets))
@@ -145,7 +154,7 @@ class ShardCache:
         elif pin is None:
             pin = self._wait(shard_id)
         if pin is None:
-            return self._ranges.start(self._shards[shard_id], offsets, lengths, asks_size=not is_eager)
+            return self._ranges.start(self._shards[shard_id], offsets, lengths, checks, asks_size=not is_eager)
         return [self._read_pinned(pin, shard_id, *place) for place in zip(offsets, lengths, strict=True)]
 
     def _read_pinned(self, pin: Pin, shard_id: int, offset: int, length: int) -> bytes:

@@ -29,7 +29,7 @@ class CacheStats:
     ``hits``: samples read from a local file that was there when it was asked for; ``misses``: all other samples;
     ``ranged_reads``: requests for ranges, each for one or more neighbouring samples; ``downloads``, ``evictions``: of
     whole objects; ``wait_s``: readers' seconds, summed over threads, until a shard had arrived; ``damaged``: local
-    copies that differed from their sha256 and were replaced.
+    copies that differed from their digest, and samples read by ranges that differed from their check: read once more.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,19 @@ class SourceItem:
     """Within the tar; ``WHOLE_FILE`` = the file is the image."""
     length_bytes: int
     leaves: tuple[int, ...]
+
+
+class Items(Protocol):
+    """Images of one split, by row."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Bytes [N] of each image."""
+
+    def __len__(self) -> int: ...
+
+    def item(self, row: int) -> SourceItem:
+        """An image."""
 
 
 class ItemTable:
@@ -105,6 +118,18 @@ class ItemTable:
             leaves=self.leaves(row),
         )
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """All that `StoredItems` needs but the containers, by name."""
+        return {
+            "name": np.frombuffer(bytes(self._names), dtype=np.uint8),
+            "name_end": np.array(self._name_ends, dtype=np.int64),
+            "container": np.array(self._containers, dtype=np.int32),
+            "offset": np.array(self._offsets, dtype=np.int64),
+            "length": np.array(self._lengths, dtype=np.int64),
+            "leaf": np.array(self._leaves, dtype=np.int32),
+            "leaf_end": np.array(self._leaf_ends, dtype=np.int64),
+        }
+
     def select(self, rows: Sequence[int]) -> ItemTable:
         """A table of some of the images, in this order."""
         chosen = ItemTable()
@@ -145,6 +170,39 @@ class ItemTable:
             if key_of(one) == key_of(other):
                 message = f"{one!r} and {other!r} of split {split!r} would both have the key {key_of(one)!r}"
                 raise UserError(message + "; rename one of them")
+
+
+class StoredItems:
+    """Images of one split, from columns that may be mapped from files; see `ItemTable.columns`."""
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]], containers: Sequence[str]) -> None:
+        self._columns, self._containers = columns, containers
+
+    def __len__(self) -> int:
+        return len(self._columns["offset"])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Bytes [N] of each image."""
+        return self._columns["length"]
+
+    def item(self, row: int) -> SourceItem:
+        """An image."""
+        columns, offset = self._columns, int(self._columns["offset"][row])
+        name = self._run("name", row).tobytes().decode(errors="surrogateescape")
+        container = self._containers[int(columns["container"][row])]
+        return SourceItem(
+            key=key_of(name),
+            extension=extension_of(name),
+            path=f"{container}/{name}" if offset == WHOLE_FILE else container,
+            offset_bytes=offset,
+            length_bytes=int(columns["length"][row]),
+            leaves=tuple(self._run("leaf", row).tolist()),
+        )
+
+    def _run(self, column: str, row: int) -> NDArray[Any]:
+        first, end = self._columns[f"{column}_end"][row : row + 2]
+        return self._columns[column][first:end]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

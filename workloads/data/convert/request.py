@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator.units import MIB
 
@@ -31,6 +32,26 @@ class ConvertRequest:
     """What relative paths of a table start from; default: the table's folder."""
 
 
+class Layout(Protocol):
+    """What decides, besides the listing, which image goes into which shard."""
+
+    @property
+    def shard_bytes(self) -> int:
+        """Size that a shard stays below, unless one image alone is larger."""
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """Draws the order of the samples; None = that of the listing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLayout:
+    """See `Layout`."""
+
+    shard_bytes: int
+    shuffle_seed: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
     """How to write shards."""
@@ -42,3 +63,8 @@ class WriteRequest:
     """Whether samples are written in an order drawn from the seed; sorted classes make poor blocks to shuffle in."""
     seed: int = 0
     num_processes: int = 1
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """See `Layout`."""
+        return self.seed if self.shuffle else None

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.errors import NotFoundError, UserError
 from orchestrator.storage import ObjectStore, open_store
@@ -33,10 +34,10 @@ from orchestrator.storage.dataset_files import (
     read_dataset_file,
 )
 from orchestrator.storage.local import LocalStore
-from workloads.data.convert.items import WHOLE_FILE, Conversion, ItemTable, SourceItem
-from workloads.data.convert.request import WriteRequest
+from workloads.data.convert.items import WHOLE_FILE, Conversion, Items, SourceItem
+from workloads.data.convert.request import Layout, WriteRequest
 from workloads.data.pool import owned_pool
-from workloads.data.shards import write_shard
+from workloads.data.shards import shard_name, write_shard
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
 
 VERSION: Final = 1
@@ -94,19 +95,20 @@ def tidy_folder(store: ObjectStore) -> None:
         store.remove_empty_staging()
 
 
-def shard_rows(table: ItemTable, request: WriteRequest, split: str) -> list[list[int]]:
+def shard_rows(table: Items, layout: Layout, split: str) -> list[NDArray[np.int64]]:
     """Rows of each shard: the listing's order or one drawn from the seed, cut where a shard would become too large."""
-    order = np.arange(len(table))
-    if request.shuffle:
-        order = permutation(seed_sequence(request.seed, Stage.DATASET, Purpose.ORDER, *split.encode()), len(table))
-    shards: list[list[int]] = []
-    filled = request.shard_bytes + 1
-    for row, length in zip(order.tolist(), (table.lengths[order] + _HEADERS_BYTES).tolist(), strict=True):
-        if filled + length > request.shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(row)
-        filled += length
+    order: NDArray[np.int64] = np.arange(len(table))
+    if layout.shuffle_seed is not None:
+        order = permutation(
+            seed_sequence(layout.shuffle_seed, Stage.DATASET, Purpose.ORDER, *split.encode()), len(table)
+        )
+    ends = np.cumsum(table.lengths[order] + _HEADERS_BYTES)
+    shards, first, before = list[NDArray[np.int64]](), 0, 0
+    while first < len(order):
+        # At least one: an image may be larger than a shard is to become.
+        stop = max(first + 1, int(np.searchsorted(ends, before + layout.shard_bytes, side="right")))
+        shards.append(order[first:stop])
+        first, before = stop, int(ends[stop - 1])
     return shards
 
 
@@ -137,19 +139,19 @@ class _Receipts:
 
 def _write_all(
     conversion: Conversion,
-    plan: dict[str, list[list[int]]],
+    plan: dict[str, list[NDArray[np.int64]]],
     request: WriteRequest,
     receipts: _Receipts,
     on_shard: OnShard,
 ) -> dict[str, tuple[ShardEntry, ...]]:
     finished = receipts.read()
-    names = {split: [f"{split}-{number:06d}.tar" for number in range(len(rows))] for split, rows in plan.items()}
+    names = {split: [shard_name(split, number) for number in range(len(rows))] for split, rows in plan.items()}
     for entry in finished.values():
         on_shard(entry)
     tasks = (
         ShardTask(
             name=name,
-            items=tuple(conversion.splits[split].item(row) for row in plan[split][number]),
+            items=tuple(conversion.splits[split].item(row) for row in plan[split][number].tolist()),
             multi_label=conversion.multi_label,
             destination_uri=request.destination_uri,
             receipt=receipts.name(name),
@@ -187,7 +189,7 @@ def write_one(task: ShardTask) -> ShardEntry:
     store = open_store(task.destination_uri)
     with tempfile.TemporaryDirectory(prefix="shard-") as folder:
         path = Path(folder) / task.name
-        num_samples = write_shard(_samples(task), path)
+        num_samples = write_shard(source_samples(task.items, multi_label=task.multi_label), path)
         with path.open("rb") as file:
             digest = file_digest(file, "sha256").hexdigest()
         entry = ShardEntry(name=task.name, size_bytes=path.stat().st_size, sha256=digest, num_samples=num_samples)
@@ -197,10 +199,11 @@ def write_one(task: ShardTask) -> ShardEntry:
     return entry
 
 
-def _samples(task: ShardTask) -> Iterator[tuple[str, dict[str, bytes]]]:
+def source_samples(items: Iterable[SourceItem], *, multi_label: bool) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Keys and members of some images, as `write_shard` takes them. Raises ``UserError``: an image cannot be read."""
     with SourceFiles() as files:
-        for item in task.items:
-            label = _label(item.leaves, multi_label=task.multi_label)
+        for item in items:
+            label = _label(item.leaves, multi_label=multi_label)
             yield item.key, {item.extension: files.read(item), **label}
 
 
@@ -253,8 +256,8 @@ def _fingerprint(conversion: Conversion, request: WriteRequest) -> dict[str, Any
         "converter": conversion.converter,
         "multi_label": conversion.multi_label,
         "shard_bytes": request.shard_bytes,
-        "shuffle_seed": request.seed if request.shuffle else None,
-        "classes": sha256(_classes_bytes(conversion)).hexdigest(),
+        "shuffle_seed": request.shuffle_seed,
+        "classes": sha256(classes_bytes(conversion)).hexdigest(),
         "splits": {split: table.digest() for split, table in conversion.splits.items()},
     }
     fingerprint = sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
@@ -271,14 +274,15 @@ def _finished(store: ObjectStore, request: WriteRequest, source: dict[str, Any])
     return None
 
 
-def _classes_bytes(conversion: Conversion) -> bytes:
+def classes_bytes(conversion: Conversion) -> bytes:
+    """The class table as it stands beside the shards."""
     return json.dumps(conversion.classes, indent=1).encode()  # columns keep their order: levels, coarse to fine
 
 
 def _describe(
     store: ObjectStore, conversion: Conversion, entries: dict[str, tuple[ShardEntry, ...]], source: dict[str, Any]
 ) -> DatasetFile:
-    content = _classes_bytes(conversion)
+    content = classes_bytes(conversion)
     store.put(CLASSES_FILE, content)
     return DatasetFile(
         splits=entries,

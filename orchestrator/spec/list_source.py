@@ -1,0 +1,52 @@
+"""Asks the data plane what a source holds that is to be converted; it runs as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.errors import UserError
+from orchestrator.spec.schema_datasets import ConversionSpec
+
+_TIMEOUT_S: Final = 7200.0
+_PATHS: Final = ("source", "labels", "root")
+_NOT_ASKED: Final = frozenset({"listing", "shard_mib", "shuffle"})
+
+
+def source_arguments(entry: ConversionSpec) -> dict[str, Any]:
+    """How the data plane lists a source, as JSON, with paths as the file has them. Pure."""
+    return entry.model_dump(exclude=set(_NOT_ASKED))
+
+
+def with_absolute_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as jobs need them, which run in other directories."""
+    return {**arguments, **{name: _absolute(arguments[name]) for name in _PATHS if arguments[name]}}
+
+
+def ask_listing(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a source holds: ``listing``, ``num_samples``, ``num_classes``, ``levels``, ``multi_label``, ``classes``.
+
+    Raises:
+        UserError: it is not there, does not fit the format, or cannot be listed in two hours.
+    """
+    command = [sys.executable, "-m", "workloads.data", "listing", json.dumps(arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        message = (
+            f"{arguments['source']} was not listed within {_TIMEOUT_S:g} s; declare convert.listing, or convert it"
+        )
+        raise UserError(message + " with `orchestrator data shard`") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise UserError(f"the source cannot be listed: {lines[-1].removeprefix('error: ')}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path.removeprefix("file://")).absolute())
