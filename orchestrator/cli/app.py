@@ -10,13 +10,27 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import configuration, data, labels, language, places, steering, submitting
+from orchestrator.cli import (
+    cluster,
+    configuration,
+    configuring,
+    data,
+    labels,
+    language,
+    observing,
+    places,
+    reproduce,
+    serving,
+    steering,
+    submitting,
+)
 from orchestrator.cli.arguments import JobName, StoreOption, SweepName
-from orchestrator.cli.completion import complete_sweep
+from orchestrator.cli.completion import COMPLETED_LINE, complete_sweep
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
-from orchestrator.cli.output import DocumentForm, DocumentOption, Output, OutputOption, TableForm, TableOption
+from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, TableOption
 from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
 from orchestrator.errors import OrchestratorError
+from orchestrator.security import redaction
 
 app = typer.Typer(
     name="orchestrator",
@@ -32,6 +46,11 @@ submitting.add_commands(app)
 language.add_commands(app)
 steering.add_commands(app)
 places.add_commands(app)
+observing.add_commands(app)
+reproduce.add_commands(app)
+configuring.add_commands(app)
+cluster.add_commands(app)
+serving.add_commands(app)
 
 
 class Listing(StrEnum):
@@ -50,6 +69,9 @@ class UsageBy(StrEnum):
 
 
 SweepFile = Annotated[str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep (quickstart, digits).")]
+SweepFiles = Annotated[
+    list[str], typer.Argument(help="Sweep files or shipped sweeps; several share one cluster, and their common jobs.")
+]
 
 
 @app.command()
@@ -88,7 +110,7 @@ def plan(  # noqa: PLR0913 - one parameter per flag
 
 @app.command(name="forecast")
 def forecast_sweep(  # noqa: PLR0913 - one parameter per flag
-    sweep: SweepFile,
+    sweeps: SweepFiles,
     *,
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster; default: this machine.")] = 0,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of each of its nodes; default: 8.")] = 0,
@@ -103,10 +125,10 @@ def forecast_sweep(  # noqa: PLR0913 - one parameter per flag
     html: Annotated[str, typer.Option(help="The same as a page to zoom into.")] = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Run a sweep on virtual time, failures included: how long, how well used, what it costs. Changes nothing."""
+    """Run sweeps on virtual time, failures included: how long, how well used, what it costs. Changes nothing."""
     from orchestrator.cli.forecast import ForecastOptions, show_forecast
     from orchestrator.planning.fleets import StatedCluster
 
@@ -123,9 +145,9 @@ def forecast_sweep(  # noqa: PLR0913 - one parameter per flag
         overrides=tuple(overrides or ()),
         scale=scale_name(scale),
         store=store,
-        as_json=output is Output.JSON,
+        form=output,
     )
-    raise typer.Exit(show_forecast(sweep, options))
+    raise typer.Exit(show_forecast(sweeps, options))
 
 
 @app.command()
@@ -186,22 +208,6 @@ def watch(
 
 
 @app.command()
-def logs(
-    sweep: SweepName,
-    job: JobName,
-    *,
-    attempt: Annotated[int, typer.Option(help="Number of the attempt; default: the newest.")] = -1,
-    rank: Annotated[int, typer.Option(help="Only this rank of a gang; default: all, each line with its rank.")] = -1,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, over attempts, until the job ends.")] = False,
-    store: StoreOption = "",
-) -> None:
-    """Print the log of a job's attempt."""
-    from orchestrator.cli.logs import print_logs
-
-    raise typer.Exit(print_logs(sweep, job, attempt, store, follow=follow, rank=rank))
-
-
-@app.command()
 def report(
     sweep: SweepName,
     *,
@@ -241,12 +247,13 @@ def run(
     inprocess: Annotated[bool, typer.Option("--inprocess", help="In this process, without Ray.")] = False,
     pdb: Annotated[bool, typer.Option("--pdb", help="Open the debugger where the job fails.")] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Keep the result in the store.")] = False,
+    output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """Reproduce one job in the foreground; by default nothing of it stays in the store."""
     from orchestrator.cli.run import RunOptions, run_job
 
-    options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, store=store)
+    options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, form=output, store=store)
     raise typer.Exit(run_job(job, options))
 
 
@@ -269,11 +276,11 @@ def export(
 
 
 @app.command()
-def publish(sweep: SweepName, *, store: StoreOption = "") -> None:
+def publish(sweep: SweepName, *, output: DocumentOption = DocumentForm.TABLE, store: StoreOption = "") -> None:
     """Bring MLflow up to date with a sweep; safe to repeat."""
     from orchestrator.cli.control import publish_sweep
 
-    publish_sweep(sweep, store)
+    publish_sweep(sweep, store, output)
 
 
 @app.command()
@@ -289,7 +296,7 @@ def gc(
         list[str] | None, typer.Option(help="NAME=TARGET: keep a key, a checkpoint or a sweep's results.")
     ] = None,
     unpin: Annotated[list[str] | None, typer.Option(help="Name of a pin to remove.")] = None,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """Show or collect what no sweep, pin or committed result needs; safe while sweeps run."""
@@ -302,7 +309,7 @@ def gc(
         forget=forget or (),
         pin=pin or (),
         unpin=unpin or (),
-        as_json=output is Output.JSON,
+        form=output,
         store=store,
     )
     raise typer.Exit(collect_garbage(options))
@@ -312,13 +319,13 @@ def gc(
 def fsck(
     *,
     deep: Annotated[bool, typer.Option("--deep", help="Also read everything and compare its sha256.")] = False,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """Report every missing, short or altered object that a record or checkpoint names."""
     from orchestrator.cli.store import check_integrity
 
-    raise typer.Exit(check_integrity(store, deep=deep, as_json=output is Output.JSON))
+    raise typer.Exit(check_integrity(store, deep=deep, form=output))
 
 
 @app.command()
@@ -326,33 +333,36 @@ def ls(
     what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.ARTIFACTS,
     *,
     sweep: Annotated[str, typer.Option(help="Only what this sweep's plan names.")] = "",
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """List what the store holds."""
     from orchestrator.cli.store import list_contents
 
-    raise typer.Exit(list_contents(what, sweep, store, as_json=output is Output.JSON))
+    raise typer.Exit(list_contents(what, sweep, store, output))
 
 
 @app.command()
 def du(
     *,
     by: Annotated[UsageBy, typer.Option(help="What to add up by.")] = UsageBy.SWEEP,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """Show what sweeps, kinds of jobs or label spaces take."""
     from orchestrator.cli.store import show_usage
 
-    raise typer.Exit(show_usage(by, store, as_json=output is Output.JSON))
+    raise typer.Exit(show_usage(by, store, output))
 
 
 def run_app() -> None:
     """Run the command of ``sys.argv`` and end the process with its exit code."""
+    redaction.install()
     try:
-        configuration.apply(Path.cwd(), os.environ)
-        app()
+        # Shells ask for completions by variables, with the line so far in one of them.
+        context, arguments = configuration.take_flag(sys.argv[1:] or os.environ.get(COMPLETED_LINE, "").split())
+        configuration.apply(Path.cwd(), os.environ, context)
+        app(args=arguments if sys.argv[1:] else None)
     except OrchestratorError as error:
         complain(str(error))
         sys.exit(exit_code_of(error))

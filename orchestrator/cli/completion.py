@@ -8,6 +8,8 @@ from contextlib import suppress
 
 import typer
 
+COMPLETED_LINE = "_TYPER_COMPLETE_ARGS"
+"""Variable in which typer's scripts for shells pass on the command line."""
 DEADLINE_S = 1.5
 """A shell that hangs after Tab is worse than one that offers nothing."""
 

@@ -12,10 +12,19 @@ from typing import Any
 
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.settings import Settings
+from orchestrator.cli.wish import Wish
 from orchestrator.controller.connect import ControllerLink, ensure_controller, ensure_publisher
 from orchestrator.errors import ClusterError, OrchestratorError
 from orchestrator.stack.attach import attach_cluster, attach_stack, detach
-from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER, Stack, touch_stack
+from orchestrator.stack.description import (
+    BUCKET,
+    CLIENT_FILE,
+    FULL_FILE,
+    MLFLOW_LOGIN_FILE,
+    S3_FOLDER,
+    Stack,
+    touch_stack,
+)
 from orchestrator.stack.foreground import foreground_cluster
 from orchestrator.stack.start import ensure_stack
 from orchestrator.storage.open import open_store
@@ -40,6 +49,12 @@ class Connection:
     """Handle of the publisher's actor."""
     _checked_at_s: float = field(default_factory=time.monotonic)
 
+    def submit(self, wish: Wish) -> str:
+        """Leave the message, and tell the controller."""
+        message = wish.leave(self.store, self.settings)
+        self.wake(wish.plan.sweep)
+        return message
+
     def wake(self, sweep: str = "") -> None:
         """Tell the controller to look into the inbox now."""
         self.link.wake(sweep)
@@ -48,7 +63,7 @@ class Connection:
         """Every few seconds: revive a controller that does not answer, and say that the stack is in use."""
         if time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
             return
-        if not self.settings.ray_address:
+        if not self.settings.driver_address:
             touch_stack(self.settings.home)
         try:
             self.link = _ensure(self.settings, self.store.uri)
@@ -97,8 +112,8 @@ def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterat
             yield {}
         return
     addresses = {}
-    if settings.ray_address:
-        attach_cluster(settings.ray_address, settings.namespace)
+    if settings.driver_address:
+        attach_cluster(settings.driver_address, settings.namespace, token=settings.read_token())
         _check_reach(settings, store_uri)
     else:
         stderr_console().print("Starting Ray and MLflow, or finding them running ...")
@@ -140,6 +155,10 @@ def addresses_of(stack: Stack) -> dict[str, str]:
     if stack.s3_url:
         environment = Path(stack.directory, S3_FOLDER, CLIENT_FILE)
         addresses["S3"] = f"{stack.s3_url} (bucket {BUCKET}; first: source {environment})"
+    if stack.prometheus_url:
+        addresses["MLflow's user and password"] = str(Path(stack.directory, MLFLOW_LOGIN_FILE))
+        addresses["Prometheus"] = stack.prometheus_url
+        addresses["To use all of it"] = f"source {Path(stack.directory, FULL_FILE)}"
     return addresses
 
 

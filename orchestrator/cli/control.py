@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ from rich.table import Table
 from orchestrator.cli.connect import addresses_of
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import load_plan
@@ -21,21 +21,24 @@ from orchestrator.tracking.publisher import Publisher
 _OUTAGE_S = 30.0
 
 
-def publish_sweep(sweep: str, store_uri: str) -> None:
+def publish_sweep(sweep: str, store_uri: str, form: DocumentForm) -> None:
     """Publish what is in the store now; for a running sweep, go on to its end."""
     store = open_existing_store(store_uri)
     require_sweep(store, sweep)
     uri = load_plan(store, sweep).tracking_uri or Settings().tracking_uri()
     publish_until_done(Publisher(store, uri), sweep, give_up_s=_OUTAGE_S)
     # Never the URI itself, which may hold a password.
-    stderr_console().print(f"{sweep} is published to {urlsplit(uri).hostname or 'the local MLflow database'}")
+    place = urlsplit(uri).hostname or "the local MLflow database"
+    stderr_console().print(f"{sweep} is published to {place}")
+    if form is not DocumentForm.TABLE:
+        print_document({"sweep": sweep, "published_to": place}, form)
 
 
-def start(*, with_s3: bool, as_json: bool) -> None:
+def start(*, with_s3: bool, is_full: bool, form: DocumentForm) -> None:
     """Start the stack, or find it running, and print its addresses."""
-    stack = ensure_stack(Settings().home, with_s3=with_s3)
-    if as_json:
-        stdout_console().print_json(json.dumps(asdict(stack)))
+    stack = ensure_stack(Settings().home, with_s3=with_s3, is_full=is_full)
+    if form is not DocumentForm.TABLE:
+        print_document(asdict(stack), form)
         return
     table = Table(show_header=False)
     for name, address in addresses_of(stack).items():
@@ -43,8 +46,10 @@ def start(*, with_s3: bool, as_json: bool) -> None:
     stdout_console().print(table)
 
 
-def stop() -> ExitCode:
+def stop(form: DocumentForm) -> ExitCode:
     """Stop the stack; running attempts resume from their checkpoints another time."""
     stopped = stop_stack(Settings().home)
     stderr_console().print("Stopped." if stopped else "No stack is running here.")
+    if form is not DocumentForm.TABLE:
+        print_document({"stopped": stopped}, form)
     return ExitCode.OK

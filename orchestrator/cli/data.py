@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Output, OutputOption
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.units import MIB
 
 app = typer.Typer(
@@ -70,7 +70,7 @@ def shard(  # noqa: PLR0913 - one argument per option
     separator: Annotated[str, typer.Option(help="csv, parquet: between several labels of a sample.")] = "",
     level_column: Annotated[list[str] | None, typer.Option(help="csv, parquet: a coarser level; repeatable.")] = None,
     root: Annotated[str, typer.Option(help="csv, parquet: what relative paths start from.")] = "",
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Convert a published data set to shards. Run it again to go on after an interruption."""
     wanted = {
@@ -108,7 +108,7 @@ def index(  # noqa: PLR0913 - see shard
     budget: Annotated[float, typer.Option(min=0, max=1, help="Share of bad samples that is accepted.")] = 0.01,
     write: Annotated[bool, typer.Option("--write", help="Leave a dataset.json beside the shards.")] = False,
     workers: Workers = 0,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Read shards once: samples, classes, bad samples, and the entry to paste into a sweep.yaml."""
     arguments = {
@@ -120,7 +120,7 @@ def index(  # noqa: PLR0913 - see shard
     }
     found = _run("index", arguments)
     _show(found, output, _yaml({"datasets": {"my-data": found["entry"]}}))
-    if output is Output.TABLE and "val" not in found["splits"]:
+    if output is DocumentForm.TABLE and "val" not in found["splits"]:
         typer.echo(
             "note: a sweep needs a split 'val', and the digest is of all splits together: index them in one command, "
             "with --split train=... --split val=...",
@@ -134,7 +134,7 @@ def verify(
     *,
     decode: Annotated[bool, typer.Option("--decode", help="Decode every image, too.")] = False,
     workers: Workers = 0,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Read every shard and compare it with the dataset.json beside it."""
     arguments = {
@@ -150,7 +150,7 @@ def verify(
 
 
 @app.command()
-def stats(place: Place, *, output: OutputOption = Output.TABLE) -> None:
+def stats(place: Place, *, output: DocumentOption = DocumentForm.TABLE) -> None:
     """Sizes of splits, levels and classes, without reading shards."""
     found = _run("stats", {"place": place})
     _show(found, output, f"digest: {found['digest']}")
@@ -169,7 +169,7 @@ def sample(  # noqa: PLR0913 - see shard
     classes: Classes = "",
     num_classes: NumClasses = 0,
     multi_label: MultiLabel = False,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Show a few samples, or write their images."""
     arguments = {
@@ -184,8 +184,8 @@ def sample(  # noqa: PLR0913 - see shard
     from orchestrator.cli.data_tables import samples_table
 
     found = _run("sample", arguments)
-    if output is Output.JSON:
-        stdout_console().print_json(json.dumps(found))
+    if output is not DocumentForm.TABLE:
+        print_document(found, output)
         return
     stdout_console().print(samples_table(found["samples"]))
 
@@ -205,12 +205,12 @@ def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _show(found: dict[str, Any], output: Output, last_line: str) -> None:
+def _show(found: dict[str, Any], output: DocumentForm, last_line: str) -> None:
     from orchestrator.cli.console import stderr_console, stdout_console
     from orchestrator.cli.data_tables import bad_table, dataset_tables
 
-    if output is Output.JSON:
-        stdout_console().print_json(json.dumps(found))
+    if output is not DocumentForm.TABLE:
+        print_document(found, output)
         return
     for table in dataset_tables(found):
         stdout_console().print(table)

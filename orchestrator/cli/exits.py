@@ -6,6 +6,7 @@ import sys
 from enum import IntEnum
 
 from orchestrator.errors import InfeasibleError, NotFoundError, OrchestratorError, SpecError
+from orchestrator.security.redaction import redacted
 
 
 class ExitCode(IntEnum):
@@ -32,5 +33,6 @@ def exit_code_of(error: OrchestratorError) -> ExitCode:
 
 
 def complain(message: str) -> None:
-    """Write an error to stderr; stdout stays for results."""
+    """Write an error to stderr, without secrets; stdout stays for results."""
+    message = redacted(message)
     sys.stderr.write(f"error: {message}\n" if "\n" not in message else f"errors:\n{message}\n")

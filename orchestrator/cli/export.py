@@ -16,6 +16,7 @@ from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import load_plan
 from orchestrator.errors import NotFoundError, OrchestratorError, UserError
+from orchestrator.security.json_text import parse_json
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.protocol import ObjectStore
@@ -45,7 +46,7 @@ def export_backbone(name: str, directory: Path, options: ExportOptions) -> ExitC
     record = _find(store, name, options.sweep)
     weights, head = _parts(record, options.epoch)
     _check_folder(directory, replaces=options.replaces)
-    document: dict[str, Any] = json.loads(read_part(store, record, _MODEL))
+    document: dict[str, Any] = parse_json(read_part(store, record, _MODEL))
     config = timm_config(document, record.identity.get("parameters", {}).get("recipe", {}))
     exported = Exported(
         record=record, document=document, epoch=options.epoch, store_uri=store.uri, sources=_sources(store, record)

@@ -9,14 +9,16 @@ from typing import Protocol
 
 from rich.live import Live
 
-from orchestrator.cli.connect import Connection
+from orchestrator.cli.brief import brief
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.pace import Pacer
+from orchestrator.cli.remote import Submitter
 from orchestrator.cli.standing import Standing, read_standing
 from orchestrator.cli.status import status_table
 from orchestrator.controller.client import SweepLedger
 from orchestrator.errors import UserError
 from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.storage.protocol import ObjectStore
 from orchestrator.units import format_duration, format_percent
 
 _POLL_S = 0.2
@@ -32,14 +34,14 @@ class _Display(Protocol):
     def show(self, standing: Standing) -> None: ...
 
 
-def follow_sweep(connection: Connection, sweep: str, message_id: str) -> Snapshot:
+def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_id: str) -> Snapshot:
     """Show progress until the message is settled and the sweep has ended; returns its final snapshot.
 
     Raises:
         UserError: the controller refused the message.
     """
     pacer = Pacer()
-    ledger, patience_ends_s = SweepLedger(connection.store, sweep), time.monotonic() + _PATIENCE_S
+    ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
     with _display() as display:
         while True:
             snapshot = ledger.refresh()
@@ -47,7 +49,7 @@ def follow_sweep(connection: Connection, sweep: str, message_id: str) -> Snapsho
                 message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
                 raise UserError(message)
             if message_id in snapshot.handled:
-                display.show(read_standing(connection.store, snapshot, pacer))
+                display.show(read_standing(store, snapshot, pacer))
                 if snapshot.state.is_final:
                     return snapshot
             elif time.monotonic() > patience_ends_s:
@@ -99,13 +101,15 @@ def job_line(view: JobView) -> str:
     """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
     failure = view.last_failure
     if failure is not None and not view.state.is_final:
-        told = "runs again" if view.attempt is not None else "will be tried again"
-        return f"{view.name} {told}; its last attempt ended: {failure.kind.value}: {failure.message}"
+        # The reason is told once, when the attempt ends; what follows says only that it goes on.
+        if view.attempt is not None:
+            return f"{view.name} runs again (attempt {view.attempt.number})"
+        return f"{view.name} will be tried again after {brief(failure)}"
     parts = [f"{view.name} {view.state.value}"]
     if view.state.is_done and view.timings is not None:
         parts.append(f"in {format_duration(view.timings.work_s)}")
     if _SHOWN_METRIC in view.metrics:
         parts.append(f"{_SHOWN_METRIC} {format_percent(view.metrics[_SHOWN_METRIC])} %")
     if failure is not None and not view.state.is_done:
-        parts.append(f"({failure.kind.value}: {failure.message})")
+        parts.append(f"({brief(failure)})")
     return " ".join(parts)

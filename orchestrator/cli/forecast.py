@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -14,19 +15,22 @@ from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.plan import check_accelerator, read_prices
 from orchestrator.cli.settings import Settings
 from orchestrator.contract import Resources
 from orchestrator.errors import UserError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.costs import PriceTable
+from orchestrator.plan.graph import Plan
 from orchestrator.plan.makespan import Fleet
 from orchestrator.planning.fleets import StatedCluster, stated_fleet, this_machine
 from orchestrator.planning.outlook import Outlook, make_outlook
 from orchestrator.planning.sources import read_sweep
 from orchestrator.simulation import Forecast, forecast
+from orchestrator.simulation.study import join_plans
 from orchestrator.state.transitions import SweepState
-from orchestrator.units import format_duration, format_percent
+from orchestrator.units import format_bytes, format_duration, format_percent
 
 _SAY_EVERY_S = 5.0
 _MAX_REASONS = 5
@@ -50,7 +54,7 @@ class ForecastOptions:
     overrides: tuple[str, ...] = ()
     scale: str = ""
     store: str = ""
-    as_json: bool = False
+    form: DocumentForm = DocumentForm.TABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,31 +78,68 @@ class _Bill:
         return "" if amount is None or self.prices is None else f", {self.prices.show(amount)}"
 
 
-def show_forecast(reference: str, options: ForecastOptions) -> ExitCode:
-    """Simulate a sweep from its submission to its end and print what became of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """What some sweeps have to do on one cluster and one store, by name of the job in their common plan."""
+
+    plan: Plan
+    durations_s: Mapping[str, float]
+    committed: Sequence[str]
+    """Keys that the store has."""
+    kept_bytes: int
+    accelerator: str
+    """What most jobs with GPUs run on; empty = no job has any."""
+    assumed_accelerator: str
+    """What GPUs were taken for where nobody said; empty = somebody did."""
+
+
+def show_forecast(references: Sequence[str], options: ForecastOptions) -> ExitCode:
+    """Simulate sweeps from their submission to their end and print what became of them."""
     _check(options)
-    settings = Settings()
-    sweep, _ = read_sweep(reference, options.overrides, scale=options.scale)
-    plan = build_plan(sweep, store_uri=options.store or settings.store_uri(sweep))
     fleet = stated_fleet(options.cluster) if options.cluster.is_stated else this_machine()
-    accelerator, prices = check_accelerator(options.accelerator), read_prices(options.prices)
-    outlook = make_outlook(sweep, plan, fleet=fleet, accelerator=accelerator, prices=prices)
-    for problem in outlook.found.problems:
-        stderr_console().print(f"warning: {problem}", markup=False)
-    found = _simulate(outlook, fleet, options)
-    used = Counter(job.accelerator for job in outlook.estimates.jobs.values() if job.gpus)
-    bill = _Bill(
-        accelerator=accelerator or (used.most_common(1)[0][0] if used else ""),
-        is_spot=options.spot > 0.0,
-        prices=prices,
-    )
-    lines = _lines(found, fleet, outlook, bill)
+    prices = read_prices(options.prices)
+    expected = _expect(references, fleet, prices, options)
+    found = _simulate(expected, fleet, options)
+    bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=prices)
+    lines = _lines(found, fleet, expected, bill)
     _write_charts(found, lines, options)
-    if options.as_json:
-        _print_json(found, bill)
+    if options.form is not DocumentForm.TABLE:
+        print_document({**_document(found, bill), "kept_bytes": expected.kept_bytes}, options.form)
     else:
         _print_table(found, lines)
     return _verdict(found)
+
+
+def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, options: ForecastOptions) -> _Expected:
+    accelerator = check_accelerator(options.accelerator)
+    outlooks = [_outlook(reference, fleet, accelerator, prices, options) for reference in references]
+    for problem in dict.fromkeys(problem for outlook in outlooks for problem in outlook.found.problems):
+        stderr_console().print(f"warning: {problem}", markup=False)
+    study = join_plans([outlook.plan for outlook in outlooks])
+    durations_s = dict.fromkeys(study.plan.by_name(), 0.0)
+    kept: dict[str, int] = {}
+    used: Counter[str] = Counter()
+    for outlook, names in zip(outlooks, study.names, strict=True):
+        durations_s |= {names[name]: seconds for name, seconds in outlook.estimates.durations_s().items()}
+        kept |= {names[name]: estimated.kept_bytes for name, estimated in outlook.estimates.jobs.items()}
+        used.update(estimated.accelerator for estimated in outlook.estimates.jobs.values() if estimated.gpus)
+    done = {job.key for outlook in outlooks for job in outlook.plan.jobs if job.name in outlook.found.reused}
+    return _Expected(
+        plan=study.plan,
+        durations_s=durations_s,
+        committed=[job.key for job in study.plan.jobs if job.key in done],
+        kept_bytes=sum(kept.values()),
+        accelerator=accelerator or (used.most_common(1)[0][0] if used else ""),
+        assumed_accelerator=next((one.estimates.assumed_accelerator for one in outlooks), ""),
+    )
+
+
+def _outlook(
+    reference: str, fleet: Fleet, accelerator: str, prices: PriceTable | None, options: ForecastOptions
+) -> Outlook:
+    sweep, _ = read_sweep(reference, options.overrides, scale=options.scale)
+    plan = build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
+    return make_outlook(sweep, plan, fleet=fleet, accelerator=accelerator, prices=prices)
 
 
 def _check(options: ForecastOptions) -> None:
@@ -108,23 +149,20 @@ def _check(options: ForecastOptions) -> None:
         raise UserError("--gpu-mtbf and --replace are times: give numbers from 0 up")
 
 
-def _simulate(outlook: Outlook, fleet: Fleet, options: ForecastOptions) -> Forecast:
-    done = outlook.found.reused
-    committed = [job.key for job in outlook.plan.jobs if job.name in done]
-    durations_s = {**dict.fromkeys(outlook.plan.by_name(), 0.0), **outlook.estimates.durations_s()}
+def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Forecast:
     hazards = Hazards(
         gpu_mtbf_h=options.gpu_mtbf_h or float("inf"), spot_loss_per_h=options.spot, replace_s=options.replace_s
     )
     say = _Ticker()
     return forecast(
-        outlook.plan,
+        expected.plan,
         _spec_of(fleet, is_spot=options.spot > 0.0),
-        durations_s,
+        expected.durations_s,
         hazards=hazards,
-        committed=committed,
+        committed=expected.committed,
         seed=options.seed,
         # A deadline is a moment of real time; without one, the same seed gives the same bits at any time.
-        now=START_S if outlook.plan.policy.deadline_s is None else time.time(),
+        now=START_S if expected.plan.policy.deadline_s is None else time.time(),
         on_round=say,
     )
 
@@ -148,7 +186,7 @@ class _Ticker:
             stderr_console().print(f"simulated {format_duration(elapsed_s)} ...", markup=False)
 
 
-def _lines(found: Forecast, fleet: Fleet, outlook: Outlook, bill: _Bill) -> list[str]:
+def _lines(found: Forecast, fleet: Fleet, expected: _Expected, bill: _Bill) -> list[str]:
     unit = f"{found.resource}-hours"
     held = sum(found.hours.values())
     used = bill.show(held, found.resource)
@@ -160,7 +198,8 @@ def _lines(found: Forecast, fleet: Fleet, outlook: Outlook, bill: _Bill) -> list
         f"utilisation {format_percent(found.utilisation, digits=1)} % of {found.available_hours:,.1f} {unit}{rented}",
         f"goodput {format_percent(found.goodput)} % of the {held:,.1f} {unit} that attempts held{used}",
     ]
-    assumed = outlook.estimates.assumed_accelerator
+    lines.append(f"storage {format_bytes(expected.kept_bytes)} of artifacts that stay")
+    assumed = expected.assumed_accelerator
     return [*lines, *([f"durations assume {assumed} GPUs; say what they are with --accelerator"] if assumed else [])]
 
 
@@ -180,14 +219,14 @@ def _print_table(found: Forecast, lines: list[str]) -> None:
     console.print(f"{found.num_attempts} attempts: {ends or 'none'}", markup=False)
 
 
-def _print_json(found: Forecast, bill: _Bill) -> None:
+def _document(found: Forecast, bill: _Bill) -> dict[str, Any]:
     held = sum(found.hours.values())
     money = {
         "currency": bill.prices.currency if bill.prices else "",
         "cost_available": bill.amount(found.available_hours, found.resource),
         "cost_held": bill.amount(held, found.resource),
     }
-    stdout_console().print_json(json.dumps({**found.to_json(), **money}))
+    return {**found.to_json(), **money}
 
 
 def _write_charts(found: Forecast, lines: list[str], options: ForecastOptions) -> None:

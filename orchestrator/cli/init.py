@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from orchestrator.cli.console import stderr_console
+from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.errors import UserError
 from orchestrator.spec.json_schema import shipped_schema
@@ -14,7 +15,7 @@ from orchestrator.spec.templates import template_text
 _SCHEMA = "sweep.schema.json"
 
 
-def write_template(file: Path, template: str, *, replace: bool) -> None:
+def write_template(file: Path, template: str, form: DocumentForm, *, replace: bool) -> None:
     """Write a template to a file, and the schema into the project's directory.
 
     Raises:
@@ -34,3 +35,5 @@ def write_template(file: Path, template: str, *, replace: bool) -> None:
     stderr_console().print(
         f"Wrote {file}. Next: orchestrator validate {file}; orchestrator plan {file}", soft_wrap=True
     )
+    if form is not DocumentForm.TABLE:
+        print_document({"file": str(file), "schema": str(schema), "template": template}, form)

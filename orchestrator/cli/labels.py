@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Output, OutputOption
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +39,7 @@ def show(
     ] = None,
     tree: Annotated[str, typer.Option(metavar="ENTRY", help="Draw the tree of an entry's spaces.")] = "",
     plot: Annotated[Path | None, typer.Option(help="Write a plot of class sizes to this file (png, svg, pdf).")] = None,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Classes of each label space: number, sizes, entropy, and whether they lie within the classes of the targets."""
     from orchestrator.cli.console import stdout_console
@@ -47,11 +47,14 @@ def show(
 
     folder = _folder_uri(reference)
     requests = _of_folder(folder) if folder else _of_sweep(reference, dataset, target, tree)
-    asked = {"plot": str(plot.resolve()) if plot else "", "parents": output is Output.JSON}
+    asked = {"plot": str(plot.resolve()) if plot else "", "parents": output is not DocumentForm.TABLE}
     found = [{"dataset": name, **ask_labels("show", request | asked)} for name, request in requests.items()]
-    if output is Output.JSON:
-        # Neither coloured nor indented: parents of 20,000 classes at 20 levels are a line for each otherwise.
-        stdout_console().print_json(json.dumps(found), indent=None, highlight=False)
+    if output is DocumentForm.YAML:
+        print_document(found, output)
+        return
+    if output is DocumentForm.JSON:
+        # Not indented: parents of 20,000 classes at 20 levels are a line for each otherwise.
+        typer.echo(json.dumps(found))
         return
     for looked in found:
         stdout_console().print(_table(looked))

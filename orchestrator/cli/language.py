@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.output import Output, OutputOption
+from orchestrator.cli.output import DocumentForm, DocumentOption
 from orchestrator.cli.sources import ScaleOption, SetOption, SweepFile, scale_name
 
 
@@ -23,6 +23,13 @@ class Template(StrEnum):
     TRANSFERS = "transfers"
 
 
+class SchemaForm(StrEnum):
+    """How the schema is written; it is no table."""
+
+    JSON = "json"
+    YAML = "yaml"
+
+
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to the others."""
     app.command()(init)
@@ -35,11 +42,12 @@ def init(
     *,
     template: Annotated[Template, typer.Option(help="What to begin with.")] = Template.SYNTHETIC,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Write a commented sweep.yaml to begin with, and the schema that editors check it by."""
     from orchestrator.cli.init import write_template
 
-    write_template(file, template.value, replace=force)
+    write_template(file, template.value, output, replace=force)
 
 
 def validate(
@@ -47,16 +55,18 @@ def validate(
     *,
     overrides: SetOption = None,
     scale: ScaleOption = None,
-    output: OutputOption = Output.TABLE,
+    output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Say whether a sweep.yaml is right, and if not, where, why and what to do. Changes nothing."""
     from orchestrator.cli.validate import validate_sweep
 
-    validate_sweep(sweep, overrides or (), scale_name(scale), as_json=output is Output.JSON)
+    validate_sweep(sweep, overrides or (), scale_name(scale), output)
 
 
-def schema() -> None:
+def schema(
+    *, output: Annotated[SchemaForm, typer.Option("-o", "--output", help="Form of the schema.")] = SchemaForm.JSON
+) -> None:
     """Print the JSON Schema of sweep.yaml (draft-07), which editors check and complete by."""
     from orchestrator.cli.schema import print_schema
 
-    print_schema()
+    print_schema(DocumentForm(output.value))

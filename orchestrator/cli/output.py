@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 import yaml
-
-
-class Output(StrEnum):
-    """Form of a command's result on stdout."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="Form of the result on stdout.")]
 
 
 class DocumentForm(StrEnum):
@@ -44,8 +34,8 @@ TableOption = Annotated[TableForm, typer.Option("-o", "--output", help="Form of 
 DocumentOption = Annotated[DocumentForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
 
 
-def print_document(document: Mapping[str, Any], form: DocumentForm) -> None:
-    """Print a plain document as JSON or YAML on stdout."""
+def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentForm) -> None:
+    """Print a plain document or list as JSON or YAML on stdout."""
     if form is DocumentForm.YAML:
         sys.stdout.write(yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, allow_unicode=True))
     else:

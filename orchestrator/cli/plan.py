@@ -90,14 +90,18 @@ def summary_line(plan: Plan, found: dict[str, Disposition]) -> str:
 
 
 def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:
-    """The stated cluster, else the one of ``RAY_ADDRESS``, else this machine; None if a cluster does not answer."""
+    """The stated cluster, else the one of ``RAY_ADDRESS``, else this machine; None if nobody here can tell."""
     if stated.is_stated:
         return stated_fleet(stated)
-    if not settings.ray_address:
+    if settings.is_remote:
+        return None
+    if not settings.driver_address:
         return this_machine()
-    fleet = ray_fleet(settings.ray_address, settings.namespace)
+    fleet = ray_fleet(settings.driver_address, settings.namespace)
     if fleet is None:
-        message = f"the cluster at {settings.ray_address} did not tell its nodes: no wall clock; state it with --gpus"
+        message = (
+            f"the cluster at {settings.driver_address} did not tell its nodes: no wall clock; state it with --gpus"
+        )
         stderr_console().print(f"warning: {message}", markup=False)
     return fleet
 

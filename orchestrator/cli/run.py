@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import describe_progress
 from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobResult, Progress
@@ -37,6 +38,7 @@ class RunOptions:
     inprocess: bool
     pdb: bool
     commit: bool
+    form: DocumentForm
     store: str
 
 
@@ -56,9 +58,16 @@ def run_job(name: str, options: RunOptions) -> ExitCode:
         except Exception as error:  # noqa: BLE001 - whatever the job raises is what the user came to see
             _show_failure(error, debug=options.pdb)
             return ExitCode.FAILURE
-        for metric, value in sorted(result.metrics.items()):
-            stdout_console().print(f"{metric} {value:.6g}")
+        _show_metrics(job, result, options.form)
     return ExitCode.OK
+
+
+def _show_metrics(job: Job, result: JobResult, form: DocumentForm) -> None:
+    if form is not DocumentForm.TABLE:
+        print_document({"job": job.name, "key": job.key, "metrics": dict(result.metrics)}, form)
+        return
+    for metric, value in sorted(result.metrics.items()):
+        stdout_console().print(f"{metric} {value:.6g}")
 
 
 def _find_plan(options: RunOptions) -> Plan:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
+from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.spec.json_schema import shipped_schema
 
 
-def print_schema() -> None:
+def print_schema(form: DocumentForm) -> None:
     """Print the JSON Schema of sweep.yaml."""
-    sys.stdout.write(shipped_schema())
+    if form is DocumentForm.YAML:
+        print_document(json.loads(shipped_schema()), form)
+    else:
+        sys.stdout.write(shipped_schema())

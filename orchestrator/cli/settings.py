@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import socket
+from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from orchestrator.cli.known_settings import as_reference
 from orchestrator.spec.model import Sweep
+
+UNKNOWN_STORE = "file:///the-store-of-the-cluster"
+"""Stands for the store of a cluster that nobody here has been told of; nothing is ever there."""
+
+
+class Code(StrEnum):
+    """What a job of a cluster runs."""
+
+    IMAGE = "image"
+    """What is installed there."""
+    WHEEL = "wheel"
+    """The code of the command that submits it."""
 
 
 class Settings(BaseSettings):
@@ -27,6 +41,16 @@ class Settings(BaseSettings):
     """Whether all nodes of the cluster see the directory of a ``file://`` store."""
     ray_address: str = Field("", validation_alias=AliasChoices("RAY_ADDRESS", "ORCHESTRATOR_RAY_ADDRESS"))
     """An existing cluster to use instead of the local stack."""
+    dashboard_address: str = Field(
+        "", validation_alias=AliasChoices("RAY_API_SERVER_ADDRESS", "ORCHESTRATOR_DASHBOARD_ADDRESS")
+    )
+    """A cluster to submit to through its dashboard."""
+    cluster_name: str = Field("", validation_alias=AliasChoices("ORCHESTRATOR_CLUSTER"))
+    """Of the cluster in leases; default: made of its address."""
+    ray_token: str = ""
+    """Where the cluster's token is, never the token; default: what Ray itself finds."""
+    code: Code = Code.IMAGE
+    """What a submit through the dashboard runs there."""
     mlflow_tracking_uri: str = Field("", validation_alias=AliasChoices("MLFLOW_TRACKING_URI"))
     """Tracking server; default: the project's own database."""
 
@@ -36,16 +60,47 @@ class Settings(BaseSettings):
         return self.directory.absolute()
 
     @property
+    def driver_address(self) -> str:
+        """Of a cluster that this process joins; empty = the local stack, or only reached by its dashboard or store."""
+        return "" if self._has_http else self.ray_address
+
+    @property
+    def jobs_address(self) -> str:
+        """Of the dashboard to submit through; empty where the cluster is joined. Ray's tools take both alike."""
+        if self._has_http:
+            return self.ray_address
+        return "" if self.ray_address else self.dashboard_address
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether submits go to a cluster that this process does not join."""
+        return bool(self.jobs_address) or bool(self.cluster_name and not self.driver_address)
+
+    @property
+    def _has_http(self) -> bool:
+        return self.ray_address.startswith(("http://", "https://"))
+
+    @property
     def cluster(self) -> str:
-        """Name of the cluster in leases: one per Ray address, or per project directory and host."""
+        """Name of the cluster in leases: as set, else one per Ray address, or per project directory and host."""
+        if self.cluster_name:
+            return self.cluster_name
         place = self.ray_address or f"{socket.gethostname()}:{self.home}"
         kind = "ray" if self.ray_address else "local"
         return f"{kind}-{sha256(f'{place}#{self.namespace}'.encode()).hexdigest()[:12]}"
 
+    def read_token(self) -> str:
+        """The cluster's token; empty if none is named. Raises ``UserError`` if it is not where it should be."""
+        if not self.ray_token:
+            return ""
+        from orchestrator.security.references import resolve_secret
+
+        return resolve_secret(as_reference(self.ray_token), what="the cluster's token (ray_token)")
+
     def store_uri(self, sweep: Sweep | None = None) -> str:
-        """The sweep's store, else the setting, else the project's own."""
+        """The sweep's store, else the setting, else the project's own, or that of a cluster behind its dashboard."""
         given = (sweep.store if sweep else "") or self.store
-        return given or (self.home / "store").as_uri()
+        return given or (UNKNOWN_STORE if self.jobs_address else "") or (self.home / "store").as_uri()
 
     def tracking_uri(self, sweep_uri: str = "") -> str:
         """The sweep's tracking URI, else the setting, else the project's own database."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.cli.pace import Pacer, durations_of, pace_of
 from orchestrator.contract import Progress
-from orchestrator.controller.client import LiveProgress, read_progress
+from orchestrator.controller.client import LiveProgress, read_progress, read_warnings
 from orchestrator.controller.lease import LeaseState, read_lease
 from orchestrator.plan.eta import TimeLeft
 from orchestrator.state.budgets import WARN_AT, overdue, time_left_s
@@ -31,6 +31,8 @@ class Standing:
     progress: Mapping[str, LiveProgress] = field(default_factory=dict)
     """As written; ``running`` and ``waits`` are what is still true of it."""
     lease: LeaseState | None = None
+    warnings: tuple[str, ...] = ()
+    """Of the controller, about budgets, deadlines and nodes."""
     num_messages: int = 0
     """Messages of clients that nobody has followed yet."""
     left: TimeLeft | None = None
@@ -72,6 +74,7 @@ def read_standing(store: ObjectStore, snapshot: Snapshot, pacer: Pacer | None = 
         snapshot=snapshot,
         progress=progress,
         lease=read_lease(store, snapshot.cluster) if snapshot.cluster else None,
+        warnings=() if snapshot.state.is_final else read_warnings(store, snapshot.sweep),
         num_messages=len(store.list_children(inbox_folder(snapshot.sweep))),
         now=now,
     )
@@ -82,9 +85,9 @@ def read_standing(store: ObjectStore, snapshot: Snapshot, pacer: Pacer | None = 
 
 
 def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:
-    """GPU-hours and core-hours of all attempts, those that run included."""
+    """GPU-hours and core-hours of all attempts, those that run and those of former revisions included."""
     jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
-    gpu_s = cpu_s = 0.0
+    gpu_s, cpu_s = snapshot.spent_gpu_s, snapshot.spent_cpu_s
     for view in snapshot.jobs.values():
         if view.ran_s:
             gpu_s += view.ran_s * jobs[view.name].resources.gpus
@@ -118,6 +121,7 @@ def standing_document(standing: Standing) -> dict[str, Any]:
         "core_hours": core_hours,
         "gpu_hour_budget": snapshot.plan.policy.gpu_hour_budget if snapshot.plan is not None else None,
         "tripped": snapshot.tripped,
+        "warnings": list(standing.warnings),
         "paused": snapshot.state is SweepState.PAUSED,
         "priority": _priority(snapshot),
         "owner": snapshot.plan.owner if snapshot.plan is not None else "",
@@ -135,6 +139,7 @@ def _control_lines(standing: Standing) -> Iterator[str]:
     snapshot, sweep = standing.snapshot, standing.snapshot.sweep
     if snapshot.tripped:
         yield f"Stopped by the circuit breaker: {snapshot.tripped}. Submit it again once that is repaired."
+    yield from (f"Warning: {warning}" for warning in standing.warnings)
     if snapshot.state is SweepState.PAUSED:
         yield f"Paused: nothing new starts until: orchestrator resume {sweep}"
     if snapshot.state is SweepState.STOPPING:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from orchestrator.cli.brief import brief_reason
 from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
@@ -135,7 +136,7 @@ def failure_lines(snapshot: Snapshot) -> list[str]:
         if view.state is JobState.SKIPPED:
             grouped.setdefault("skipped: they need a job that failed or was cancelled", []).append(view.name)
         elif view.state is JobState.FAILED:
-            grouped.setdefault(f"failed: {view.reason}", []).append(view.name)
+            grouped.setdefault(f"failed: {brief_reason(view.reason)}", []).append(view.name)
     return [
         f"{len(names)} job{'s' * (len(names) > 1)} ({names[0]}{', ...' if names[1:] else ''}) {why}"
         for why, names in grouped.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import time
@@ -18,6 +17,7 @@ from rich.table import Table
 from orchestrator.cli.app import Listing, UsageBy
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import list_sweeps, load_plan
 from orchestrator.controller.retention import RootReader, check_reference, current_plans, forget
@@ -58,7 +58,7 @@ class GcOptions:
     forget: Sequence[str]
     pin: Sequence[str]
     unpin: Sequence[str]
-    as_json: bool
+    form: DocumentForm
     store: str
 
 
@@ -79,8 +79,8 @@ def collect_garbage(options: GcOptions) -> ExitCode:
     holder = f"{socket.gethostname()}:{getpid()}"
     collector = Collector(store, RootReader(store), graces=graces, holder=holder)
     tally = collector.collect() if options.apply else collector.preview()
-    if options.as_json:
-        stdout_console().print_json(json.dumps(tally_document(tally, applied=options.apply)))
+    if options.form is not DocumentForm.TABLE:
+        print_document(tally_document(tally, applied=options.apply), options.form)
         return ExitCode.OK
     if not tally.amounts and not tally.restored:
         stdout_console().print(f"No garbage in {store.uri}.", markup=False)
@@ -120,13 +120,13 @@ def tally_table(tally: Tally, *, applied: bool) -> Table:
     return table
 
 
-def check_integrity(store_uri: str, *, deep: bool, as_json: bool) -> ExitCode:
+def check_integrity(store_uri: str, *, deep: bool, form: DocumentForm) -> ExitCode:
     """Print every damaged object; fails if there is any."""
     store, census = open_existing_store(store_uri), Census()
     findings = list(check_store(store, Depth.CONTENT if deep else Depth.SIZES, census))
-    if as_json:
+    if form is not DocumentForm.TABLE:
         document = {"num_heads": census.num_heads, **asdict(census.checked), "findings": [asdict(f) for f in findings]}
-        stdout_console().print_json(json.dumps(document))
+        print_document(document, form)
     else:
         for finding in findings:
             stdout_console().print(f"{finding.problem.value}  {finding.name}  {finding.detail}", markup=False)
@@ -139,19 +139,18 @@ def check_integrity(store_uri: str, *, deep: bool, as_json: bool) -> ExitCode:
     return ExitCode.FAILURE if findings else ExitCode.OK
 
 
-def list_contents(what: Listing, sweep: str, store_uri: str, *, as_json: bool) -> ExitCode:
+def list_contents(what: Listing, sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:
     """Print the artifacts of the store or of one sweep, or the pins."""
     store = open_existing_store(store_uri)
     if what is Listing.PINS:
-        return _list_pins(store, as_json=as_json)
+        return _list_pins(store, form)
     if sweep:
         require_sweep(store, sweep)
     keys = {job.key for job in load_plan(store, sweep).jobs} if sweep else None
     lines = (line for line in artifact_lines(store) if keys is None or line.key in keys)
     hidden = {stone.key for stone in Trash(store).read_all() if stone.unit == whole_artifact(stone.key)}
-    if as_json:
-        documents = [{**asdict(line), "is_hidden": line.key in hidden} for line in lines]
-        stdout_console().print_json(json.dumps(documents))
+    if form is not DocumentForm.TABLE:
+        print_document([{**asdict(line), "is_hidden": line.key in hidden} for line in lines], form)
         return ExitCode.OK
     table = Table(title=f"Artifacts in {store.uri}", title_justify="left")
     for column in ("key", "state", "written"):
@@ -164,14 +163,14 @@ def list_contents(what: Listing, sweep: str, store_uri: str, *, as_json: bool) -
     return ExitCode.OK
 
 
-def show_usage(by: UsageBy, store_uri: str, *, as_json: bool) -> ExitCode:
+def show_usage(by: UsageBy, store_uri: str, form: DocumentForm) -> ExitCode:
     """Print what sweeps, kinds or label spaces take."""
     store = open_existing_store(store_uri)
     usage = measure_usage(store, _grouping(store, by))
     everything = usage.pop(ALL_GROUPS)
-    if as_json:
+    if form is not DocumentForm.TABLE:
         groups = {group: asdict(found) for group, found in usage.items()}
-        stdout_console().print_json(json.dumps({"groups": groups, "total": asdict(everything)}))
+        print_document({"groups": groups, "total": asdict(everything)}, form)
         return ExitCode.OK
     table = Table(title=f"Usage of {store.uri} by {by.value}", title_justify="left")
     table.add_column(by.value)
@@ -228,10 +227,10 @@ def _targets(store: ObjectStore, target: str) -> tuple[str, ...]:
     return (target,)
 
 
-def _list_pins(store: ObjectStore, *, as_json: bool) -> ExitCode:
+def _list_pins(store: ObjectStore, form: DocumentForm) -> ExitCode:
     pins = list(read_pins(store))
-    if as_json:
-        stdout_console().print_json(json.dumps([asdict(pin) for pin in pins]))
+    if form is not DocumentForm.TABLE:
+        print_document([asdict(pin) for pin in pins], form)
         return ExitCode.OK
     table = Table("pin", "since", "keeps", title=f"Pins in {store.uri}", title_justify="left")
     for pin in pins:

@@ -6,22 +6,23 @@ import shlex
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from orchestrator.cli.asking import confirmed
-from orchestrator.cli.connect import Connection, connect
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.follow import follow_sweep
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.plan import choose_fleet, plan_table, read_prices, summary_line
 from orchestrator.cli.plan_tables import outlook_lines
+from orchestrator.cli.reach import reach
+from orchestrator.cli.remote import Submitter
 from orchestrator.cli.report import print_report
 from orchestrator.cli.resubmit import Former, find_former, show_difference
-from orchestrator.cli.settings import Settings
+from orchestrator.cli.settings import UNKNOWN_STORE, Code, Settings
 from orchestrator.cli.standing import Standing
 from orchestrator.cli.status import ANSWER_S, exit_code_for, failure_lines, status_document
-from orchestrator.controller.client import Consent, Ownership, current_user, submit
+from orchestrator.cli.wish import Wish
+from orchestrator.controller.client import Consent, Ownership, current_user
 from orchestrator.errors import ClusterError, StorageError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Plan
@@ -34,7 +35,6 @@ from orchestrator.state.transitions import SweepState
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.tracking import provenance
 
 _TABLES = {
     DocumentForm.TABLE: TableForm.TABLE,
@@ -58,37 +58,40 @@ class SubmitOptions:
     priority: int | None = None
     """None = the policy's."""
     prices: str = ""
+    code: str | None = None
+    """``image`` or ``wheel``; None = as set."""
     form: DocumentForm = DocumentForm.TABLE
 
 
 def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
     """Plan, ask, submit, follow, report."""
     settings = Settings()
+    if options.code:
+        settings = settings.model_copy(update={"code": Code(options.code)})
     outlook, text = _look_ahead(reference, settings, options)
     plan = outlook.plan
     former = find_former(plan) if is_initialised(plan.store_uri, deadline_s=ANSWER_S) else None
     if not _may_start(outlook, former, options):
         return ExitCode.REFUSED
-    # Before anything depends on it: a store that ignores conditional writes could lose a sweep later.
-    probe_store(open_store(plan.store_uri))
+    if not settings.jobs_address:
+        # Before anything depends on it: a store that ignores conditional writes could lose a sweep later.
+        probe_store(open_store(plan.store_uri))
+    wish = Wish(
+        plan=plan,
+        text=text,
+        ownership=Ownership.TAKE if options.take_over else Ownership.KEEP,
+        consent=Consent.FORCE if options.force else Consent.ASK,
+        replaces=options.yes or former is not None,
+    )
     with ExitStack() as stack:
-        connection = _connect(stack, settings, plan, options)
-        message = submit(
-            connection.store,
-            plan,
-            text,
-            settings.cluster,
-            ownership=Ownership.TAKE if options.take_over else Ownership.KEEP,
-            consent=Consent.FORCE if options.force else Consent.ASK,
-        )
-        provenance.save(connection.store, plan.sweep, message, provenance.capture(Path.cwd()))
-        connection.wake()
-        if not options.wait and not options.foreground:
-            stderr_console().print(f"Submitted. See: {status_command(settings, plan)}", soft_wrap=True)
-            if options.form is not DocumentForm.TABLE:
-                print_document({"sweep": plan.sweep, "message": message}, options.form)
+        submitter = _connect(stack, settings, plan, options)
+        message = submitter.submit(wish)
+        if submitter.store is None or (not options.wait and not options.foreground):
+            _leave(submitter, plan, message, options.form)
             return ExitCode.OK
-        return _follow_to_the_answer(connection, plan, message, _again(reference, options), options.form)
+        return _follow_to_the_answer(
+            submitter, submitter.store, plan, message, _again(reference, options), options.form
+        )
 
 
 def status_command(settings: Settings, plan: Plan, command: str = "status") -> str:
@@ -101,7 +104,7 @@ def _look_ahead(reference: str, settings: Settings, options: SubmitOptions) -> t
     """What is submitted, beside its store and the cluster.
 
     Raises:
-        StorageError: the store cannot be asked; a submit would fail there, too.
+        StorageError: the store cannot be asked; a submit would fail there, too, unless the cluster alone needs it.
     """
     sweep, text = load_sweep(reference, options.overrides, scale=options.scale)
     require_datasets(sweep)
@@ -110,7 +113,7 @@ def _look_ahead(reference: str, settings: Settings, options: SubmitOptions) -> t
         plan = replace(plan, policy=replace(plan.policy, priority=options.priority))
     fleet, prices = choose_fleet(settings, StatedCluster()), read_prices(options.prices)
     outlook = make_outlook(sweep, plan, fleet=fleet, prices=prices)
-    if outlook.found.problems:
+    if outlook.found.problems and not settings.jobs_address:
         raise StorageError("; ".join(outlook.found.problems))
     return outlook, text
 
@@ -122,6 +125,10 @@ def _may_start(outlook: Outlook, former: Former | None, options: SubmitOptions) 
     console.print(summary_line(plan, found), markup=False)
     for line in outlook_lines(outlook):
         console.print(line, markup=False)
+    for problem in outlook.found.problems:
+        console.print(f"warning: {problem}", markup=False)
+    if plan.store_uri == UNKNOWN_STORE:
+        console.print("What the cluster's store holds of it already is known there alone, and is not run again.")
     if former is not None:
         show_difference(former, plan)
     for refusal in outlook.refusals:
@@ -137,11 +144,12 @@ def _may_start(outlook: Outlook, former: Former | None, options: SubmitOptions) 
     return options.yes or confirmed(question, subject="a submit asks before it starts")
 
 
-def _connect(stack: ExitStack, settings: Settings, plan: Plan, options: SubmitOptions) -> Connection:
+def _connect(stack: ExitStack, settings: Settings, plan: Plan, options: SubmitOptions) -> Submitter:
     try:
-        return stack.enter_context(connect(settings, plan.store_uri, foreground=options.foreground))
+        return stack.enter_context(reach(settings, plan.store_uri, foreground=options.foreground))
     except ClusterError:
-        known = f"Nothing was submitted. What the store knows: {status_command(settings, plan)}"
+        where = "" if plan.store_uri == UNKNOWN_STORE else f" What the store knows: {status_command(settings, plan)}"
+        known = f"Nothing was submitted.{where}"
         stderr_console().print(known, markup=False, soft_wrap=True)
         raise
 
@@ -156,20 +164,35 @@ def _again(reference: str, options: SubmitOptions) -> str:
     return shlex.join(words)
 
 
-def _follow_to_the_answer(connection: Connection, plan: Plan, message: str, again: str, form: DocumentForm) -> ExitCode:
-    _show_addresses(connection)
+def _leave(submitter: Submitter, plan: Plan, message: str, form: DocumentForm) -> None:
+    """Say how to go on without this command."""
+    if submitter.store is None:
+        known = (
+            "The cluster goes on by itself. To look at it from here, name its store: --store URI, or in the context."
+        )
+    else:
+        known = f"Submitted. See: {status_command(submitter.settings, plan)}"
+    stderr_console().print(known, soft_wrap=True, markup=False)
+    if form is not DocumentForm.TABLE:
+        print_document({"sweep": plan.sweep, "message": message}, form)
+
+
+def _follow_to_the_answer(  # noqa: PLR0917 - all of what is known at the end
+    submitter: Submitter, store: ObjectStore, plan: Plan, message: str, again: str, form: DocumentForm
+) -> ExitCode:
+    _show_addresses(submitter)
     try:
-        snapshot = follow_sweep(connection, plan.sweep, message)
+        snapshot = follow_sweep(submitter, store, plan.sweep, message)
     except KeyboardInterrupt:
         detached = f"Detached; the sweep goes on. Follow it again with: {again}"
-        watch = status_command(connection.settings, plan, "watch")
+        watch = status_command(submitter.settings, plan, "watch")
         stderr_console().print(f"\n{detached}, or: {watch}", markup=False, soft_wrap=True)
         return ExitCode.INTERRUPTED
-    return conclude(connection.store, plan.sweep, snapshot, form=form, connection=connection)
+    return conclude(store, plan.sweep, snapshot, form=form, connection=submitter)
 
 
 def conclude(
-    store: ObjectStore, sweep: str, snapshot: Snapshot, *, form: DocumentForm, connection: Connection
+    store: ObjectStore, sweep: str, snapshot: Snapshot, *, form: DocumentForm, connection: Submitter
 ) -> ExitCode:
     """Print the failures and the report of an ended sweep."""
     for line in failure_lines(snapshot):
@@ -185,6 +208,6 @@ def conclude(
     return exit_code_for(snapshot)
 
 
-def _show_addresses(connection: Connection) -> None:
+def _show_addresses(connection: Submitter) -> None:
     for name, address in connection.addresses.items():
         stderr_console().print(f"{name}: {address}")

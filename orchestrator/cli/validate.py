@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.cli.console import stdout_console
+from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.plan.build import build_plan
 from orchestrator.spec.document import SCALES, Changes
 from orchestrator.spec.load import load_all, scales_of
 
 
-def validate_sweep(reference: str, overrides: Sequence[str], scale: str, *, as_json: bool) -> None:
+def validate_sweep(reference: str, overrides: Sequence[str], scale: str, form: DocumentForm) -> None:
     """Read and plan a sweep, and print how many jobs it has.
 
     Without a scale, the scales that the file has are read and planned as well: who rehearses should not find its typos.
@@ -25,8 +25,8 @@ def validate_sweep(reference: str, overrides: Sequence[str], scale: str, *, as_j
     others = [] if scale else [name for name in SCALES if name in scales_of(reference)]
     for name in others:
         _counts(reference, overrides, name)
-    if as_json:
-        stdout_console().print_json(json.dumps({"valid": True, "jobs": counts, "scales": others}))
+    if form is not DocumentForm.TABLE:
+        print_document({"valid": True, "jobs": counts, "scales": others}, form)
         return
     parts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
     also = f"; also with --scale {', '.join(others)}" if others else ""

@@ -1,0 +1,42 @@
+"""Why an attempt failed, in one line: what a person wants first. ``describe`` shows all of it."""
+
+from __future__ import annotations
+
+from orchestrator.state.job_view import Failure
+
+MAX_CHARACTERS = 160
+_RUNNER_DIED = (
+    "the worker process died: ended from outside (kill, out of memory, preemption), or crashed in native code"
+)
+# Ray lists every possible cause of a dead worker in one paragraph, whatever has happened.
+_RAYS_PARAGRAPHS = (
+    "worker unexpectedly exits",
+    "the actor died unexpectedly",
+    "worker process has died",
+    "worker died unexpectedly",
+    "the actor is dead because its worker process has died",
+)
+
+
+def brief(failure: Failure) -> str:
+    """``node_lost: the worker process died: ...``."""
+    return f"{failure.kind.value}: {brief_message(failure.message)}"
+
+
+def brief_message(text: str) -> str:
+    """The first line of a failure's message, shortened; Ray's paragraphs about dead workers in our words."""
+    plain = " ".join(text.split())
+    if any(paragraph in plain.lower() for paragraph in _RAYS_PARAGRAPHS):
+        return _RUNNER_DIED
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason was given")
+    return first if len(first) <= MAX_CHARACTERS else f"{first[: MAX_CHARACTERS - 3].rstrip()}..."
+
+
+def brief_reason(text: str) -> str:
+    """The same of why a job was given up, which ends with what it had left: ``node_lost: ... (5 of 5 losses)``."""
+    body, bracket, spent = text.rstrip().rpartition(" (")
+    if not bracket or not spent.endswith(")") or "\n" in spent:
+        return brief_message(text)
+    kind, colon, message = body.partition(": ")
+    is_kind = bool(colon) and kind.isidentifier()
+    return f"{f'{kind}: ' if is_kind else ''}{brief_message(message if is_kind else body)} ({spent}"

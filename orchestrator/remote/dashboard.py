@@ -1,0 +1,151 @@
+"""Jobs of a Ray cluster through its dashboard: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html
+
+Asked without Ray, whose client waits for as long as the server does, and with end after a stated time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPMessage
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+
+from orchestrator.errors import ClusterError
+from orchestrator.security.json_text import parse_json
+from orchestrator.security.urls import check_url
+
+ANSWER_S = 10.0
+UPLOAD_S = 180.0
+_TRIES = 3
+_PAUSE_S = 1.0
+_MAX_ANSWER_BYTES = 64 * 2**20
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+"""States in which a job stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """What the dashboard says of a job."""
+
+    status: str
+    """``PENDING``, ``RUNNING``, or one of ``ENDED``."""
+    message: str
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """The token is for this server and no other: what leads elsewhere is an error."""
+
+    def redirect_request(  # noqa: PLR0917 - the base class's signature
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        return None
+
+
+class Dashboard:
+    """The job server of one cluster."""
+
+    def __init__(self, address: str, token: str = "") -> None:
+        """``address``: ``https://host:port``. ``token``: what the cluster asks for; empty = it asks for none.
+
+        Raises:
+            UserError: the address is none, or one that must not be asked.
+        """
+        check_url(address, what="the dashboard's address")
+        self.address = address.rstrip("/")
+        self._token = token
+        self._opener: OpenerDirector = build_opener(_NoRedirects)
+
+    @property
+    def sends_token_in_clear(self) -> bool:
+        """Whether others on the way could read the token."""
+        parts = urlsplit(self.address)
+        return bool(self._token) and parts.scheme == "http" and parts.hostname not in _LOOPBACK
+
+    def version(self) -> str:
+        """Ray's version there; the first thing to ask, as it shows whether the address and the token are right."""
+        return str(parse_json(self._ask("GET", "/api/version")).get("ray_version", ""))
+
+    def upload(self, name: str, content: bytes) -> str:
+        """Store a package there unless it is there already; returns its URI for ``runtime_env``."""
+        path = f"/api/packages/gcs/{quote(name, safe='')}"
+        if not self._has(path):
+            self._ask("PUT", path, content, timeout_s=UPLOAD_S)
+        return f"gcs://{name}"
+
+    def submit(self, job_id: str, entrypoint: str, runtime_env: Mapping[str, Any]) -> None:
+        """Start a job, once: a job of this id that is there already was started by an answer that got lost."""
+        request = {"submission_id": job_id, "entrypoint": entrypoint, "runtime_env": runtime_env}
+        try:
+            self._ask("POST", "/api/jobs/", json.dumps(request).encode(), timeout_s=UPLOAD_S)
+        except ClusterError:
+            if not self._has(f"/api/jobs/{job_id}"):
+                raise
+
+    def state(self, job_id: str) -> JobState:
+        """What has become of a job."""
+        found = parse_json(self._ask("GET", f"/api/jobs/{job_id}"))
+        return JobState(status=str(found.get("status", "")), message=str(found.get("message") or ""))
+
+    def log(self, job_id: str) -> str:
+        """All that a job has printed."""
+        return str(parse_json(self._ask("GET", f"/api/jobs/{job_id}/logs")).get("logs") or "")
+
+    def _has(self, path: str) -> bool:
+        try:
+            self._ask("GET", path)
+        except _AbsentError:
+            return False
+        return True
+
+    def _ask(self, method: str, path: str, content: bytes | None = None, *, timeout_s: float = ANSWER_S) -> bytes:
+        """One request, again if the connection breaks: none of ours does harm twice."""
+        for tries in range(1, _TRIES + 1):
+            try:
+                return self._request(method, path, content, timeout_s)
+            except HTTPError as error:
+                raise self._refusal(error, path) from None  # its headers would show the token
+            except (URLError, HTTPException, OSError) as error:
+                if tries == _TRIES:
+                    reason = getattr(error, "reason", error)
+                    message = (
+                        f"the dashboard at {self.address} does not answer ({reason}); check the address, and the "
+                        "tunnel or VPN that leads to it"
+                    )
+                    raise ClusterError(message) from None
+                time.sleep(_PAUSE_S)
+        raise AssertionError
+
+    def _request(self, method: str, path: str, content: bytes | None, timeout_s: float) -> bytes:
+        headers = {"Content-Type": "application/json"} if method == "POST" else {}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        # http and https only: the constructor has checked it.
+        request = Request(f"{self.address}{path}", data=content, headers=headers, method=method)  # noqa: S310
+        with self._opener.open(request, timeout=timeout_s) as response:
+            answer: bytes = response.read(_MAX_ANSWER_BYTES)
+            return answer
+
+    def _refusal(self, error: HTTPError, path: str) -> ClusterError:
+        if error.code == 404:
+            return _AbsentError(f"{self.address} knows no {path}")
+        if error.code == 401:
+            return ClusterError(
+                f"the cluster at {self.address} asks for a token: ask its owner, write it into a file that only you "
+                "can read, and name that file by the setting ray_token, see: orchestrator config set-context --help"
+            )
+        if error.code == 403:
+            return ClusterError(f"the cluster at {self.address} refuses the token: is it this cluster's, and recent?")
+        if 300 <= error.code < 400:
+            return ClusterError(f"{self.address} leads elsewhere (HTTP {error.code}), and the token is not sent there")
+        said = error.read(2000).decode(errors="replace").strip().splitlines()
+        return ClusterError(f"the dashboard at {self.address} answers HTTP {error.code}: {said[-1] if said else ''}")
+
+
+class _AbsentError(ClusterError):
+    """There is no such thing there."""

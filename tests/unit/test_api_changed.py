@@ -1,0 +1,72 @@
+"""A changed sweep in Python: the difference is shown, and nothing is replaced that nobody agreed to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Changed, Sweep
+from orchestrator.api.revision import agree
+from orchestrator.errors import ControllerError, InfeasibleError
+from orchestrator.plan.graph import Plan
+from orchestrator.storage.local import LocalStore
+from tests.report_sweeps import accept
+
+VARIANT = ("pretrain.seeds=[7]",)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """One in which the quickstart was submitted."""
+    made = LocalStore(tmp_path / "store")
+    accept(made, replace(plan_of(made), revision=1))
+    return made
+
+
+def plan_of(store: LocalStore, *overrides: str) -> Plan:
+    return Sweep.from_yaml("quickstart", store=store.uri, overrides=overrides).plan().plan
+
+
+def test_new_and_unchanged_sweeps_need_no_agreement(store: LocalStore, tmp_path: Path) -> None:
+    assert agree(plan_of(store), Changed.REFUSE)
+    assert not agree(plan_of(store, "name=other"), Changed.ASK)
+    assert not agree(replace(plan_of(store), store_uri=(tmp_path / "nothing").as_uri()), Changed.ASK)
+
+
+@pytest.mark.parametrize("changed", [Changed.ASK, Changed.REFUSE])
+def test_changed_sweep_is_shown_and_refused_where_nobody_can_be_asked(
+    store: LocalStore, changed: Changed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ControllerError, match=r"submit\(changed=Changed\.REPLACE\)") as refused:
+        agree(plan_of(store, *VARIANT), changed)
+    assert "15 added, 45 removed" in str(refused.value)
+    assert "45 removed: pretrain/levels/depth1/seed0" in " ".join(capsys.readouterr().err.split())
+
+
+def test_changed_sweep_is_shown_and_replaced_by_who_says_so(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert agree(plan_of(store, *VARIANT), Changed.REPLACE)
+    assert "Difference of plans" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("answer", "is_agreed"), [("y", True), ("n", False)])
+def test_changed_sweep_is_asked_about_at_a_terminal(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, answer: str, is_agreed: bool
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda: answer)
+    if is_agreed:
+        assert agree(plan_of(store, *VARIANT), Changed.ASK)
+    else:
+        with pytest.raises(ControllerError, match="left as it is"):
+            agree(plan_of(store, *VARIANT), Changed.ASK)
+
+
+def test_sweep_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    accept(store, replace(plan_of(store), revision=1, owner="somebody-else"))
+    with pytest.raises(InfeasibleError, match="belongs to somebody-else"):
+        agree(plan_of(store, *VARIANT), Changed.REPLACE)

@@ -1,0 +1,223 @@
+"""Contexts: which one counts, what it says and hides, and that the user's file survives being changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from orchestrator.cli.configuration import apply, chosen_context, resolve, take_flag, user_file
+from orchestrator.cli.contexts import set_context, unset_context, use_context
+from orchestrator.cli.settings import Settings
+from orchestrator.errors import NotFoundError, SpecError, UserError
+from tests.commands import Ended, run_command
+
+PROD = {"dashboard_address": "https://ray:8265", "store": "s3://prod/studies", "ray_token": "file:/home/me/token"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """An environment that knows nothing but a home, whose user has two contexts."""
+    environment = {"HOME": str(tmp_path / "home")}
+    set_context(user_file(environment), "prod", PROD)
+    set_context(user_file(environment), "lab", {"ray_address": "10.0.0.1:6379"})
+    return environment
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def said(name: str, project: Path, environment: dict[str, str], context: str = "") -> tuple[str, str]:
+    found = next(each for each in resolve(project, environment, context) if each.setting.name == name)
+    return found.value, found.origin
+
+
+def test_context_counts_right_before_the_place_that_chose_it(project: Path, home: dict[str, str]) -> None:
+    path, stated = user_file(home), {**home, "ORCHESTRATOR_STORE": "file:///env"}
+    assert said("store", project, home) == ("", "default")
+    use_context(path, "prod")
+    assert said("store", project, home) == ("s3://prod/studies", f"context prod ({path})")
+    assert said("store", project, stated) == ("file:///env", "environment ORCHESTRATOR_STORE")
+    (project / "orchestrator.toml").write_text('store = "file:///project"\n')
+    assert said("store", project, home)[0] == "file:///project"
+    (project / "orchestrator.toml").write_text('store = "file:///project"\ncontext = "prod"\n')
+    assert said("store", project, home) == ("s3://prod/studies", "context prod (orchestrator.toml)")
+    by_variable = {**stated, "ORCHESTRATOR_CONTEXT": "prod"}
+    origin = "context prod (environment ORCHESTRATOR_CONTEXT)"
+    assert said("store", project, by_variable) == ("s3://prod/studies", origin)
+    assert said("store", project, stated, "prod") == ("s3://prod/studies", "context prod (--context)")
+
+
+def test_first_place_chooses_and_none_means_no_context(project: Path, home: dict[str, str]) -> None:
+    use_context(user_file(home), "prod")
+    assert said("ray_address", project, home, "lab")[0] == "10.0.0.1:6379"
+    choice = chosen_context(project, {**home, "ORCHESTRATOR_CONTEXT": "lab"})
+    assert choice is not None
+    assert (choice.name, choice.place) == ("lab", "environment ORCHESTRATOR_CONTEXT")
+    assert said("store", project, home, "none") == ("", "default")
+    assert chosen_context(project, home, "none") is None
+
+
+def test_context_of_one_cluster_hides_what_is_left_of_another(project: Path, home: dict[str, str]) -> None:
+    environment = {
+        **home,
+        "RAY_ADDRESS": "10.9.9.9:6379",
+        "RAY_AUTH_TOKEN": "of-another-cluster",
+        "ORCHESTRATOR_CLUSTER": "other",
+        "AWS_PROFILE": "mine",
+    }
+    apply(project, environment, "lab")
+    assert environment["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert "RAY_AUTH_TOKEN" not in environment
+    assert "ORCHESTRATOR_CLUSTER" not in environment
+    assert environment["AWS_PROFILE"] == "mine"  # says nothing about a cluster
+    assert environment["ORCHESTRATOR_CONTEXT"] == "lab"
+    with patch.dict(os.environ, environment, clear=True):
+        settings = Settings()
+    assert (settings.driver_address, settings.jobs_address, settings.is_remote) == ("10.0.0.1:6379", "", False)
+
+
+def test_context_with_a_dashboard_is_reached_through_it(project: Path, home: dict[str, str]) -> None:
+    environment = {**home, "RAY_ADDRESS": "10.9.9.9:6379"}
+    apply(project, environment, "prod")
+    with patch.dict(os.environ, environment, clear=True):
+        settings = Settings()
+    assert (settings.driver_address, settings.jobs_address, settings.is_remote) == ("", "https://ray:8265", True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "reference"),
+    [
+        ({"RAY_AUTH_TOKEN": "secret-token"}, "env:RAY_AUTH_TOKEN"),
+        ({"RAY_AUTH_TOKEN_PATH": "/home/me/token"}, "file:/home/me/token"),
+        ({"ORCHESTRATOR_RAY_TOKEN": "env:LAB", "RAY_AUTH_TOKEN": "secret-token"}, "env:LAB"),
+    ],
+)
+def test_rays_own_variables_name_the_token_and_never_show_it(
+    project: Path, home: dict[str, str], variables: dict[str, str], reference: str
+) -> None:
+    environment = {**home, **variables}
+    assert said("ray_token", project, environment)[0] == reference
+    apply(project, environment)
+    assert environment["ORCHESTRATOR_RAY_TOKEN"] == reference
+
+
+def test_token_is_read_from_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("t0ken-of-the-lab\n")
+    assert Settings(ray_token=f"file:{file}").read_token() == "t0ken-of-the-lab"
+    monkeypatch.setenv("LAB", "t0ken-of-env")
+    assert Settings(ray_token="${env:LAB}").read_token() == "t0ken-of-env"  # noqa: S106 - a reference
+    with pytest.raises(UserError, match=r"cannot be read|is no file"):
+        Settings(ray_token=f"file:{tmp_path}/nothing").read_token()
+
+
+def test_project_may_choose_a_context_but_neither_define_one_nor_name_a_token(
+    project: Path, home: dict[str, str]
+) -> None:
+    for text in ('ray_token = "file:/home/me/.ssh/id"\n', '[contexts.mine]\nray_address = "evil:1"\n'):
+        (project / "orchestrator.toml").write_text(text)
+        with pytest.raises(SpecError, match="belongs into the user's own file"):
+            resolve(project, home)
+
+
+def test_unknown_context_is_refused_with_the_nearest_and_a_way_out(project: Path, home: dict[str, str]) -> None:
+    with pytest.raises(SpecError) as refused:
+        resolve(project, home, "prdo")
+    assert "--context names the context 'prdo'" in str(refused.value)
+    assert "did you mean 'prod'" in str(refused.value)
+    assert "--context none" in str(refused.value)
+
+
+def test_file_keeps_its_comments_and_its_other_settings(home: dict[str, str], project: Path) -> None:
+    path = user_file(home)
+    path.write_text(f'# mine\nnamespace = "team" # shared\n\n{path.read_text()}')
+    set_context(path, "prod", {"store": "s3://other", "ray_token": ""})
+    use_context(path, "prod")
+    text = path.read_text()
+    assert text.startswith('# mine\nnamespace = "team" # shared\n')
+    assert said("store", project, home)[0] == "s3://other"
+    assert said("ray_token", project, home)[0] == ""
+    assert said("namespace", project, home)[0] == "team"
+    unset_context(path, "prod")
+    assert said("store", project, home) == ("", "default")
+    assert "# mine" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("a b", {}, "cannot name a context"),
+        ("none", {}, "means no context"),
+        ("x", {"stroe": "s3://a"}, "did you mean 'store'"),
+        ("x", {"ray_token": "0123456789abcdef"}, "is not file:/PATH or env:NAME"),
+        ("x", {"mlflow_tracking_uri": "http://ann:hunter2@mlflow"}, "a URI with a user or password"),
+    ],
+)
+def test_wrong_context_is_refused_and_nothing_is_written(
+    tmp_path: Path, name: str, changes: dict[str, str], told: str
+) -> None:
+    path = tmp_path / "config.toml"
+    with pytest.raises(UserError) as refused:
+        set_context(path, name, changes)
+    assert told in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert "0123456789abcdef" not in str(refused.value)
+    assert not path.exists()
+
+
+def test_damaged_file_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[contexts.prod\n")
+    with pytest.raises(UserError, match="cannot be changed"):
+        set_context(path, "lab", {"store": "s3://a"})
+    assert path.read_text() == "[contexts.prod\n"
+
+
+def test_use_of_an_unknown_context_is_not_found(home: dict[str, str]) -> None:
+    with pytest.raises(NotFoundError, match="did you mean 'prod'"):
+        use_context(user_file(home), "prd")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["status", "--context", "prod", "mine"], ("prod", ["status", "mine"])),
+        (["--context=prod", "status"], ("prod", ["status"])),
+        (["status", "--", "--context", "prod"], ("", ["status", "--", "--context", "prod"])),
+        (["status", "--context"], ("", ["status", "--context"])),
+        (["--context", "a", "x", "--context", "b"], ("b", ["x"])),
+    ],
+)
+def test_flag_is_taken_from_anywhere_on_the_line(line: list[str], expected: tuple[str, list[str]]) -> None:
+    assert take_flag(line) == expected
+
+
+def test_commands_make_use_and_list_contexts(
+    project: Path, home: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+
+    def config(*arguments: str) -> Ended:
+        with patch.dict(os.environ, home, clear=True):
+            return run_command(capsys, "config", *arguments)
+
+    made = config("set-context", "cloud", "store=s3://cloud", "cluster=team", "--use", "-o", "json")
+    assert made.document["settings"] == {"store": "s3://cloud", "cluster": "team"}
+    listed = config("contexts", "-o", "json").document["contexts"]
+    assert [name for name, context in listed.items() if context["in_use"]] == ["cloud"]
+    origin = config("--origin", "-o", "json").document["store"]["origin"]
+    assert origin == f"context cloud ({user_file(home)})"
+    assert config("--context", "prod", "-o", "json").document["store"] == "s3://prod/studies"
+    assert "No context is in use" in config("use-context", "none").message
+    assert config("-o", "json").document["store"] == "store/ in directory"
+    assert config("unset-context", "cloud").code == 0
+    assert config("use-context", "cloud").code == 102
+    assert config("set-context", "x", "store").code == 1

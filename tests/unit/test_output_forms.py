@@ -1,0 +1,125 @@
+"""``-o table|json|yaml`` on every command that prints something: JSON on stdout alone, messages on stderr."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from orchestrator.cli.app import app
+from orchestrator.storage.local import LocalStore
+from tests.commands import run_command
+from tests.live_sweep import SWEEP, write_live_sweep
+
+WITHOUT_FORMS = {
+    "watch": "a screen that renews itself; status has the same as a document",
+    "top": "the same for all sweeps",
+    "serve": "runs until it is told to end",
+}
+"""Commands that print nothing that a machine could read, and why."""
+FORMS = {"table", "json", "yaml"}
+
+
+def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if getattr(command, "commands", None):
+            yield from commands(command, f"{prefix}{name} ")
+            if command.invoke_without_command:
+                yield f"{prefix}{name}", command
+        else:
+            yield f"{prefix}{name}", command
+
+
+ALL = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_every_command_offers_forms_or_has_a_reason_not_to(name: str) -> None:
+    options = {option: parameter for parameter in ALL[name].params for option in parameter.opts}
+    if name in WITHOUT_FORMS:
+        assert "-o" not in options
+        return
+    assert "-o" in options, f"{name} prints no documents: add DocumentOption, or a reason here"
+    offered = set(options["-o"].type.choices)
+    assert offered >= (FORMS - {"table"} if name == "schema" else FORMS)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a sweep in its store, and no cluster."""
+    for name in ("RAY_ADDRESS", "ORCHESTRATOR_STORE", "ORCHESTRATOR_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    write_live_sweep(LocalStore(tmp_path / ".orchestrator" / "store"), num_transfers=40, now=time.time())
+    return tmp_path
+
+
+JOB = "pretrain/levels/depth1/seed0"
+RUN = (
+    ("config",),
+    ("config", "--origin"),
+    ("config", "contexts"),
+    ("config", "set-context", "lab", "store=s3://lab"),
+    ("init", "new.yaml"),
+    ("validate", "quickstart"),
+    ("plan", "quickstart"),
+    ("plan", "quickstart", "--diff", SWEEP),
+    ("forecast", "quickstart", "--set", "pretrain.seeds=[0]"),
+    ("explain", JOB, "--sweep", "quickstart"),
+    ("describe", SWEEP, JOB),
+    ("status",),
+    ("status", SWEEP),
+    ("pause", SWEEP, "--force"),
+    ("drain", "--show"),
+    ("gc",),
+    ("gc", "--pin", f"mine={SWEEP}"),
+    ("fsck",),
+    ("ls", "artifacts"),
+    ("ls", "pins"),
+    ("du",),
+    ("down",),
+    ("labels", "show", "quickstart"),
+)
+"""Commands that need neither cluster nor network, at least one of each module."""
+
+
+@pytest.mark.parametrize("line", RUN, ids=" ".join)
+def test_documents_are_all_that_stdout_holds_and_both_forms_say_the_same(
+    project: Path, capsys: pytest.CaptureFixture[str], line: tuple[str, ...]
+) -> None:
+    result = run_command(capsys, *line, "-o", "json")
+    assert result.code in {0, 101}, result.err
+    document = json.loads(result.out)
+    assert "\x1b" not in result.out
+    if line[0] in {
+        "pause",
+        "init",
+        "status",
+        "forecast",
+        "gc",
+        "plan",
+        "drain",
+    }:  # what they say changes with each call
+        return
+    again = run_command(capsys, *line, "-o", "yaml")
+    assert yaml.safe_load(again.out) == document
+
+
+def test_schema_is_printed_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    as_json = json.loads(run_command(capsys, "schema").out)
+    assert yaml.safe_load(run_command(capsys, "schema", "-o", "yaml").out) == as_json
+
+
+def test_errors_leave_stdout_empty(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (("status", "nothing"), ("validate", "nothing.yaml"), ("describe", SWEEP, "nothing")):
+        result = run_command(capsys, *line, "-o", "json")
+        assert result.code in {2, 102}
+        assert result.out == ""
+        assert result.err.startswith("error")

@@ -1,0 +1,146 @@
+"""Submitting through the store alone, and the cluster's side of a submit from elsewhere, without Ray."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.accept import _check_versions, _refusal, _settings, _store_of
+from orchestrator.cli.resubmit import Former
+from orchestrator.cli.settings import UNKNOWN_STORE, Settings
+from orchestrator.controller.client import Consent, submit
+from orchestrator.errors import UserError
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Plan
+from orchestrator.planning.sources import read_sweep
+from orchestrator.remote.answer import Verdict
+from orchestrator.remote.payload import Payload, Program
+from orchestrator.stack.environment import STACK_VARIABLE
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.layout import inbox_folder
+from tests.commands import run_command
+from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A cluster with its store; this process knows the name of the one and the URI of the other."""
+    made = World(tmp_path / "store")
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "ORCHESTRATOR_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ORCHESTRATOR_STORE", made.store.uri)
+    monkeypatch.setenv("ORCHESTRATOR_CLUSTER", CLUSTER)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_submit_through_the_store_is_taken_by_the_clusters_controller(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_command(capsys, "submit", "quickstart", "-y", "--no-wait", "-o", "json")
+    assert result.code == 0, result.err
+    assert result.document["sweep"] == "quickstart"
+    world.controller.tick()
+    snapshot = world.snapshot("quickstart")
+    assert result.document["message"] in snapshot.handled
+    assert (snapshot.revision, snapshot.cluster) == (1, CLUSTER)
+    assert not (world.store.list_children(inbox_folder("quickstart")))
+
+
+def test_submit_to_a_store_nobody_serves_waits_there_and_says_so(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_command(capsys, "submit", "quickstart", "-y", "--no-wait")
+    assert result.code == 0
+    assert f"No controller of cluster {CLUSTER} runs" in result.message
+    assert len(world.store.list_children(inbox_folder("quickstart"))) == 1
+
+
+def test_message_that_is_sent_twice_is_followed_once(world: World) -> None:
+    plan = make_plan(*diamond(), store_uri=world.store.uri)
+    for _ in range(2):
+        message = submit(world.store, plan, "", CLUSTER, message_id="0001-once")
+    assert message == "0001-once"
+    world.controller.tick()
+    submit(world.store, plan, "", CLUSTER, message_id="0001-once")
+    world.clock.advance(10.0)
+    world.controller.tick()
+    assert world.snapshot().revision == 1
+    assert world.store.list_children(inbox_folder("sweep")) == []
+
+
+def quickstart() -> Plan:
+    sweep, _ = read_sweep("quickstart")
+    return build_plan(sweep, store_uri="file:///lab")
+
+
+def payload(plan: Plan, **changes: object) -> Payload:
+    program = Program(release="0.1.0", digest="d" * 64)
+    made = Payload(message_id="1", plan=plan.to_json(), spec_text="", program=program, provenance={}, sender="ann")
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def former(plan: Plan) -> Former:
+    return Former(snapshot=Snapshot(sweep=plan.sweep), plan=plan)
+
+
+def test_changed_plan_is_only_taken_from_who_agrees_to_replace() -> None:
+    plan = quickstart()
+    smaller = replace(plan, jobs=plan.jobs[:-1])
+    answer = _refusal(former(smaller), plan, payload(plan))
+    assert answer is not None
+    assert answer.verdict is Verdict.DIFFERS
+    assert "1 added" in answer.message
+    assert _refusal(former(smaller), plan, payload(plan, replaces=True)) is None
+    assert _refusal(former(plan), plan, payload(plan)) is None
+    assert _refusal(None, plan, payload(plan)) is None
+
+
+def test_sweep_of_somebody_else_is_refused_unless_forced() -> None:
+    plan = quickstart()
+    theirs = former(replace(plan, owner="bob"))
+    answer = _refusal(theirs, plan, payload(plan, replaces=True))
+    assert answer is not None
+    assert (answer.verdict, answer.exit_code) == (Verdict.REFUSED, 3)
+    assert "belongs to bob, and you are ann" in answer.message
+    assert _refusal(theirs, plan, payload(plan, replaces=True, consent=Consent.FORCE)) is None
+
+
+def test_plan_of_a_program_that_computes_something_else_is_refused() -> None:
+    plan = quickstart()
+    _check_versions(plan)
+    job = plan.jobs[-1]
+    other = replace(job, identity={**job.identity, "code_version": 99})
+    with pytest.raises(UserError, match=rf"{job.kind.value} 99 \(here 1\)"):
+        _check_versions(replace(plan, jobs=(*plan.jobs[:-1], other)))
+
+
+def test_job_on_a_stack_belongs_to_its_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # Ray tells it to every job
+    monkeypatch.delenv("ORCHESTRATOR_STORE", raising=False)
+    environment = {STACK_VARIABLE: str(tmp_path)}
+    settings = _settings(payload(quickstart()), environment)
+    assert settings.cluster == Settings(directory=tmp_path, ray_address="").cluster
+    assert settings.cluster.startswith("local-")
+    assert _store_of(settings, environment) == (tmp_path / "store").as_uri()
+    assert _settings(payload(quickstart(), namespace="mine"), environment).namespace == "mine"
+
+
+def test_cluster_without_a_store_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORCHESTRATOR_STORE", raising=False)
+    with pytest.raises(UserError, match="nobody says which store"):
+        _store_of(Settings(), {})
+
+
+def test_plan_for_a_cluster_behind_its_dashboard_reads_no_local_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_ADDRESS", "ORCHESTRATOR_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    assert Settings(dashboard_address="https://ray").store_uri() == UNKNOWN_STORE
+    assert Settings(dashboard_address="https://ray", store="s3://lab").store_uri() == "s3://lab"
+    assert Settings(ray_address="http://ray:8265").jobs_address == "http://ray:8265"
+    assert Settings(ray_address="ray:6379", dashboard_address="https://ray").jobs_address == ""
