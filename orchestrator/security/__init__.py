@@ -1,0 +1,1 @@
+"""What keeps secrets secret and foreign input harmless; imports nothing of the project but its errors."""

@@ -1,0 +1,188 @@
+"""Altered objects of a store: records, journals, plans and messages. Refused in words, and each harms itself alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.controller.client import submit
+from orchestrator.controller.controller import Controller
+from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.inbox import new_message_id
+from orchestrator.controller.ledger import SweepLedger
+from orchestrator.errors import ControllerError, NotFoundError, OrchestratorError, StorageError
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Plan
+from orchestrator.spec import parse_sweep
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.artifacts import read_part, read_record
+from orchestrator.storage.claims import Claims
+from orchestrator.storage.layout import (
+    claim_name,
+    inbox_folder,
+    inbox_message,
+    journal_segment,
+    lease_name,
+    plan_name,
+    record_name,
+    snapshots_folder,
+    sweep_folder,
+)
+from orchestrator.testing.memory_store import MemoryStore
+from orchestrator.testing.scripted import ScriptedBackend
+from orchestrator.tracking.memory import MemoryFile
+from orchestrator.tracking.provenance import load
+from tests.hostile import objects
+from tests.hostile.guard import watched
+from tests.hostile.sweeps import filled
+
+CLUSTER = "c"
+
+
+def plan_of(name: str, store: MemoryStore) -> Plan:
+    return build_plan(parse_sweep(filled(name=name).decode(), "sweep.yaml", {}), store_uri=store.uri)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[MemoryStore, Plan]:
+    """A store with a sweep that ran to its end."""
+    store = MemoryStore()
+    plan = plan_of("sound", store)
+    run_sweep_inprocess(store, plan, directory=tmp_path_factory.mktemp("node"), backend=ScriptedBackend(store))
+    return store, plan
+
+
+def altered(store: MemoryStore, name: str, content: bytes) -> Callable[[], None]:
+    """Put something in an object's place; what is returned puts the object back."""
+    sound = store.get(name)
+    store.put(name, content)
+    return lambda: store.put(name, sound) and None
+
+
+def outcomes(
+    store: MemoryStore, name: str, variants: Iterator[tuple[str, bytes]], read: Callable[[], object], root: Path
+) -> dict[str, Exception | None]:
+    """What a reader makes of each variant of an object: the error that it raises, if any."""
+    found: dict[str, Exception | None] = {}
+    for variant, content in variants:
+        restore = altered(store, name, content)
+        try:
+            with watched(root):
+                read()
+            found[variant] = None
+        except OrchestratorError as error:
+            found[variant] = error
+        finally:
+            restore()
+    return found
+
+
+def test_record_altered_is_refused_or_leads_nowhere_else(finished, tmp_path: Path) -> None:
+    store, plan = finished
+    key = plan.jobs[0].key
+
+    def read() -> None:
+        record = read_record(store, key, identity=plan.jobs[0].identity)
+        for part in record.parts:
+            read_part(store, record, part)
+
+    name = record_name(key)
+    found = outcomes(store, name, objects.records(store.get(name)), read, tmp_path)
+    assert len(found) > 50
+    # With a seal that fits, one passes: where there is a BLAKE3, the content is held to that, whatever the sha256 says.
+    assert [variant for variant, error in found.items() if error is None] == ["sha256-3-sealed"]
+    assert all(isinstance(error, StorageError) for error in found.values() if error is not None)
+
+
+def test_journal_altered_is_refused_in_words_or_harmless(finished, tmp_path: Path) -> None:
+    store, _ = finished
+    snapshots = [f"{snapshots_folder('sound')}{child}" for child in store.list_children(snapshots_folder("sound"))]
+    assert snapshots == []
+    name = journal_segment("sound", 0)
+    sound = store.get(name)
+    found = outcomes(store, name, objects.events(sound), lambda: SweepLedger(store, "sound").refresh(), tmp_path)
+    assert len(found) > 50
+    unnamed = [error for error in found.values() if error is not None and "sound" not in str(error)]
+    assert [error for error in unnamed if not isinstance(error, ControllerError | NotFoundError)] == []
+    assert all(isinstance(found[variant], ControllerError) for variant, _ in objects.garbage() if variant != "empty")
+
+
+def test_plan_stored_altered_is_refused_in_words(finished, tmp_path: Path) -> None:
+    store, _ = finished
+    name = plan_name("sound", 1)
+    variants = list(objects.garbage())
+    found = outcomes(store, name, iter(variants), lambda: SweepLedger(store, "sound").refresh(), tmp_path)
+    assert all(isinstance(error, ControllerError) for error in found.values())
+
+
+@pytest.mark.parametrize("place", ["claim", "lease", "memory", "submission"])
+def test_small_object_altered_is_an_error_of_ours_or_passed_over(place: str, tmp_path: Path) -> None:
+    store = MemoryStore()
+    names: dict[str, tuple[str, Callable[[], object]]] = {
+        "claim": (claim_name("dataset-x"), lambda: Claims(store, CLUSTER, lambda: 1.0).take("dataset-x", "s")),
+        "lease": (lease_name(CLUSTER), lambda: Controller(store, ScriptedBackend(store), CLUSTER, "me").tick()),
+        "memory": (f"{sweep_folder('s')}/tracking/x.json", lambda: _memory(store).load()),
+        "submission": (f"{sweep_folder('s')}/provenance/m.json", lambda: load(store, "s", "m")),
+    }
+    name, read = names[place]
+    for _, content in objects.garbage():
+        store.put(name, content)
+        # What a reader passes on to a guard of its own; never a RecursionError, which none of them would catch.
+        with watched(tmp_path), suppress(OrchestratorError, ValueError, TypeError, KeyError, AttributeError):
+            read()
+
+
+def _memory(store: MemoryStore) -> MemoryFile:
+    memory = MemoryFile(store, "s", "x")
+    memory._name = f"{sweep_folder('s')}/tracking/x.json"
+    return memory
+
+
+def test_messages_hostile_are_refused_and_other_sweeps_go_on(tmp_path: Path) -> None:
+    store = MemoryStore()
+    backend = ScriptedBackend(store)
+    controller = Controller(store, backend, CLUSTER, "me")
+    document = plan_of("victim", store).to_json()
+    sent = list(_messages(document))
+    for number, (_, content) in enumerate(sent):
+        store.put(inbox_message("victim", new_message_id(float(number))), content)
+    submit(store, plan_of("bystander", store), "", CLUSTER)
+    with watched(tmp_path):
+        _tick_to_the_end(controller, store, "bystander")
+        while controller.tick():
+            pass
+    assert store.list_children(inbox_folder("victim")) == []
+    snapshot = SweepLedger(store, "victim").refresh()
+    assert len(snapshot.refusals) + len(snapshot.handled) >= len(sent)
+    assert all(len(reason) > 8 for reason in snapshot.refusals.values())
+    for request in backend.launched:
+        assert "/" not in request.key
+        assert ".." not in request.job
+    assert len(sent) > 60
+
+
+def _messages(document: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    yield from objects.garbage()
+    for name, plan in objects.plans(document):
+        message = {"type": "submit", "cluster": CLUSTER, "plan": plan, "spec_text": "", "sender": "ann"}
+        yield name, json.dumps(message).encode()
+    for number, value in enumerate((None, 1, "x", [1], {"__class__": "os.system"})):
+        for kind in ("submit", "cancel", "pause", "retry", "set_priority", "os.system"):
+            yield (
+                f"{kind}-{number}",
+                json.dumps({"type": kind, "jobs": value, "priority": value, "plan": value}).encode(),
+            )
+
+
+def _tick_to_the_end(controller: Controller, store: MemoryStore, sweep: str) -> None:
+    ledger = SweepLedger(store, sweep)
+    for _ in range(500):
+        controller.tick()
+        if ledger.refresh().state.is_final:
+            break
+    assert ledger.snapshot.state is SweepState.SUCCEEDED
