@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Makes the secrets that clusters/kuberay needs, once; those that exist are left alone.
+#
+#   clusters/kuberay/secrets.sh [NAMESPACE]
+#
+# store-credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for a server that is not Amazon's, AWS_ENDPOINT_URL_S3 are
+# taken from this shell's environment. redis-password is drawn at random. Nothing is printed, nothing is written to a file.
+set -euo pipefail
+
+namespace=${1:-pretraining}
+: "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
+: "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
+
+exists() {
+  kubectl --namespace "$namespace" get secret "$1" --output name >/dev/null 2>&1
+}
+
+# By standard input: arguments stand in every listing of processes.
+create() {
+  kubectl --namespace "$namespace" create secret generic "$1" --from-env-file=/dev/stdin
+}
+
+kubectl get namespace "$namespace" --output name >/dev/null 2>&1 ||
+  kubectl create --filename "$(dirname "${BASH_SOURCE[0]}")/namespace.yaml"
+if ! exists redis-password; then
+  printf 'password=%s\n' "$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')" | create redis-password
+fi
+if ! exists store-credentials; then
+  {
+    printf 'AWS_ACCESS_KEY_ID=%s\nAWS_SECRET_ACCESS_KEY=%s\n' "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY"
+    if [[ -n ${AWS_ENDPOINT_URL_S3:-} ]]; then printf 'AWS_ENDPOINT_URL_S3=%s\n' "$AWS_ENDPOINT_URL_S3"; fi
+  } | create store-credentials
+fi

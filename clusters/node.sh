@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# One node of a Ray cluster, in the foreground: node.sh head|member, until told to end by SIGTERM.
+#
+# The head serves the sweeps of a store (`orchestrator serve`); members join it, join it again after an outage, and on
+# SIGTERM have the attempts on them write a checkpoint and start elsewhere. Used by slurm/ray.sbatch, by service units
+# of bare machines (docs/hosts.md), and by tests. Settings, all by environment:
+#
+#   ORCHESTRATOR_STORE         the store that all nodes reach, s3://bucket/prefix
+#   ORCHESTRATOR_CLUSTER       name of the cluster in the store
+#   ORCHESTRATOR_SHARED        directory that all nodes see, where the head says its address; or instead of it
+#   ORCHESTRATOR_HEAD          the head's address, host:port
+#   RAY_AUTH_TOKEN_PATH        file with the token that every member and client must show
+#   ORCHESTRATOR_IDLE_S        end the head when no sweep has been unfinished for so long; default: never
+#   ORCHESTRATOR_GRACE_S       seconds for checkpoints after SIGTERM; default 90
+#   ORCHESTRATOR_NODE_ADDRESS  of this node, where it has several; default: the first one
+#   ORCHESTRATOR_NODE_CPUS     default: all; ORCHESTRATOR_NODE_GPUS: default: what Ray finds
+#   ORCHESTRATOR_NODE_LABELS   ray.io/market-type=spot,... ; see docs/scheduling.md
+#   ORCHESTRATOR_RAY_TMP, ORCHESTRATOR_RAY_PORT, ORCHESTRATOR_OBJECT_STORE_BYTES   Ray's own, where its defaults do not fit
+set -euo pipefail
+role=${1:?head or member}
+name="${SLURM_JOB_ID:-$(hostname)}${SLURM_PROCID:+-$SLURM_PROCID}"
+shared="${ORCHESTRATOR_SHARED:-}"
+grace_s="${ORCHESTRATOR_GRACE_S:-90}"
+address="${ORCHESTRATOR_NODE_ADDRESS:-$(hostname -I | cut -d' ' -f1)}"
+port="${ORCHESTRATOR_RAY_PORT:-6379}"
+temporary="${ORCHESTRATOR_RAY_TMP:-/tmp/ray-$name}" # short: sockets may have 107 characters
+ENDED=75 # of a function: worth another try
+start_s=180 # for Ray to come up on a busy node
+join_s=900  # for the head to be there: its machine may be starting still, its allocation may be queued
+[[ $role == head || -n $shared || -n ${ORCHESTRATOR_HEAD:-} ]] || {
+  echo "error: a member must know its head: set ORCHESTRATOR_HEAD=host:port, or ORCHESTRATOR_SHARED" >&2
+  exit 2
+}
+[[ -s ${RAY_AUTH_TOKEN_PATH:-} ]] || {
+  echo "error: set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (ray get-auth-token --generate)" >&2
+  exit 2
+}
+
+# Every open shard and every actor holds file descriptors.
+ulimit -n "$(ulimit -Hn)"
+export RAY_AUTH_MODE=token RAY_TRAIN_ENABLE_STATE_TRACKING=1 RAY_USAGE_STATS_ENABLED=0
+# Attempts have left by the time that Ray is told to end; its own drain would only wait once more.
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
+# Ray Client would be one more port that listens; nothing here uses it.
+export RAY_START_HOOK=orchestrator.stack.ray_hook.leave_out_ray_client
+common=(
+  --block --disable-usage-stats --log-color=false
+  --node-ip-address="$address"
+  --num-cpus="${ORCHESTRATOR_NODE_CPUS:-${SLURM_CPUS_PER_TASK:-$(nproc)}}"
+  --labels="orchestrator/node=$name${ORCHESTRATOR_NODE_LABELS:+,$ORCHESTRATOR_NODE_LABELS}"
+)
+gpus="${ORCHESTRATOR_NODE_GPUS:-${SLURM_GPUS_ON_NODE:-}}"
+[[ -z $gpus ]] || common+=(--num-gpus="$gpus")
+[[ -z ${ORCHESTRATOR_OBJECT_STORE_BYTES:-} ]] || common+=(--object-store-memory="$ORCHESTRATOR_OBJECT_STORE_BYTES")
+
+ray_pid="" serve_pid="" told=""
+
+say() { echo "$(date -Is) $role $name at $address: $*"; }
+head_address() { if [[ -n ${ORCHESTRATOR_HEAD:-} ]]; then echo "$ORCHESTRATOR_HEAD"; else cat "$shared/address" 2>/dev/null; fi; }
+is_running() { [[ -n $1 ]] && kill -0 "$1" 2>/dev/null; }
+answers() { timeout 20 ray health-check --address "$1" >/dev/null 2>&1; }
+
+# `wait` comes back at every signal; this one comes back when the process has ended, with its status.
+wait_for() {
+  local status=0
+  while true; do
+    wait "$1" && status=0 || status=$?
+    is_running "$1" || return "$status"
+  done
+}
+
+end_ray() {
+  if is_running "$ray_pid"; then
+    kill -TERM "$ray_pid" || true
+    wait_for "$ray_pid" || true
+  fi
+  rm -rf "$temporary"
+}
+trap end_ray EXIT
+
+serve_store() {
+  ray start --head --port="$port" --temp-dir="$temporary" --dashboard-host=127.0.0.1 "${common[@]}" &
+  ray_pid=$!
+  local deadline=$((SECONDS + start_s))
+  until answers "$address:$port"; do
+    [[ -z $told ]] || return 0
+    is_running "$ray_pid" || { say "error: Ray did not start, see above"; return 1; }
+    ((SECONDS < deadline)) || { say "error: Ray does not answer at $address:$port after $start_s s"; return 1; }
+    sleep 1
+  done
+  export RAY_ADDRESS=$address:$port
+  python3 -m orchestrator.cli serve ${ORCHESTRATOR_IDLE_S:+--until-idle "$ORCHESTRATOR_IDLE_S"} --grace "$grace_s" &
+  serve_pid=$!
+  [[ -z $told ]] || kill -TERM "$serve_pid"
+  if [[ -n $shared ]]; then
+    # Renamed into place: nobody reads half an address.
+    printf '%s' "$RAY_ADDRESS" >"$shared/address.$name"
+    mv "$shared/address.$name" "$shared/address"
+  fi
+  # A head that dies must not leave the allocation waiting for it.
+  while is_running "$serve_pid"; do
+    is_running "$ray_pid" || { say "error: Ray's head has died"; kill -KILL "$serve_pid"; return 1; }
+    sleep 1 &
+    wait $! || true
+  done
+  local status=0
+  wait_for "$serve_pid" || status=$?
+  [[ -z $shared ]] || rm -f "$shared/address"
+  case $status in
+    0) say "no sweep is unfinished" ;;
+    130 | 101) say "served until it was told to end ($status)" ;;
+    *) return "$status" ;;
+  esac
+}
+
+join_cluster() {
+  local deadline=$((SECONDS + join_s)) head=""
+  until head=$(head_address) && [[ -n $head ]] && answers "$head"; do
+    [[ -z $told ]] || return 0
+    ((SECONDS < deadline)) || { say "error: no head at '$head' within $join_s s"; return 1; }
+    sleep 2
+  done
+  export RAY_ADDRESS=$head
+  ray start --address="$head" "${common[@]}" &
+  ray_pid=$!
+  [[ -z $told ]] || leave
+  local status=0
+  wait_for "$ray_pid" || status=$?
+  [[ -n $told ]] && return 0
+  # Of an allocation, members end with their head. Elsewhere they wait for it to come back.
+  [[ -z ${SLURM_JOB_ID:-} ]] || answers "$head" || return 0
+  say "left the cluster (status $status)"
+  return "$ENDED"
+}
+
+leave() {
+  # Attempts here are asked for a checkpoint and start elsewhere; if the head goes with us, it has asked all of them.
+  timeout "$grace_s" python3 -m orchestrator.cluster.leave --deadline "$grace_s" \
+    --reason "the allocation is taken back" || say "left without waiting for the attempts here"
+  ! is_running "$ray_pid" || kill -TERM "$ray_pid"
+}
+
+on_notice() {
+  [[ -z $told ]] || return 0
+  told=yes
+  say "told to end"
+  if is_running "$serve_pid"; then kill -TERM "$serve_pid"; elif [[ -n ${RAY_ADDRESS:-} ]]; then leave; fi
+}
+trap on_notice TERM
+
+if [[ $role == head ]]; then work=serve_store; else work=join_cluster; fi
+tries=3
+while true; do
+  status=0 began=$SECONDS
+  "$work" || status=$?
+  [[ $status != 0 && -z $told ]] || break
+  # A node that was up for a while has used up no try: links fail and come back.
+  if ((SECONDS - began > start_s)); then tries=3; else tries=$((tries - 1)); fi
+  say "ended with status $status; tries left: $tries"
+  ((tries > 0)) || break
+  end_ray
+done
+exit "$status"

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Draws the passwords and keys of infra/kubernetes, once, and hands them to the cluster: secrets that exist are left alone.
+#
+#   infra/kubernetes/secrets.sh
+#
+# They pass through a directory that only you may read and that is gone afterwards. `services` is for the services,
+# `store-credentials` and `mlflow-credentials` for a Ray cluster in the namespace pretraining.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+services=pretraining-services
+cluster=pretraining
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+
+exists() {
+  kubectl --namespace "$1" get secret "$2" --output name >/dev/null 2>&1
+}
+
+for file in "$here/base/namespace.yaml" "$here/../../clusters/kuberay/namespace.yaml"; do
+  kubectl apply --filename "$file"
+done
+if exists "$services" services; then
+  echo "secret services is there already: nothing is drawn"
+  exit 0
+fi
+"$here/../compose/secrets.sh" "$directory" >/dev/null
+kubectl --namespace "$services" create secret generic services \
+  --from-file="$directory/postgres_password" --from-file="$directory/s3_identities" \
+  --from-file="$directory/s3_credentials" --from-file="$directory/mlflow_auth" \
+  --from-file="$directory/mlflow_server_key" --from-file="$directory/grafana_password"
+
+# The INI files of the services as the variables that a Ray cluster's pods take.
+read_ini() {
+  sed -n "s/^$2 = //p" "$directory/$1"
+}
+if ! exists "$cluster" store-credentials; then
+  printf 'AWS_ACCESS_KEY_ID=%s\nAWS_SECRET_ACCESS_KEY=%s\nAWS_REGION=us-east-1\nAWS_ENDPOINT_URL_S3=http://s3.%s:8333\n' \
+    "$(read_ini s3_credentials aws_access_key_id)" "$(read_ini s3_credentials aws_secret_access_key)" "$services" |
+    kubectl --namespace "$cluster" create secret generic store-credentials --from-env-file=/dev/stdin
+fi
+if ! exists "$cluster" mlflow-credentials; then
+  printf 'MLFLOW_TRACKING_URI=http://mlflow.%s:5000\nMLFLOW_TRACKING_USERNAME=admin\nMLFLOW_TRACKING_PASSWORD=%s\n' \
+    "$services" "$(read_ini mlflow_credentials mlflow_tracking_password)" |
+    kubectl --namespace "$cluster" create secret generic mlflow-credentials --from-env-file=/dev/stdin
+fi

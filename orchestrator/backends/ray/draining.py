@@ -1,0 +1,89 @@
+"""Nodes that are about to leave, by Ray's own record of drains, whoever began them.
+
+A node is drained by a preemption notice that our watcher saw, by ``ray start --block`` on SIGTERM (the end of a pod or
+of an allocation), by an autoscaler, or by hand with ``ray drain-node``. Ray then starts nothing more on it, and a node
+that is drained and holds nothing ends itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.errors import OrchestratorError
+
+_TIMEOUT_S = 5.0
+
+
+class DrainError(OrchestratorError):
+    """Ray could not be told that a node leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A living node of a Ray cluster."""
+
+    node_id: str
+    address: str
+    host: str
+    is_head: bool = False
+
+
+def leaving_nodes() -> dict[str, float]:
+    """Ray's ids of nodes that are being drained, with when they will be gone: unix seconds, infinity = not said.
+
+    A request to Ray's control store; this process must be connected to Ray.
+    """
+    from ray._private.state import state
+
+    found: dict[str, int] = state.get_draining_nodes() or {}
+    return {node_id: deadline_ms / 1000.0 if deadline_ms else math.inf for node_id, deadline_ms in found.items()}
+
+
+class ControlStore:
+    """Ray's control store, asked without joining the cluster as a driver: tens of milliseconds instead of seconds."""
+
+    def __init__(self, address: str) -> None:
+        """``address`` is host:port of the head. Raises ``DrainError`` if nothing answers there."""
+        from ray._raylet import GcsClient
+
+        self._address = address
+        try:
+            self._client: Any = GcsClient(address=address)
+        except Exception as error:
+            raise DrainError(f"no Ray cluster answers at {address} ({error}); is Ray running on this node?") from error
+
+    def nodes(self) -> list[RayNode]:
+        """Nodes that are alive."""
+        try:
+            found: dict[Any, Any] = self._client.get_all_node_info(timeout=_TIMEOUT_S)
+        except Exception as error:
+            raise DrainError(f"Ray at {self._address} does not tell its nodes ({error}); try again") from error
+        return list(_alive(found))
+
+    def drain(self, node_id: str, reason: str, seconds_left: float) -> None:
+        """Tell Ray that a node will be gone in so many seconds; telling it again changes the deadline only."""
+        from ray.core.generated import autoscaler_pb2
+
+        deadline_ms = int((time.time() + seconds_left) * 1000)
+        kind = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # the only one that Ray never refuses
+        try:
+            is_accepted, refusal = self._client.drain_node(node_id, kind, reason, deadline_ms, timeout=_TIMEOUT_S)
+        except Exception as error:
+            raise DrainError(f"Ray at {self._address} was not told that node {node_id} leaves ({error})") from error
+        if not is_accepted:
+            raise DrainError(f"Ray at {self._address} refuses to drain node {node_id}: {refusal}")
+
+
+def _alive(found: dict[Any, Any]) -> Iterator[RayNode]:
+    for node in found.values():
+        if node.state == 0:  # GcsNodeInfo.ALIVE
+            yield RayNode(
+                node_id=node.node_id.hex(),
+                address=node.node_manager_address,
+                host=node.node_manager_hostname,
+                is_head=node.is_head_node,
+            )

@@ -1,0 +1,151 @@
+"""Whether Google Cloud would give what a launcher configuration asks for. Reads only; creates nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from orchestrator.checks import Check, ConcernError
+from orchestrator.cluster.check_launcher import is_bought_on_spot
+from orchestrator.errors import UserError
+
+_LIMIT_S = 40.0
+_API = "https://compute.googleapis.com/compute/v1/projects"
+_ZONE = re.compile(r"([a-z]+-[a-z]+\d+)-[a-z]")
+# Machines that come with their GPUs: https://cloud.google.com/compute/docs/gpus
+_BUILT_IN = {
+    "a2-highgpu": "nvidia-tesla-a100",
+    "a2-ultragpu": "nvidia-a100-80gb",
+    "a3-highgpu": "nvidia-h100-80gb",
+    "a3-megagpu": "nvidia-h100-mega-80gb",
+    "a3-ultragpu": "nvidia-h200-141gb",
+    "g2-standard": "nvidia-l4",
+}
+_METRICS = {
+    "nvidia-tesla-a100": "NVIDIA_A100_GPUS",
+    "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
+    "nvidia-h100-80gb": "NVIDIA_H100_GPUS",
+    "nvidia-h100-mega-80gb": "NVIDIA_H100_MEGA_GPUS",
+    "nvidia-l4": "NVIDIA_L4_GPUS",
+    "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
+    "nvidia-tesla-v100": "NVIDIA_V100_GPUS",
+}
+Fetch = Callable[[str], Mapping[str, Any]]
+"""From a URL of the Compute Engine API to the document there."""
+
+
+def gcp_checks(config: Mapping[str, Any], fetch: Fetch | None = None) -> Iterator[Check]:
+    """Zones and machines are checked without an account; quotas are asked if there are credentials."""
+    ask = fetch or fetch_document
+    yield Check(name="client", run=_find_client)
+    yield Check(name="region", run=lambda: check_zone(config))
+    yield Check(name="machines", run=lambda: check_machines(config))
+    yield Check(name="project", run=lambda: check_project(config))
+    yield Check(name="quota", run=lambda: check_quota(config, ask), needs=("region", "project"), limit_s=_LIMIT_S)
+
+
+def check_zone(config: Mapping[str, Any]) -> str:
+    """Raises ``UserError`` for a zone that is not in the region. Asks nobody."""
+    provider: Mapping[str, Any] = config.get("provider") or {}
+    region, zone = str(provider.get("region", "")), str(provider.get("availability_zone", ""))
+    found = _ZONE.fullmatch(zone)
+    if found is None:
+        raise UserError(f"provider.availability_zone {zone!r} is no zone; write one such as us-central1-a")
+    if found.group(1) != region:
+        raise UserError(f"zone {zone} is not in provider.region {region!r}; write {found.group(1)}, or another zone")
+    return zone
+
+
+def check_machines(config: Mapping[str, Any]) -> str:
+    """Raises ``UserError`` for GPUs that do not fit the machine, or that would be moved, which GPUs cannot."""
+    names = []
+    for name, one in (config.get("available_node_types") or {}).items():
+        settings: Mapping[str, Any] = one.get("node_config") or {}
+        machine, gpus = str(settings.get("machineType", "")), gpus_of(settings)
+        promised = int((one.get("resources") or {}).get("GPU", 0))
+        if sum(gpus.values()) != promised:
+            raise UserError(
+                f"{name} promises {promised} GPUs, but {machine} would have {sum(gpus.values())}; make them agree"
+            )
+        scheduling = settings.get("scheduling") or {}
+        maintenance = scheduling.get("onHostMaintenance") if isinstance(scheduling, Mapping) else ""
+        if gpus and maintenance != "TERMINATE":
+            raise UserError(f"{name} has GPUs, which cannot be moved; set scheduling.onHostMaintenance: TERMINATE")
+        names.append(machine)
+    return ", ".join(dict.fromkeys(names))
+
+
+def check_project(config: Mapping[str, Any]) -> str:
+    """Raises ``UserError`` without a project."""
+    project = str((config.get("provider") or {}).get("project_id") or "")
+    if not re.fullmatch(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
+        raise UserError(f"provider.project_id {project!r} is no project id (6-30 small letters, digits, -); name yours")
+    return project
+
+
+def check_quota(config: Mapping[str, Any], fetch: Fetch) -> str:
+    """Raises ``UserError`` where the region's quota of GPUs is below what the cluster may grow to."""
+    provider = config["provider"]
+    document = fetch(f"{_API}/{provider['project_id']}/regions/{provider['region']}")
+    limits = {one["metric"]: float(one["limit"]) for one in document.get("quotas", ())}
+    needed = _needed(config)
+    unknown = [metric for metric in needed if metric not in limits]
+    if unknown:
+        raise ConcernError(f"the region tells no quota {', '.join(unknown)}; look at the console's quota page")
+    short = [f"{metric}: {limits[metric]:.0f} of {count}" for metric, count in needed.items() if limits[metric] < count]
+    if short:
+        raise UserError(f"quota: {', '.join(short)}; ask for more on the console's quota page, or lower max_workers")
+    return ", ".join(f"{metric}: {count} of {limits[metric]:.0f}" for metric, count in needed.items()) or "no GPUs"
+
+
+def gpus_of(settings: Mapping[str, Any]) -> dict[str, int]:
+    """GPUs of a machine by their type, those included that its type brings along (``a3-highgpu-8g``)."""
+    attached = {
+        str(one["acceleratorType"]).rpartition("/")[2]: int(one["acceleratorCount"])
+        for one in settings.get("guestAccelerators") or ()
+    }
+    machine = str(settings.get("machineType", "")).rpartition("/")[2]
+    family, _, size = machine.rpartition("-")
+    if not attached and family in _BUILT_IN and size.endswith("g"):
+        return {_BUILT_IN[family]: int(size[:-1])}
+    return attached
+
+
+def fetch_document(url: str) -> Mapping[str, Any]:
+    """A document of the API. Raises ``ConcernError`` where it cannot be asked."""
+    try:
+        import google.auth  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        from google.auth.transport.requests import AuthorizedSession  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/compute.readonly"])
+        response = AuthorizedSession(credentials).get(url, timeout=15)
+        response.raise_for_status()
+        document: Mapping[str, Any] = response.json()
+    except ImportError as error:
+        raise ConcernError("not asked: google-auth is not installed; pip install google-auth requests") from error
+    except Exception as error:
+        message = f"not asked: Google Cloud gave no answer ({type(error).__name__}); log in with gcloud auth "
+        raise ConcernError(f"{message}application-default login") from error
+    return document
+
+
+def _needed(config: Mapping[str, Any]) -> dict[str, int]:
+    needed: dict[str, int] = defaultdict(int)
+    for name, one in (config.get("available_node_types") or {}).items():
+        settings = one.get("node_config") or {}
+        is_head = name == config.get("head_node_type")
+        most = 1 if is_head else int(min(one.get("max_workers", math.inf), config.get("max_workers", 0)))
+        for gpu, count in gpus_of(settings).items():
+            metric = _METRICS.get(gpu, gpu.upper().replace("-", "_") + "_GPUS")
+            needed[f"PREEMPTIBLE_{metric}" if is_bought_on_spot(settings) else metric] += most * count
+    return dict(needed)
+
+
+def _find_client() -> str:
+    if find_spec("googleapiclient") is None:
+        raise UserError("Ray's launcher for Google Cloud needs its client; pip install google-api-python-client")
+    return "google-api-python-client is installed"

@@ -1,0 +1,164 @@
+"""What can be wrong with a configuration of Ray's cluster launcher, whatever cloud it is for."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.checks import Check, ConcernError
+from orchestrator.cluster.kinds import ClusterFile
+from orchestrator.cluster.tools import find_tool
+from orchestrator.errors import UserError
+
+MARKET_LABEL = "ray.io/market-type"
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+EXPECTED_LABELS = ("price", "domain")
+_SCHEMA_LIMIT_S = 60.0  # importing Ray on a busy machine
+# Addresses that RFC 5737 keeps for documentation, and the words that our files mark their gaps with.
+_PLACEHOLDER = re.compile(r"\b(192\.0\.2\.\d+|198\.51\.100\.\d+|203\.0\.113\.\d+|REPLACE[-_A-Z]*)\b")
+
+
+def launcher_checks(file: ClusterFile) -> Iterator[Check]:
+    """Checks of the file alone, of the files that it names, and of the programs that ``ray up`` starts."""
+    yield Check(name="tools", run=_find_tools)
+    yield Check(name="schema", run=lambda: validate(file.config), limit_s=_SCHEMA_LIMIT_S)
+    yield Check(name="placeholders", run=lambda: find_placeholders(file.text))
+    yield Check(name="secrets", run=lambda: _find_files(file))
+    yield Check(name="images", run=lambda: compare_images(file.config))
+    if file.provider != "local":  # there, nodes find out themselves what they have
+        yield Check(name="head", run=lambda: _check_head(file.config), needs=("schema",))
+        yield Check(name="labels", run=lambda: check_labels(file.config), needs=("schema",))
+
+
+def validate(config: Mapping[str, Any]) -> str:
+    """Fill the configuration in and validate it with Ray's own code. Raises ``UserError``."""
+    import click
+    from jsonschema import ValidationError
+    from ray import __version__ as ray_version
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            validate_config(prepare_config(dict(config)))
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.absolute_path) or "the file"
+        raise UserError(f"{place}: {error.message}; see Ray's reference of cluster configurations") from error
+    except (ValueError, RuntimeError, KeyError, NotImplementedError, click.ClickException, SystemExit) as error:
+        told = said.getvalue().strip().splitlines()
+        raise UserError(f"Ray {ray_version} refuses the file: {error or (told[-1] if told else '')}") from error
+    return f"valid for Ray {ray_version}"
+
+
+def find_placeholders(text: str) -> str:
+    """Raises ``UserError`` with the lines that still hold an example's value; comments do not count."""
+    return refuse_placeholders([f"{value} in line {number}" for value, number in placeholders(text)])
+
+
+def placeholders(text: str) -> Iterator[tuple[str, int]]:
+    """Values of the example in a file, and their lines."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _PLACEHOLDER.search(line.split(" #", 1)[0])
+        if match and not line.lstrip().startswith("#"):
+            yield match.group(), number
+
+
+def refuse_placeholders(found: list[str]) -> str:
+    """Raises ``UserError`` if there are any; ``found`` says what is where."""
+    if found:
+        more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+        raise UserError(
+            f"values of the example are still there: {', '.join(found[:8])}{more}; put your own in their place"
+        )
+    return "none of the example's values is left"
+
+
+def compare_images(config: Mapping[str, Any]) -> str:
+    """Raises where the nodes would run different images, or one that can change under its name."""
+    docker: Mapping[str, Any] = config.get("docker") or {}
+    common = docker.get("image", "")
+    images = {"head": docker.get("head_image") or common, "workers": docker.get("worker_image") or common}
+    for name, one in (config.get("available_node_types") or {}).items():
+        own = (one.get("docker") or {}).get("worker_image")
+        if own:
+            images[name] = own
+    different = sorted({image for image in images.values() if image})
+    if not different:
+        return "no images: every node installs the checkout that is copied to it"
+    refuse_mismatched(images)
+    return f"all nodes run {different[0]}"
+
+
+def refuse_mismatched(images: Mapping[str, str]) -> None:
+    """Raises for images that differ or are not pinned; ``images`` by who runs them."""
+    if len(set(images.values())) > 1:
+        told = ", ".join(f"{who}: {image or 'none'}" for who, image in images.items())
+        message = f"the images differ ({told}); Ray and Python must be of one version on all nodes, and the code too: "
+        raise UserError(f"{message}name one image")
+    image = next(iter(images.values()), "")
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    if "@sha256:" not in image and tag in {"", "latest"}:
+        raise UserError(
+            f"image {image!r} is not pinned: nodes that start later may run other code; name a tag or digest"
+        )
+
+
+def _find_tools() -> str:
+    return f"ssh is {find_tool('ssh')}, rsync is {find_tool('rsync')}, ray is {find_tool('ray')}"
+
+
+def _find_files(file: ClusterFile) -> str:
+    """The files that are copied to the nodes, secrets among them, and the key that opens them."""
+    mounts: Mapping[str, str] = file.config.get("file_mounts") or {}
+    key = (file.config.get("auth") or {}).get("ssh_private_key")
+    paths = [*mounts.values(), *([key] if key else [])]
+    missing = [path for path in paths if not Path(path).expanduser().exists()]
+    if any(path.endswith("auth_token") for path in missing):
+        raise UserError("there is no ~/.ray/auth_token; make it with: ray get-auth-token --generate")
+    if missing:
+        raise UserError(f"not on this machine: {', '.join(missing)}; file_mounts and auth name them")
+    if not any(path.endswith("auth_token") for path in mounts.values()):
+        raise ConcernError(
+            "no auth token is copied to the nodes, so whoever reaches the head's port may run code there; "
+            "mount ~/.ray/auth_token and set RAY_AUTH_MODE=token"
+        )
+    return f"{len(paths)} files and folders for the nodes are there"
+
+
+def _check_head(config: Mapping[str, Any]) -> str:
+    name = config.get("head_node_type", "")
+    resources: Mapping[str, int] = (config.get("available_node_types") or {})[name].get("resources") or {}
+    if resources.get("CPU") != 0 or resources.get("GPU", 0):
+        message = f"{name} offers {dict(resources) or 'all that it has'}, so attempts would run beside the controller; "
+        raise UserError(f"{message}give the head resources: {{CPU: 0}}")
+    return f"{name} takes no work"
+
+
+def check_labels(config: Mapping[str, Any]) -> str:
+    """Whether every kind of worker carries what the scheduler chooses nodes by, and says so truthfully."""
+    types: Mapping[str, Mapping[str, Any]] = config.get("available_node_types") or {}
+    workers = {name: one for name, one in types.items() if name != config.get("head_node_type")}
+    for name, one in workers.items():
+        labels: Mapping[str, str] = one.get("labels") or {}
+        has_gpus = bool((one.get("resources") or {}).get("GPU"))
+        wanted = [MARKET_LABEL, *([ACCELERATOR_LABEL] if has_gpus else []), *EXPECTED_LABELS]
+        missing = [label for label in wanted if label not in labels]
+        if missing:
+            raise UserError(f"{name} lacks the labels {', '.join(missing)}; without them `resources` cannot choose it")
+        is_spot = labels[MARKET_LABEL] == "spot"
+        if is_spot != is_bought_on_spot(one.get("node_config") or {}):
+            bought = "on demand" if is_spot else "on the spot market"
+            raise UserError(f"{name} is labelled {labels[MARKET_LABEL]}, but is bought {bought}; make the two agree")
+    return f"{len(workers)} kinds of workers say their accelerator, market, price and domain"
+
+
+def is_bought_on_spot(node_config: Mapping[str, Any]) -> bool:
+    """Whether a node's configuration (EC2 or Compute Engine) asks for a machine that may be taken back."""
+    market = (node_config.get("InstanceMarketOptions") or {}).get("MarketType")
+    scheduling = node_config.get("scheduling") or {}
+    parts = scheduling if isinstance(scheduling, list) else [scheduling]
+    return market == "spot" or any(one.get("provisioningModel") == "SPOT" or one.get("preemptible") for one in parts)

@@ -1,0 +1,77 @@
+"""Bringing a cluster up and down with the tool that its file is written for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from orchestrator.cluster.kinds import ClusterFile, ClusterKind
+from orchestrator.cluster.tools import run_tool
+
+KEEP_LABEL = "pretraining-orchestrator/keep"
+"""On Kubernetes objects that outlive the cluster because they hold data, such as claims and their namespace."""
+
+
+class Confirmation(StrEnum):
+    """Whether the tool asks before it creates or ends machines."""
+
+    ASK = "ask"
+    GIVEN = "given"
+
+
+def up_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[str]]:
+    """What brings a cluster up, or brings a running one in line with its file."""
+    path = str(file.path)
+    if file.kind is ClusterKind.RAY:
+        return [["ray", "up", path, *_yes(confirmation)]]
+    if file.kind is ClusterKind.KUBERNETES:
+        return [["kubectl", "apply", _flag(file), path]]
+    return [["sbatch", path]]
+
+
+def down_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[str]]:
+    """What ends a cluster; what lies in the store stays."""
+    path = str(file.path)
+    if file.kind is ClusterKind.RAY:
+        return [["ray", "down", path, *_yes(confirmation)]]
+    if file.kind is ClusterKind.KUBERNETES:
+        return [["kubectl", "delete", _flag(file), path, "--ignore-not-found", "--wait=true", "-l", f"!{KEEP_LABEL}"]]
+    return [["scancel", f"--name={job_name(file)}", "--me"]]
+
+
+def status_commands(file: ClusterFile) -> list[list[str]]:
+    """What tells how a cluster is."""
+    if file.kind is ClusterKind.RAY:
+        return [["ray", "exec", str(file.path), "ray status"]]
+    if file.kind is ClusterKind.KUBERNETES:
+        return [["kubectl", "get", _flag(file), str(file.path)], ["kubectl", "get", "pods", "-l", "ray.io/cluster"]]
+    return [["squeue", f"--name={job_name(file)}", "--me"]]
+
+
+def run_all(commands: list[list[str]]) -> int:
+    """Run one after the other, until one fails; the last exit status. Raises ``ToolError`` for a missing program."""
+    status = 0
+    for command in commands:
+        status = run_tool(command)
+        if status:
+            break
+    return status
+
+
+def job_name(file: ClusterFile) -> str:
+    """Of a batch script: what its last ``--job-name`` says, else its file's name, as Slurm does."""
+    name = file.path.name
+    for line in file.text.splitlines():
+        option = line.removeprefix("#SBATCH").strip() if line.startswith("#SBATCH") else ""
+        if option.startswith(("--job-name=", "--job-name ")):
+            name = option[len("--job-name") + 1 :].strip()
+        elif option.startswith("-J "):
+            name = option[3:].strip()
+    return name
+
+
+def _flag(file: ClusterFile) -> str:
+    return "-k" if file.path.is_dir() else "-f"
+
+
+def _yes(confirmation: Confirmation) -> list[str]:
+    return ["--yes"] if confirmation is Confirmation.GIVEN else []

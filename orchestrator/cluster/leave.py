@@ -1,0 +1,134 @@
+"""``python -m orchestrator.cluster.leave``: this node leaves its Ray cluster, and waits until its attempts have gone.
+
+For whatever ends a node with some seconds' notice: the preStop hook of a pod, the SIGTERM trap of an allocation, the
+watcher of a cloud's preemption notices, a person before maintenance. The node is drained in Ray; the controller sees
+that, asks the attempts on it for a checkpoint and starts them elsewhere; a drained node that holds nothing ends itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.backends.ray.draining import ControlStore, DrainError, RayNode
+from orchestrator.errors import OrchestratorError
+
+_POLL_S = 0.5
+_LEAST_S = 1.0
+
+
+class Waiting(StrEnum):
+    """Whether to come back before the node is free."""
+
+    UNTIL_GONE = "until_gone"
+    NOT = "not"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """What is asked for."""
+
+    reason: str
+    seconds_left: float
+    address: str = ""
+    """Of the head, host:port; empty = what this node's Ray was started with."""
+    node: str = ""
+    """Beginning of Ray's id of the node; empty = the one on this machine."""
+    waiting: Waiting = Waiting.UNTIL_GONE
+
+
+def leave(
+    wish: Leave, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Drain a node; true once it holds nothing and has ended, false if it had not when its time was over.
+
+    Without waiting, true at once.
+
+    Raises:
+        DrainError: the node is not found, is the head, or Ray does not answer.
+    """
+    ends_s = clock() + max(_LEAST_S, wish.seconds_left)
+    store = ControlStore(_address(wish.address))
+    node = _choose(store.nodes(), wish.node)
+    store.drain(node.node_id, wish.reason, max(_LEAST_S, wish.seconds_left))
+    if wish.waiting is Waiting.NOT:
+        return True
+    while clock() < ends_s:
+        if _is_gone(store, node.node_id):
+            return True
+        sleep(_POLL_S)
+    return False
+
+
+def _is_gone(store: ControlStore, node_id: str) -> bool:
+    try:
+        return all(one.node_id != node_id for one in store.nodes())
+    except DrainError:
+        return False  # a busy head; the node's own end is what counts
+
+
+def _address(address: str) -> str:
+    if address:
+        return address
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found = canonicalize_bootstrap_address("auto")
+    except (ConnectionError, ValueError, OSError) as error:
+        raise DrainError(f"no Ray runs on this machine ({error}); start it, or name the head with --address") from error
+    if not found:
+        raise DrainError("no Ray runs on this machine; start it, or name the head with --address HOST:PORT")
+    return str(found)
+
+
+def _choose(nodes: Iterable[RayNode], prefix: str) -> RayNode:
+    every = list(nodes)
+    if prefix:
+        found = [one for one in every if one.node_id.startswith(prefix)]
+    else:
+        found = [one for one in every if one.host == socket.gethostname() or one.address in _own_addresses()]
+    if len(found) != 1:
+        where = f"are called {prefix}..." if prefix else "are on this machine"
+        names = ", ".join(f"{one.node_id[:12]} on {one.host}" for one in every)
+        raise DrainError(f"{len(found)} nodes {where}, one is needed; name it with --node. There are: {names}")
+    if found[0].is_head:
+        raise DrainError(
+            "this is the head, which all others need; bring the cluster to rest instead: orchestrator drain"
+        )
+    return found[0]
+
+
+def _own_addresses() -> set[str]:
+    from ray.util import get_node_ip_address
+
+    return {str(get_node_ip_address())}
+
+
+def main() -> int:
+    """Of the command line; 0 = the node is free, 1 = it was not in time, 2 = it was not drained at all."""
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.cluster.leave", description="Leave the Ray cluster.")
+    parser.add_argument("--deadline", type=float, default=110.0, help="seconds until the node is ended anyway")
+    parser.add_argument("--reason", default="the node is taken back")
+    parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS", ""), help="head of the cluster, host:port")
+    parser.add_argument("--node", default="", help="beginning of Ray's id of the node; default: this machine's")
+    parser.add_argument("--no-wait", action="store_true", help="come back at once")
+    given = parser.parse_args()
+    waiting = Waiting.NOT if given.no_wait else Waiting.UNTIL_GONE
+    wish = Leave(
+        reason=given.reason, seconds_left=given.deadline, address=given.address, node=given.node, waiting=waiting
+    )
+    try:
+        return 0 if leave(wish) else 1
+    except OrchestratorError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

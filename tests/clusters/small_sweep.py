@@ -1,0 +1,86 @@
+"""A small real sweep for clusters that are disturbed, and what it ends with where nothing disturbs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from orchestrator.contract import JobKind
+from orchestrator.controller.client import load_snapshot, read_progress
+from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.errors import NotFoundError, StorageError
+from orchestrator.plan.build import build_plan
+from orchestrator.spec import load_sweep
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.protocol import ObjectStore
+
+SWEEP = "small"
+_TRAINED = {JobKind.PRETRAIN, JobKind.FINETUNE}
+_TEXT = """
+version: 1
+name: small
+datasets:
+  tree: {builtin: synthetic-hierarchy, branching: [2, 2], image_size: 16, patch_size: 4, num_train: 96, num_val: 48}
+labels:
+  levels: {dataset: tree, hierarchy: [depth1, depth2]}
+pretrain:
+  model: {name: test_vit, image_size: 16, kwargs: {patch_size: 4}}
+  labels: ["levels/*"]
+  recipe: {epochs: %d, batch_size: 16, lr: 0.02}
+transfer:
+  - {name: tuned, target: levels/depth1, protocol: finetune, recipe: {epochs: 4, batch_size: 16, lr: 0.01}}
+report: {baseline: levels/depth1}
+"""
+STEPS_PER_EPOCH = 6
+
+
+def write_sweep(path: Path, *, num_epochs: int) -> Path:
+    """The sweep's file; its two pretrains have 6 steps per epoch, and so much time to be disturbed."""
+    path.write_text(_TEXT % num_epochs)
+    return path
+
+
+def find_snapshot(store: ObjectStore) -> Snapshot | None:
+    """The sweep as its journal tells it; None before that, or while the store cannot be asked."""
+    with suppress(NotFoundError, StorageError):
+        return load_snapshot(store, SWEEP)
+    return None
+
+
+def has_ended(store: ObjectStore) -> bool:
+    """Whether it is over."""
+    snapshot = find_snapshot(store)
+    return snapshot is not None and snapshot.state.is_final
+
+
+def pretrains_past(store: ObjectStore, step: int) -> list[str]:
+    """Pretrains that run and are past a step."""
+    with suppress(NotFoundError, StorageError):
+        progress = read_progress(store, SWEEP).items()
+        return [job for job, found in progress if job.startswith("pretrain/") and found.progress.step >= step]
+    return []
+
+
+def weights(store: ObjectStore, snapshot: Snapshot) -> Mapping[str, str]:
+    """Digests of all trained weights by job."""
+    views = [view for view in snapshot.jobs.values() if view.name.partition("/")[0] in _TRAINED]
+    return {view.name: str(read_record(store, view.key).summary["weights_sha256"]) for view in views}
+
+
+def undisturbed_weights(folder: Path, sweep_file: Path) -> Mapping[str, str]:
+    """Of the same sweep, run in this process."""
+    store = LocalStore(folder / "undisturbed")
+    plan = build_plan(load_sweep(str(sweep_file))[0], store_uri=store.uri)
+    return weights(store, run_sweep_inprocess(store, plan, directory=folder / "node"))
+
+
+def until(condition: Callable[[], object], what: str, *, deadline_s: float, tell: Callable[[], str] = str) -> None:
+    """Wait for what other processes bring about; a failure tells ``what``, and what ``tell`` says."""
+    ends_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < ends_s, f"not after {deadline_s:g} s: {what}\n{tell()}"
+        time.sleep(0.2)

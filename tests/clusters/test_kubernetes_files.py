@@ -1,0 +1,212 @@
+"""The Kubernetes manifests: rendered by kubectl, valid for Kubernetes' own schemas, hardened, without secrets."""
+
+from __future__ import annotations
+
+import re
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from orchestrator.backends.ray.node_groups import node_groups
+from orchestrator.checks import Verdict, run_checks
+from orchestrator.cluster.check_kubernetes import (
+    check_fields,
+    check_heads,
+    check_images,
+    check_labels,
+    check_placeholders,
+    kubernetes_checks,
+)
+from orchestrator.cluster.drive import KEEP_LABEL
+from orchestrator.cluster.kinds import read_cluster
+from orchestrator.cluster.kuberay import Reference, pod_templates, ray_clusters, references
+from orchestrator.contract import Resources, Spot
+from orchestrator.errors import UserError
+from tests.clusters.manifests import KUBERAY, RENDERED, ROOT, SERVICES, containers, named, pods, rendered, rendered_with
+
+CUSTOM = {"RayCluster", "RayJob", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass"}
+COMPONENTS = sorted(path.name for path in (KUBERAY / "components").iterdir())
+COPIES = {
+    "mlflow.sh": "infra/compose/mlflow.sh",
+    "buckets.py": "infra/compose/buckets.py",
+    "alerts.yml": "infra/prometheus/alerts.yml",
+    "orchestrator.json": "infra/grafana/orchestrator.json",
+    "dashboards.yaml": "infra/grafana/provisioning/dashboards/orchestrator.yaml",
+    "datasources.yaml": "infra/grafana/provisioning/datasources/prometheus.yaml",
+}
+
+
+def copy_of(document):
+    return yaml.safe_load(yaml.safe_dump(document))
+
+
+@pytest.fixture
+def cluster():
+    return copy_of(named(rendered(KUBERAY), "RayCluster", "pretraining"))
+
+
+@pytest.mark.parametrize("folder", RENDERED, ids=lambda folder: folder.name)
+def test_objects_are_valid_for_kubernetes_own_schemas(folder):
+    plain = [one for one in rendered(folder) if one["kind"] not in CUSTOM]
+    for document in plain:
+        kubernetes_validate.validate(copy_of(document), "1.37", strict=True)
+    assert plain or folder.name == "kueue"
+
+
+@pytest.mark.parametrize("folder", [KUBERAY, KUBERAY / "rayjob"], ids=lambda folder: folder.name)
+def test_pods_of_ray_clusters_are_valid_for_kubernetes_own_schemas(folder):
+    templates = [one for _, spec in ray_clusters(rendered(folder)) for one in pod_templates(spec)]
+    assert len(templates) >= 3
+    for name, template in templates:
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}, "template": copy_of(template)}
+        kubernetes_validate.validate(pod, "1.37", strict=True)
+
+
+def test_schemas_find_a_misspelt_field():
+    document = copy_of(named(rendered(KUBERAY), "StatefulSet", "redis"))
+    document["spec"]["template"]["spec"]["automountServiceAccount"] = False
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, "1.37", strict=True)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_component_applies_to_every_group_of_workers(component, tmp_path):
+    documents = rendered_with(component, tmp_path)
+    (spec,) = [spec for _, spec in ray_clusters(documents)]
+    changed = [spec["workerGroupSpecs"][0]["template"]["spec"], spec["workerGroupSpecs"][2]["template"]["spec"]]
+    original = named(rendered(KUBERAY), "RayCluster", "pretraining")["spec"]["workerGroupSpecs"]
+    assert changed[0] != original[0]["template"]["spec"]
+    assert changed[1] != original[2]["template"]["spec"]
+    assert check_fields(documents)
+    for name, template in pod_templates(spec):
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}, "template": copy_of(template)}
+        kubernetes_validate.validate(pod, "1.37", strict=True)
+
+
+@pytest.mark.parametrize("folder", RENDERED, ids=lambda folder: folder.name)
+def test_containers_run_without_rights(folder):
+    for document in rendered(folder):
+        for pod in pods(document):
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in containers(document):
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False, container["name"]
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, container["name"]
+            assert container["resources"]["limits"]["memory"], container["name"]
+            assert re.search(r":[\w.-]*\d[\w.-]*$", container["image"]), f"{container['image']} is not pinned"
+
+
+@pytest.mark.parametrize("folder", RENDERED, ids=lambda folder: folder.name)
+def test_manifests_hold_no_secret(folder):
+    kinds = {document["kind"] for document in rendered(folder)}
+    assert "Secret" not in kinds
+    for document in rendered(folder):
+        for container in containers(document):
+            for variable in container.get("env", []):
+                secret = re.search(r"PASSWORD$|SECRET|TOKEN$", variable["name"])
+                assert not (secret and variable.get("value")), variable["name"]
+
+
+@pytest.mark.parametrize(
+    "folder", [KUBERAY, *sorted((SERVICES / "overlays").iterdir())], ids=lambda folder: folder.name
+)
+def test_namespaces_let_nobody_in_by_default_and_hold_on_to_data(folder):
+    documents = rendered(folder)
+    assert named(documents, "NetworkPolicy", "deny-ingress")["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    holders = [one for one in documents if one["kind"] in {"Namespace", "PersistentVolumeClaim"}]
+    holders += [claim for one in documents for claim in one.get("spec", {}).get("volumeClaimTemplates", [])]
+    assert all(one["metadata"]["labels"][KEEP_LABEL] == "true" for one in holders)
+
+
+def test_ray_cluster_passes_its_own_rules():
+    documents = rendered(KUBERAY)
+    for rule in (check_fields, check_images, check_heads, check_labels):
+        assert rule(documents)
+
+
+def test_ray_cluster_grows_to_nodes_that_the_scheduler_can_choose():
+    text = named(rendered(KUBERAY), "ConfigMap", "node-groups")["data"]["raycluster.yaml"]
+    spot, on_demand, cpu = node_groups([yaml.safe_load(text)], "raycluster.yaml")
+    assert (spot.resources.cpus, spot.resources.gpus, spot.resources.memory_gib) == (180.0, 8.0, 1800.0)
+    assert spot.suits(Resources(cpus=1.0, gpus=1.0, accelerator="H100", spot=Spot.REQUIRE))
+    assert on_demand.suits(Resources(cpus=1.0, gpus=1.0, accelerator="H100", spot=Spot.NEVER))
+    assert cpu.resources.gpus == 0.0
+
+
+def test_workers_leave_before_their_pod_is_killed(cluster):
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        deadline_s = float(command[command.index("--deadline") + 1])
+        assert command[:3] == ["python", "-m", "orchestrator.cluster.leave"]
+        assert deadline_s < pod["terminationGracePeriodSeconds"]
+
+
+def test_field_that_kuberay_does_not_know_is_refused(cluster):
+    cluster["spec"]["workerGroupSpecs"][1]["minReplica"] = 1
+    cluster["spec"]["gcsFaultTolerance"] = {}
+    with pytest.raises(UserError, match=r"spec\.gcsFaultTolerance, spec\.workerGroupSpecs\[1\]\.minReplica"):
+        check_fields([cluster])
+
+
+def test_pods_of_different_images_are_refused(cluster):
+    cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["image"] = "registry/other:2"
+    with pytest.raises(UserError, match="the images differ"):
+        check_images([cluster])
+
+
+def test_another_ray_than_the_packages_is_refused(cluster):
+    cluster["spec"]["rayVersion"] = "2.9.0"
+    with pytest.raises(UserError, match=r"rayVersion '2\.9\.0', and this package runs Ray"):
+        check_images([cluster])
+
+
+def test_head_that_takes_work_is_refused(cluster):
+    del cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"]
+    with pytest.raises(UserError, match="takes work"):
+        check_heads([cluster])
+
+
+def test_workers_without_labels_are_refused(cluster):
+    cluster["spec"]["workerGroupSpecs"][2]["template"]["spec"]["containers"][0]["env"] = []
+    with pytest.raises(UserError, match="group cpu-spot of pretraining lacks the labels"):
+        check_labels([cluster])
+
+
+def test_placeholders_are_named_with_their_objects(cluster):
+    with pytest.raises(UserError, match="REPLACE-BUCKET in RayCluster pretraining"):
+        check_placeholders([cluster])
+
+
+def test_references_are_what_the_pods_need(cluster):
+    found = set(references(cluster))
+    assert found >= {
+        Reference(kind="Secret", name="redis-password"),
+        Reference(kind="Secret", name="store-credentials"),
+        Reference(kind="PriorityClass", name="pretraining-spot"),
+        Reference(kind="ConfigMap", name="node-groups"),
+    }
+    assert Reference(kind="Secret", name="mlflow-credentials") not in found  # optional
+
+
+def test_checks_without_a_cluster_say_what_was_not_asked(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    found = {result.name: result for result in run_checks(list(kubernetes_checks(read_cluster(KUBERAY))))}
+    for name in ("kubernetes", "secrets", "quota", "admission"):
+        assert found[name].verdict is Verdict.WARNING
+        assert found[name].detail.startswith("not asked")
+
+
+def test_checks_of_a_directory_that_does_not_render_say_why(tmp_path):
+    (tmp_path / "kustomization.yaml").write_text("resources: [absent.yaml]\n")
+    found = {result.name: result for result in run_checks(list(kubernetes_checks(read_cluster(tmp_path))))}
+    assert found["manifests"].verdict is Verdict.FAILED
+    assert "absent.yaml" in found["manifests"].detail
+    assert found["images"].verdict is Verdict.SKIPPED
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copied_file_is_its_original(name):
+    copied = (SERVICES / "base" / "files" / name).read_text()
+    assert copied == (ROOT / COPIES[name]).read_text(), "run infra/kubernetes/copies.sh"
