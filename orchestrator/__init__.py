@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.api import Sweep, Where
+    from orchestrator.api import Changed, Sweep, Where
     from orchestrator.errors import InfeasibleError, SpecError
 
-__all__ = ["InfeasibleError", "SpecError", "Sweep", "Where"]
-_API = ("Sweep", "Where")
+__all__ = ["Changed", "InfeasibleError", "SpecError", "Sweep", "Where"]
+_API = ("Changed", "Sweep", "Where")
 _ERRORS = ("InfeasibleError", "SpecError")
 
 

@@ -51,6 +51,8 @@ class CheckResult:
     detail: str
     remedy: str = ""
     duration_s: float = 0.0
+    node: str = ""
+    """Where it was checked; empty = here, or of the cluster as a whole."""
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[CheckResult]:

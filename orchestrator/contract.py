@@ -126,7 +126,11 @@ class Execution:
     data_location: Mapping[str, Any] = field(default_factory=dict)
     """Where an external data set lies now: ``{"splits": {split: [URI patterns]}, "classes": URI}``, or with
     ``"dataset": URI`` of the folder of a ``dataset.json`` for the splits. Empty: shards are artifacts, or where the
-    index found them. With `MISSING_DATA`: why it cannot be read; such a job can be planned, not run."""
+    index found them. ``components``: one of these for each part of a mixture. ``num_samples``: what is declared, by
+    split. ``convert``: how a source is listed that shards are made of. With `MISSING_DATA`: why it cannot be read; such
+    a job can be planned, not run."""
+    target_location: Mapping[str, Any] = field(default_factory=dict)
+    """As ``data_location``, of the data set by which a search judges backbones."""
     checkpoint_every_steps: int = 0
     """0 = at the ends of epochs."""
     checkpoint_every_epochs: int = 1
@@ -155,18 +159,21 @@ class JobRequest:
     identity: Mapping[str, Any]
     store_uri: str
     execution: Execution = field(default_factory=Execution)
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """What the search job among the inputs found: ``{"parameters": {...}, "inputs": {role: key}}`` in place of those
+    of the identity, which names the search. Filled in by the data plane; empty without a search."""
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The identity's parameters of this kind."""
+        """The identity's parameters of this kind, and what a search chose."""
         parameters: Mapping[str, Any] = self.identity["parameters"]
-        return parameters
+        return {**parameters, **self.chosen["parameters"]} if self.chosen.get("parameters") else parameters
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Artifact keys by role."""
+        """Artifact keys by role, and what a search chose."""
         inputs: Mapping[str, str] = self.identity["inputs"]
-        return inputs
+        return {**inputs, **self.chosen["inputs"]} if self.chosen.get("inputs") else inputs
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -249,6 +256,8 @@ class Progress:
     """Seconds per step, averaged over the latest ones; 0 = not known."""
     eta_s: float = 0.0
     """Seconds to the end at this pace; 0 = not known."""
+    counters: Mapping[str, float] = field(default_factory=dict)
+    """Sums since the attempt began, for ``orchestrator.observability``: images, steps, seconds by what for."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -258,6 +267,31 @@ class Progress:
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``to_json``."""
         return cls(**document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a trial of a search says of itself on the way."""
+
+    step: int
+    epoch: float
+    metrics: Mapping[str, float]
+    """Rates are fractions in [0, 1]."""
+    spent_s: float
+    """Seconds of this attempt so far, without those in which it waited for an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What a search wants to know while a training runs. Changes no result of it."""
+
+    rungs: tuple[float, ...]
+    """Epochs, ascending: the first evaluation at or after each is told, and the last one of all."""
+    tell: Callable[[Evaluation], None]
+    """Takes an evaluation; may block until it is decided whether the training goes on (``should_stop``)."""
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    """Judge of a backbone in training: ``{"parameters": ..., "inputs": {"index", "labels"}, "location": ...}`` of a
+    cached probe of the target, whose metrics are told too; empty: the training's own metrics are all."""
 
 
 def _ignore(_: Progress) -> None:
@@ -284,3 +318,5 @@ class ExecutionContext:
     should_stop: Callable[[], bool] = _never
     """True once the attempt must write a checkpoint and raise ``PreemptedError``; asked once per step, on every rank:
     one that says so stops all of them."""
+    watch: Watch | None = None
+    """Who looks on, if this is a trial of a search."""

@@ -29,6 +29,10 @@ def _tree(field: str, value: str) -> Change:
     return _is(f"datasets.tree.{field}={value}", of="dataset")
 
 
+def _shares(*overrides: str) -> Change:
+    return Change(Role.SHARING, overrides)
+
+
 _SEEN = "pretrain embed"  # clusters see images as the pretraining of their backbone does
 _LABELS = "labels"
 _K = "labels.k.clusters"
@@ -52,6 +56,24 @@ TOP: Mapping[str, Change] = {
     "SweepSpec.store": _runs("store=s3://bucket/other"),
     "SweepSpec.tracking": _runs("tracking.experiment=other"),
     "SweepSpec.policy": _runs("policy.failures=5"),
+    "SweepSpec.notify": _runs("notify=[]"),
+    "NotifySpec.on": _runs("notify.0.on=[failed]"),
+    "NotifySpec.webhook": _runs("notify.0.webhook=https://other.example.org/x"),
+    "NotifySpec.secret": _runs("notify.0.secret=${env:OTHER}"),
+    "NotifySpec.slack": _runs("notify.1.slack=${env:OTHER}"),
+    "NotifySpec.email": _runs("notify.2.email.to=[x@y.org]"),
+    "NotifySpec.stalled_after": _runs("notify.1.stalled_after=2h"),
+    **{
+        f"EmailSpec.{field}": _runs(f"notify.2.email.{field}={value}")
+        for field, value in {
+            "to": "[e@f.org]",
+            "sender": "g@h.org",
+            "server": "smtp.other.org:465",
+            "user": "somebody",
+            "password": "${file:/run/secrets/mail}",
+            "security": "tls",
+        }.items()
+    },
     "ReportSpec.baseline": _runs("report.baseline=levels/depth2"),
     "ReportSpec.metric": _runs("report.metric=best_val_error"),
     "ReportSpec.published": _runs("report.published=[]"),
@@ -129,6 +151,36 @@ DATASETS: Mapping[str, Change] = {
     "SyntheticHierarchy.num_common_patches": _tree("num_common_patches", "5"),
     "SyntheticHierarchy.num_subclass_patches": _tree("num_subclass_patches", "2"),
     "SyntheticHierarchy.seed": _tree("seed", "1"),
+    "SyntheticHierarchy.jobs": _shares("datasets.tree.jobs=3"),
+    "Digits.jobs": _shares("datasets.scans.jobs=2"),
+    # Which images a source holds is in its listing, which the survey has; how it was found changes nothing.
+    "ConversionSpec.format": _is("datasets.told.convert.format=parquet", of="dataset"),
+    "ConversionSpec.source": _runs("datasets.told.convert.source=/elsewhere"),
+    "ConversionSpec.splits": _runs("datasets.told.convert.splits={train: a.csv}"),
+    "ConversionSpec.val_fraction": _runs("datasets.told.convert.val_fraction=0.1"),
+    "ConversionSpec.listing": _runs(
+        f"datasets.told.convert.listing={'e' * 64}",
+        given=tuple(
+            f"datasets.told.{one}" for one in ("num_train=512", "num_val=256", "num_classes=4", "levels={a: 2}")
+        ),
+    ),
+    "ConversionSpec.labels": _runs("datasets.synsets.convert.labels=/labels.csv"),
+    "ConversionSpec.path_column": _runs("datasets.told.convert.path_column=file"),
+    "ConversionSpec.label_column": _runs("datasets.told.convert.label_column=tags"),
+    "ConversionSpec.separator": _runs("datasets.told.convert.separator=;"),
+    "ConversionSpec.level_columns": _runs("datasets.told.convert.level_columns=[a]"),
+    "ConversionSpec.root": _runs("datasets.told.convert.root=/photos"),
+    "ConversionSpec.seed": _is("datasets.told.convert.seed=1", of="dataset"),
+    "ConversionSpec.shard_mib": _is("datasets.told.convert.shard_mib=64", of="dataset"),
+    "ConversionSpec.shuffle": _is("datasets.told.convert.shuffle=false", of="dataset"),
+    "ConvertedShards.convert": _is("datasets.told.convert.seed=2", of="dataset"),
+    "ConvertedShards.jobs": _shares("datasets.told.jobs=3"),
+    "ConvertedShards.num_train": _runs("datasets.told.num_train=512"),
+    "ConvertedShards.num_val": _runs("datasets.told.num_val=256"),
+    "ConvertedShards.num_classes": _runs("datasets.told.num_classes=4"),
+    "ConvertedShards.levels": _runs("datasets.told.levels={a: 2}"),
+    "ConvertedShards.multi_label": _runs("datasets.told.multi_label=false"),
+    "ConvertedShards.bad_samples": _is("datasets.told.bad_samples.policy=replace", of="index"),
     "Digits.builtin": _is("datasets.scans.builtin=digits", of=""),  # there is no other one
     "Digits.val_fraction": _is("datasets.scans.val_fraction=0.3", of="dataset"),
     "Digits.seed": _is("datasets.scans.seed=1", of="dataset"),
@@ -333,6 +385,44 @@ TRANSFERS: Mapping[str, Change] = {
     "TransferSpec.fractions": _picks("transfer.opti.fractions=[0.5, 1.0]"),
     "TransferSpec.from_checkpoints": _picks("transfer.tune.from_checkpoints=[1, 3]"),
     "TransferSpec.grid": _picks("transfer.grid.grid.momentum=[0.7, 0.8, 0.9]"),
+    "TransferSpec.search": _picks("transfer.tune.search={random: {}, space: {momentum: [0.8, 0.9]}}", of="finetune"),
+    **{
+        f"SearchSpec.{field}": _is(f"transfer.seek.search.{field}={value}", of="search")
+        for field, value in {"asha": "{reduction: 4}", "trials": "5", "seed": "1"}.items()
+    },
+    **{
+        f"SearchSpec.{rule}": _is("transfer.seek.search.asha=null", f"transfer.seek.search.{rule}={{}}", of="search")
+        for rule in ("random", "optuna")
+    },
+    "SearchSpec.over": _picks(
+        "transfer.seek.search.over=pretrain",
+        "transfer.seek.recipe.lr=0.1",
+        of="finetune",
+        given=("resources.pretrain.gpus=1",),
+    ),
+    "SearchSpec.space": _is("transfer.seek.search.space.weight_decay=[0.0, 0.2]", of="search"),
+    "SearchSpec.concurrent": _runs("transfer.seek.search.concurrent=2"),
+    "AshaSpec.reduction": _is("transfer.seek.search.asha.reduction=4", of="search"),
+    "AshaSpec.grace_epochs": _is(
+        "transfer.seek.search.asha.grace_epochs=2", of="search", given=("transfer.seek.recipe.epochs=4",)
+    ),
+    "OptunaSpec.startup_trials": _is(
+        "transfer.seek.search.optuna.startup_trials=5",
+        of="search",
+        given=("transfer.seek.search.asha=null", "transfer.seek.search.optuna={}"),
+    ),
+    **{
+        f"RangeSpec.{rule}": _is(
+            f"transfer.seek.search.space.warmup_steps.{rule}=[1, 4]",
+            of="search",
+            given=(f"transfer.seek.search.space.warmup_steps={{{rule}: [1, 2]}}",),
+        )
+        for rule in ("integer", "log_integer")
+    },
+    "RangeSpec.uniform": _is(
+        "transfer.seek.search.space.lr.log=null", "transfer.seek.search.space.lr.uniform=[1e-3, 0.1]", of="search"
+    ),
+    "RangeSpec.log": _is("transfer.seek.search.space.lr.log=[1e-4, 0.1]", of="search"),
     "TransferSpec.select_on": _is("transfer.grid.select_on=val", of="finetune"),
     "TransferSpec.baselines": _picks("transfer.line.baselines=[retrain]"),
     "ProbeSpec.features": _picks(

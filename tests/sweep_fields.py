@@ -38,6 +38,8 @@ datasets:
   counted: {{shards: {{train: "file:///p/", val: "file:///v/"}}, num_classes: 4, num_train: 512}}
   described: {{from: file:///d}}
   both: {{mixture: [photos, described]}}
+  told: {{convert: {{format: csv, source: /lists}}, jobs: 2}}
+  synsets: {{convert: {{format: imagenet1k, source: /ilsvrc}}}}
 labels:
   levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
   rnd: {{dataset: tree, random: {{num_classes: [16]}}}}
@@ -50,6 +52,8 @@ labels:
   scan: {{dataset: scans, hierarchy: [digit]}}
   plain: {{dataset: counted, hierarchy: [leaf]}}
   joined: {{dataset: both, hierarchy: [leaf]}}
+  rows: {{dataset: told, hierarchy: [leaf]}}
+  wnids: {{dataset: synsets, hierarchy: [leaf]}}
   wn: {{dataset: photos, wordnet: {{levels: [1], paths: random}}}}
   below: {{dataset: photos, wordnet: {{contains: n00000001}}}}
   tax: {{dataset: photos, taxonomy: {{levels: [a, b], table: /t.csv}}}}
@@ -101,11 +105,21 @@ transfer:
     recipe: {RECIPE}
     grid: {{momentum: [0.8, 0.9]}}
     pretrain: [fifth]
+  - name: seek
+    target: levels/depth1
+    protocol: finetune
+    recipe: {{epochs: 2, batch_size: 64}}
+    search: {{asha: {{}}, space: {{lr: {{log: [1e-3, 0.1]}}, weight_decay: [0.0, 0.1]}}, trials: 4}}
+    pretrain: [fifth]
 report:
   baseline: levels/depth1
   published: [{{transfer: tune, pretrain: fifth, label_space: levels/depth1, value: 0.1}}]
 resources: {{embed: {{gpus: 1}}, pretrain: {{gpus: 2}}, transfer: {{gpus: 1}}}}
 policy: {{budget: {{gpu_hours: 5}}}}
+notify:
+  - {{webhook: "https://hooks.example.org/x", secret: "${{env:HOOK}}"}}
+  - {{slack: "${{env:SLACK}}"}}
+  - {{email: {{to: [a@b.org], sender: c@d.org, server: "smtp.d.org:587", user: c, password: "${{env:MAIL}}"}}}}
 """
 _ROWS = tuple({"class": number, "name": f"c{number}", "a": f"a{number // 2}"} for number in range(4))
 
@@ -117,6 +131,8 @@ class Role(Enum):
     """No key changes, and no job comes or goes."""
     IDENTITY = auto()
     """Jobs of ``kinds`` change, and with them exactly those that need them."""
+    SHARING = auto()
+    """Jobs come or go that share the work of others; no keys but theirs change."""
     SELECTION = auto()
     """Jobs come or go; those that stay keep their keys, or change as for an identity."""
 
@@ -176,8 +192,16 @@ def _surveys(document: Mapping[str, Any]) -> Mapping[str, Survey]:
         "photos": Survey(listing="1" * 64, splits=splits, **classes),
         "counted": Survey(listing="2" * 64, splits=splits),
         "described": Survey(described=found, **classes),
+        "told": Survey(listed=_listed("3" * 64)),
+        "synsets": Survey(listed=_listed("4" * 64)),
     }
     return {name: survey for name, survey in surveys.items() if name in document["datasets"]}
+
+
+def _listed(digest: str) -> dict[str, Any]:
+    samples = {"train": 512, "val": 256}
+    found = {"listing": digest, "num_samples": samples, "num_classes": 4, "levels": {"a": 2}, "multi_label": False}
+    return {**found, "classes": _ROWS}
 
 
 def _shard(name: str) -> ShardEntry:

@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.contract import ExecutionContext, JobKind, JobRequest, JobResult, Outcome, Timings
 from orchestrator.errors import UserError
@@ -26,6 +27,7 @@ _HANDLERS = {
     JobKind.PROBE: "workloads.transfer.protocols:run_probe",
     JobKind.KNN: "workloads.transfer.knn:run_knn",
 }
+_JUDGE = "workloads.search.target:judge_committed"
 
 
 def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -38,7 +40,10 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     """
     started_s = time.perf_counter()
     if is_committed(context.store, request.key):
+        if context.watch is not None and context.watch.probe:
+            _load(_JUDGE)(request, context)
         return _committed(request, context, Timings(work_s=time.perf_counter() - started_s))
+    request = _with_choice(request, context)
     handler = _load_handler(request.kind)
     import_s = time.perf_counter() - started_s
     with stopwatch.running():
@@ -56,6 +61,14 @@ def warm_up() -> None:
         _load_handler(kind)
 
 
+def _with_choice(request: JobRequest, context: ExecutionContext) -> JobRequest:
+    """The request as the search among its inputs, if there is one, completes it."""
+    search = request.inputs.get("search")
+    if search is None:
+        return request
+    return replace(request, chosen=read_record(context.store, search).summary["chosen"])
+
+
 def _committed(request: JobRequest, context: ExecutionContext, timings: Timings) -> JobResult:
     record = read_record(context.store, request.key, identity=request.identity)
     return JobResult(
@@ -71,6 +84,11 @@ def _load_handler(kind: JobKind) -> Handler:
     if kind not in _HANDLERS:
         known = ", ".join(_HANDLERS)
         raise UserError(f"this version cannot run jobs of kind {kind}; it runs {known}")
-    module, _, name = _HANDLERS[kind].partition(":")
-    handler: Handler = getattr(importlib.import_module(module), name)
+    handler: Handler = _load(_HANDLERS[kind])
     return handler
+
+
+def _load(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function

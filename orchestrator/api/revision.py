@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
+import sys
+from enum import StrEnum
 from typing import Any
 
+from orchestrator.cli.asking import confirmed
+from orchestrator.cli.resubmit import find_former, show_difference
+from orchestrator.controller.client import current_user
+from orchestrator.errors import ControllerError, InfeasibleError
 from orchestrator.plan.diff import diff_plans
 from orchestrator.plan.graph import Plan
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.open import is_initialised
+
+
+class Changed(StrEnum):
+    """What becomes of a sweep of this name whose plan is another one."""
+
+    ASK = "ask"
+    """Show the difference and ask whoever sits at the terminal; refuse where nobody does, as in a script."""
+    REPLACE = "replace"
+    """Make this the next revision."""
+    REFUSE = "refuse"
+
+
+def agree(plan: Plan, changed: Changed) -> bool:
+    """See to it that a plan may replace what was submitted under its name, as far as its store knows of any.
+
+    Returns:
+        Whether its user agrees to replace another plan, should one turn up that the store here does not know.
+
+    Raises:
+        InfeasibleError: the sweep belongs to somebody else.
+        ControllerError: it has another plan, and nobody agreed to replace it.
+    """
+    former = find_former(plan) if is_initialised(plan.store_uri) else None
+    if former is None:
+        return changed is Changed.REPLACE
+    if stranger := former.stranger(current_user()):
+        raise InfeasibleError(stranger)
+    if former.is_same(plan):
+        return True
+    show_difference(former, plan)
+    if changed is Changed.ASK and sys.stdin.isatty():
+        if confirmed("Replace its plan and submit?", subject="a changed sweep"):
+            return True
+        raise ControllerError(f"sweep {plan.sweep!r} has another plan, and was left as it is")
+    if changed is not Changed.REPLACE:
+        message = (
+            f"{difference(plan, former.snapshot)}; to replace it, submit(changed=Changed.REPLACE), or give this sweep "
+            "another name"
+        )
+        raise ControllerError(message)
+    return True
 
 
 def is_same_answer(plan: Plan, submitted: Plan | None) -> bool:

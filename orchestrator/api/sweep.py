@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Self
 
 from orchestrator.api.frames import committed_results
 from orchestrator.api.plan_view import PlanView
-from orchestrator.api.revision import difference, is_same_answer
+from orchestrator.api.revision import Changed, agree, difference, is_same_answer
 from orchestrator.api.status_view import StatusView
 from orchestrator.cli.plan import check_accelerator, choose_fleet, read_prices
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.client import Ownership, SweepLedger, load_plan, load_snapshot, submit
+from orchestrator.controller.client import SweepLedger, load_plan, load_snapshot
 from orchestrator.controller.foreground import run_sweep_inprocess
 from orchestrator.errors import ControllerError, InfeasibleError, NotFoundError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Plan
+from orchestrator.planning.code import package_digest
 from orchestrator.planning.fleets import StatedCluster
 from orchestrator.planning.look_up import look_up
 from orchestrator.planning.outlook import make_outlook
@@ -33,6 +34,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.tracking import provenance
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -122,33 +124,40 @@ class Sweep:
         )
         return PlanView(outlook)
 
-    def submit(self, where: Where = Where.CLUSTER, *, directory: Path | None = None) -> StatusView:
+    def submit(
+        self, where: Where = Where.CLUSTER, *, changed: Changed = Changed.ASK, directory: Path | None = None
+    ) -> StatusView:
         """Run the sweep; on a cluster this returns at once, see ``wait``.
 
         Args:
             where: what runs it.
+            changed: what to do if a sweep of this name has another plan; the difference is shown in any case.
             directory: in this process: folder of the node's cache; default: a temporary one.
 
         Raises:
             SpecError: a data set is declared, but not there: that suffices to plan alone.
             InfeasibleError: the sweep's budget does not allow it; the arithmetic is in the message.
-            ClusterError, ControllerError, StorageError: it could not be submitted.
+            ClusterError, ControllerError, StorageError: it could not be submitted; or a sweep of this name has another
+                plan, and nobody agreed to replace it.
         """
         require_datasets(self._must_be_resolved("submit"))
         view = self.plan()
         if view.outlook.refusals:
             raise InfeasibleError("; ".join(view.outlook.refusals))
-        store = open_store(self.store_uri)
-        probe_store(store)
+        if not self._settings.jobs_address:
+            probe_store(open_store(self.store_uri))
+        is_agreed = agree(view.plan, changed)
         if where is Where.INPROCESS:
-            return StatusView(run_sweep_inprocess(store, view.plan, self._text, directory=directory))
-        from orchestrator.cli.connect import connect  # Ray takes a second to import
-        from orchestrator.tracking import provenance
+            origin = provenance.capture_all(Path.cwd(), package_digest()).to_json()
+            store = open_store(self.store_uri)
+            return StatusView(run_sweep_inprocess(store, view.plan, self._text, directory=directory, provenance=origin))
+        from orchestrator.cli.reach import reach
+        from orchestrator.cli.wish import Wish
 
-        with connect(self._settings, self.store_uri, foreground=False) as connection:
-            self._message = submit(store, view.plan, self._text, self._settings.cluster, ownership=Ownership.KEEP)
-            provenance.save(store, view.plan.sweep, self._message, provenance.capture(Path.cwd()))
-            connection.wake()
+        with reach(self._settings, self.store_uri, foreground=False) as submitter:
+            self._message = submitter.submit(Wish(plan=view.plan, text=self._text, replaces=is_agreed))
+            if submitter.store is None:  # only the cluster can tell
+                return StatusView(Snapshot(sweep=self.name))
         return self.status()
 
     def wait(self, timeout_s: float | None = None) -> StatusView:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from orchestrator.contract import JobFailure, JobRequest
 from orchestrator.errors import FailureKind, OrchestratorError
+from orchestrator.security.redaction import redacted
 from orchestrator.state.signatures import signature_of
 
 # By class name, because the control plane does not import torch, and Ray only in its backend. Ray's errors:
@@ -110,8 +111,9 @@ def failure_from(error: BaseException, request: JobRequest) -> JobFailure:
         attempt_id=request.attempt_id,
         key=request.key,
         kind=diagnosis.kind,
-        message=message[: _MAX_MESSAGE - len(advice)] + advice,
-        traceback=trace[-_MAX_TRACEBACK:],
+        # First redacted, then cut: half a secret would not be found.
+        message=redacted(message)[: _MAX_MESSAGE - len(advice)] + advice,
+        traceback=redacted(trace)[-_MAX_TRACEBACK:],
     )
 
 

@@ -16,12 +16,14 @@ from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatu
 from orchestrator.contract import (
     ENTRY_POINT,
     ExecutionContext,
+    JobKind,
     JobRequest,
     JobResult,
     Progress,
     Resources,
 )
 from orchestrator.errors import FailureKind
+from orchestrator.search.sequential import run_in_turn
 from orchestrator.storage.protocol import ObjectStore
 
 Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
@@ -90,7 +92,11 @@ class InprocessBackend:
         import_s = time.monotonic() - started_s
         scratch = self._directory / "scratch" / request.attempt_id
         try:
-            result = execute(request, self._context(request, scratch))
+            context = self._context(request, scratch)
+            if request.kind is JobKind.SEARCH:
+                result = run_in_turn(request, context, execute, failure_from)
+            else:
+                result = execute(request, context)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return replace(result, timings=replace(result.timings, import_s=import_s + result.timings.import_s))

@@ -18,7 +18,10 @@ from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import new_holder
 from orchestrator.controller.lease import LeaseLostError
 from orchestrator.controller.limits import AttemptLimits
+from orchestrator.controller.metrics import ControllerMetrics
+from orchestrator.controller.notifying import start_notifying
 from orchestrator.errors import OrchestratorError
+from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 
@@ -58,6 +61,8 @@ class ControllerActor(LoopActor):
         self._controller: Controller | None = None
         self._backend: RayBackend | None = None
         self._kept_alive_at_s = 0.0
+        self._is_notifying = False
+        self._metrics = ControllerMetrics(self._settings.namespace)
         super().__init__()
 
     def ping(self) -> dict[str, Any]:
@@ -80,13 +85,17 @@ class ControllerActor(LoopActor):
     def turn(self) -> float:
         """One tick."""
         controller, backend = self._start() if self._controller is None else (self._controller, self._backend)
+        started_s = time.monotonic()
         try:
             has_changed = controller.tick()
-        except OrchestratorError:
+        except OrchestratorError as error:
+            self._metrics.count_error(error)
             raise  # the store does not answer, or the lease is lost: what is in memory stays true
-        except Exception:
+        except Exception as error:
+            self._metrics.count_error(error)
             self._controller = None  # anything else leaves memory in doubt: fold the journals anew
             raise
+        self._metrics.follow(controller, time.monotonic() - started_s)
         if backend is not None:
             backend.observe(())
         if controller.is_idle:
@@ -103,7 +112,14 @@ class ControllerActor(LoopActor):
         limits = AttemptLimits.from_json(settings.limits)
         controller = Controller(store, backend, settings.cluster, new_holder(), on_alive=self.stamp, limits=limits)
         self._backend, self._controller = backend, controller
+        if not self._is_notifying:
+            self._is_notifying = True
+            start_notifying(settings.store_uri, settings.cluster, self._snapshots)
         return controller, backend
+
+    def _snapshots(self) -> list[Snapshot]:
+        controller = self._controller
+        return controller.snapshots if controller is not None else []
 
     def _keep_stack_alive(self) -> None:
         path = os.environ.get(KEEP_ALIVE_VARIABLE)

@@ -10,13 +10,19 @@ from dataclasses import dataclass
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
 from orchestrator.contract import JobRequest, Outcome, Timings
-from orchestrator.errors import CorruptObjectError, FailureKind, NotFoundError, PreconditionFailedError
+from orchestrator.errors import (
+    CorruptObjectError,
+    FailureKind,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state.events import AttemptEvent, AttemptFailed, AttemptLost, AttemptSucceeded
 from orchestrator.state.snapshot import Attempt
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import attempt_name
-from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.protocol import ObjectStore, check_name
 
 _MAX_TEXT = 4000
 
@@ -45,7 +51,11 @@ def allocate_attempt(store: ObjectStore, job: Job, claimant: Claimant) -> int:
 
 
 def make_request(plan: Plan, job: Job, number: int) -> JobRequest:
-    """The request of one attempt at a job."""
+    """The request of one attempt at a job. Raises ``StorageError``: its key could be a folder elsewhere."""
+    if "/" in check_name(job.key):
+        raise StorageError(
+            f"the key {job.key!r} of job {job.name} is a path; the plan was altered: submit the sweep again"
+        )
     return JobRequest(
         attempt_id=attempt_id(job.key, number),
         attempt_number=number,

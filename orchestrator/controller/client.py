@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.controller.drain import Drain, drain, end_drain, read_drain
@@ -23,7 +23,8 @@ from orchestrator.controller.inbox import (
     post,
 )
 from orchestrator.controller.ledger import SweepLedger, read_plan
-from orchestrator.controller.progress import LiveProgress, read_progress
+from orchestrator.controller.progress import LiveProgress, read_progress, read_warnings
+from orchestrator.controller.quotas import Cap, read_quotas, write_quotas
 from orchestrator.controller.submission import check_plan
 from orchestrator.errors import ControllerError, NotFoundError, StorageError
 from orchestrator.plan.graph import Plan
@@ -34,6 +35,7 @@ from orchestrator.storage.layout import sweep_folder
 from orchestrator.storage.protocol import ObjectStore, check_name
 
 __all__ = [
+    "Cap",
     "Consent",
     "Drain",
     "LiveProgress",
@@ -47,14 +49,18 @@ __all__ = [
     "list_sweeps",
     "load_plan",
     "load_snapshot",
+    "new_message_id",
     "pause",
     "read_drain",
     "read_progress",
+    "read_quotas",
+    "read_warnings",
     "resume",
     "retry",
     "set_priority",
     "stop",
     "submit",
+    "write_quotas",
 ]
 
 
@@ -67,13 +73,17 @@ def submit(
     ownership: Ownership = Ownership.KEEP,
     sender: str | None = None,
     consent: Consent = Consent.ASK,
+    provenance: Mapping[str, Any] | None = None,
+    message_id: str = "",
     now: float | None = None,
 ) -> str:
     """Ask the controller of ``cluster`` to run a plan; returns the message's id, found in ``Snapshot.handled`` later.
 
     A plan that differs from the sweep's current one becomes its next revision; the same plan gives failed jobs another
     chance. ``sender`` (default: this user) becomes the owner of a new sweep; a message to a sweep of somebody else is
-    refused unless its plan lists the sender among ``policy.users`` or ``consent`` is ``FORCE``.
+    refused unless its plan lists the sender among ``policy.users`` or ``consent`` is ``FORCE``. ``provenance`` is what
+    the client knows of where the plan comes from (``tracking.provenance.capture``); it is kept with the revision.
+    Who may have to send the same submit twice gives it a ``message_id``: it is followed once.
 
     Raises:
         ControllerError: the sweep is unfinished and belongs to another cluster, or the plan cannot run on this store.
@@ -85,12 +95,14 @@ def submit(
         raise ControllerError(problem)
     if ownership is Ownership.KEEP:
         _check_owner(store, plan.sweep, cluster)
+    envelope = _envelope(sender, consent, now)
     message = Submit(
-        **_envelope(sender, consent, now),
+        **(envelope | {"message_id": message_id} if message_id else envelope),
         cluster=cluster,
         plan=plan.to_json(),
         spec_text=spec_text,
         ownership=ownership,
+        provenance=provenance or {},
     )
     post(store, plan.sweep, message)
     return message.message_id

@@ -132,6 +132,17 @@ def ensure_controller(
     )
 
 
+def find_controller(namespace: str = NAMESPACE) -> ControllerSettings | None:
+    """What the namespace's controller serves, if there is one that answers; nothing is started or replaced."""
+    handle = _find(CONTROLLER_NAME, namespace)
+    if handle is None:
+        return None
+    try:
+        return ControllerSettings.from_json(_ping(handle, PING_TIMEOUT_S)["settings"])
+    except (GetTimeoutError, RayActorError):
+        return None
+
+
 def _ensure_watchdog(settings: ControllerSettings) -> None:
     """One that answers: a watchdog that hangs would let a controller hang, too. A starting one is not waited for."""
     existed = _find(WATCHDOG_NAME, settings.namespace)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
+from orchestrator.contract import Resources
 from orchestrator.controller.attempts import judge_report
 from orchestrator.controller.drain import Drain, note_drained, read_drain
 from orchestrator.controller.durations import Durations
@@ -21,14 +22,17 @@ from orchestrator.controller.fleet import Fleet, Holding, Identification
 from orchestrator.controller.heartbeats import Heartbeats
 from orchestrator.controller.inbox import Message, Retry, Submit, discard
 from orchestrator.controller.lease import Lease
-from orchestrator.controller.limits import AttemptLimits
+from orchestrator.controller.limits import AttemptLimits, PreflightRule
+from orchestrator.controller.quotas import Cap, read_quotas
 from orchestrator.controller.settlement import settle
 from orchestrator.controller.stops import Stops
 from orchestrator.errors import ControllerError, FailureKind, OrchestratorError
+from orchestrator.observability.counters import CounterBook
+from orchestrator.observability.sweeps import Observed
 from orchestrator.state.commands import Command, LaunchJob
 from orchestrator.state.events import AttemptSucceeded, Running
 from orchestrator.state.scheduler import Scheduler
-from orchestrator.state.snapshot import Attempt
+from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 
@@ -74,11 +78,15 @@ class Controller:
             store, backend, cluster, self._stops, grace_s=limits.grace_s, on_alive=self._stay_alive
         )
         self._heartbeats = Heartbeats(limits.hangs)
+        self._preflight = limits.preflight
+        self.counters = CounterBook(now())
+        """Sums that attempts report, for metrics."""
         self._scheduler = Scheduler()
         self._durations = Durations()
         self._remaining_s: dict[str, float] = {}
         """What live attempts say of the time to their end."""
         self._drain: Drain | None = None
+        self._quotas: Mapping[str, Cap] = {}
         self._orphans: set[str] = set()
         self._inbox_at_s = 0.0
         self._woken: set[str] = set()
@@ -99,6 +107,29 @@ class Controller:
         if self._fleet is None:
             return False
         return not self._fleet.active() or (self._drain is not None and self._drain.drained_at_s is not None)
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """All sweeps in its hands, those that have ended included."""
+        return [] if self._fleet is None else [holding.snapshot for holding in self._fleet.holdings()]
+
+    @property
+    def capacity(self) -> Resources:
+        """What the cluster has in all."""
+        return self._backend.capacity().total
+
+    def observed(self) -> list[Observed]:
+        """The same, with what metrics say of them."""
+        silent_s, indexes = self._heartbeats.silent_s, self._scheduler.indexes
+        return [
+            Observed(
+                snapshot=holding.snapshot,
+                index=indexes.get(holding.snapshot.sweep),
+                progress=holding.board.running,
+                silent_s=silent_s,
+            )
+            for holding in (self._fleet.holdings() if self._fleet is not None else ())
+        ]
 
     def wake(self, sweep: str = "") -> None:
         """Make the next tick look into the inbox of a sweep (or of all); callable from any thread."""
@@ -164,6 +195,7 @@ class Controller:
             sweeps: Sequence[str] = self._store.list_children("sweeps/")
             fleet.check_fences()
             self._drain = self._wish_to_rest()
+            self._read_quotas()
         else:
             sweeps = sorted(woken)
         for holding, message in fleet.messages(sweeps):
@@ -176,6 +208,12 @@ class Controller:
         except ControllerError as error:
             _LOG.error("%s", error)
             return Drain(cluster=self._cluster, running=Running.FINISH, reason=str(error))
+
+    def _read_quotas(self) -> None:
+        try:
+            self._quotas = read_quotas(self._store, self._cluster)
+        except ControllerError as error:
+            _LOG.error("%s", error)
 
     def _settle(self, fleet: Fleet, holding: Holding, message: Message) -> None:
         if message.message_id not in holding.snapshot.handled:
@@ -207,11 +245,14 @@ class Controller:
                 self._stops.forget(attempt_id)
                 self._backend.release(attempt_id)
         self._heartbeats.retain(asked)
+        self.counters.retain(asked)
 
     def _record(self, fleet: Fleet, holding: Holding, reports: Mapping[str, AttemptReport]) -> None:
         ended = []
         for attempt in holding.snapshot.live_attempts:
             report = reports.get(attempt.attempt_id)
+            if report is not None and report.progress is not None:
+                self.counters.see(holding.snapshot, attempt, report.progress)
             event = judge_report(self._store, attempt, report, self._now()) if report else None
             if event is not None:
                 ended.append(event)
@@ -285,6 +326,8 @@ class Controller:
             max_live_attempts=self._max_live_attempts,
             durations=self._durations.of(snapshots),
             remaining_s=self._remaining_s,
+            user_caps=self._quotas,
+            stepping=None if self._preflight is PreflightRule.NEVER else self._heartbeats.stepping,
         )
         commands = [command for command in commands if command.sweep in served]
         if self._drain is not None or fleet.is_blind:
@@ -305,6 +348,7 @@ class Controller:
     def _show_progress(self, fleet: Fleet) -> None:
         for holding in fleet.holdings():
             holding.board.explain(self._scheduler.waits.get(holding.snapshot.sweep, {}))
+            holding.board.warn(self._scheduler.warnings.get(holding.snapshot.sweep, ""))
             try:
                 holding.board.flush(self._now())
             except OrchestratorError as error:

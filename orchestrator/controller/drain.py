@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError
+from orchestrator.security.json_text import parse_json
 from orchestrator.state.codec import decode_value
 from orchestrator.state.events import Running
 from orchestrator.storage.layout import drain_name
@@ -74,7 +75,7 @@ def _read(store: ObjectStore, cluster: str) -> tuple[Drain, ObjectStat] | None:
     except NotFoundError:
         return None
     try:
-        return decode_value(Drain, json.loads(content)), stat
+        return decode_value(Drain, parse_json(content)), stat
     except (ValueError, TypeError) as error:
         message = (
             f"{drain_name(cluster)} in {store.uri} cannot be read ({error!r}), so whether cluster {cluster} may work "

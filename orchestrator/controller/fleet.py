@@ -23,7 +23,8 @@ BLIND_S = 120.0
 """A new controller launches nothing for so long while the store does not tell it of all sweeps."""
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
-_SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, KeyError)
+# All that altered objects of one sweep can lead to; the other sweeps are served meanwhile.
+_SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _OUTAGES = (StorageTimeoutError, StorageThrottledError)  # the store's, which passes, and not the sweep's own
 
 

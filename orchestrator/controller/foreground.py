@@ -7,9 +7,10 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.backends.protocol import Backend
@@ -41,11 +42,12 @@ def run_sweep_inprocess(
     entry_point: str = ENTRY_POINT,
     backend: Backend | None = None,
     on_change: Callable[[Snapshot], None] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Snapshot:
     """Submit a plan and run it to its end here; returns the final snapshot.
 
     Takes the sweep over if another cluster owns it. ``directory`` keeps the cache (default: temporary);
-    ``on_change`` sees a snapshot after every tick that changed something.
+    ``on_change`` sees a snapshot after every tick that changed something; ``provenance`` is as of ``client.submit``.
 
     Raises:
         ControllerError: the plan was refused.
@@ -55,7 +57,7 @@ def run_sweep_inprocess(
         folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orchestrator-")))
         chosen = backend or InprocessBackend(store, folder, entry_point=entry_point)
         controller = Controller(store, chosen, INPROCESS_CLUSTER, new_holder(), max_live_attempts=1)
-        message_id = submit(store, plan, spec_text, INPROCESS_CLUSTER, ownership=Ownership.TAKE)
+        message_id = submit(store, plan, spec_text, INPROCESS_CLUSTER, ownership=Ownership.TAKE, provenance=provenance)
         controller.wake(plan.sweep)
         return drive(controller, store, plan.sweep, message_id, on_change=on_change)
 

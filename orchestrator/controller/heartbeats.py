@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.contract import Progress
 from orchestrator.controller.limits import HangLimits
+from orchestrator.state.preflight import NUM_STEPS
 
 _WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})
 """Phases in which an attempt waits for the cluster, which is no fault of its own."""
@@ -29,6 +30,8 @@ class _Beat:
     """Since the latest step, as far as somebody looked."""
     step_s: float = 0.0
     """Longest of its own figure and ours, over the phase."""
+    num_steps: int = 0
+    """That were seen."""
 
 
 class Heartbeats:
@@ -37,6 +40,12 @@ class Heartbeats:
     def __init__(self, limits: HangLimits | None = None) -> None:
         self._limits = limits or HangLimits()
         self._beats: dict[str, _Beat] = {}
+        self._stepping: set[str] = set()
+
+    @property
+    def stepping(self) -> Collection[str]:
+        """Attempts that have trained a few steps since they were first seen."""
+        return self._stepping
 
     def see(self, attempt_id: str, progress: Progress, now: float) -> str:
         """Take a report; returns why the attempt counts as hanging, or nothing."""
@@ -47,15 +56,24 @@ class Heartbeats:
         beat.silent_s += min(now - beat.seen_at_s, MAX_GAP_S)
         beat.seen_at_s = now
         if progress.step != beat.step:
+            beat.num_steps += max(0, progress.step - beat.step)
+            if beat.num_steps >= NUM_STEPS:
+                self._stepping.add(attempt_id)
             own_s = (now - beat.at_s) / max(1, progress.step - beat.step)
             beat.step_s = progress.step_s or max(own_s, 0.5 * beat.step_s)
             beat.step, beat.at_s, beat.silent_s = progress.step, now, 0.0
             return ""
         return "" if beat.phase in _WAITING else self._verdict(beat)
 
+    @property
+    def silent_s(self) -> dict[str, float]:
+        """Seconds without a step, by attempt."""
+        return {attempt_id: beat.silent_s for attempt_id, beat in self._beats.items()}
+
     def retain(self, attempt_ids: Collection[str]) -> None:
         """Forget all attempts but these."""
         if len(self._beats) > len(attempt_ids):
+            self._stepping.intersection_update(attempt_ids)
             self._beats = {attempt_id: beat for attempt_id, beat in self._beats.items() if attempt_id in attempt_ids}
 
     def _verdict(self, beat: _Beat) -> str:

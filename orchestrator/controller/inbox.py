@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -54,6 +54,8 @@ class Submit(ClientMessage):
     plan: Mapping[str, Any]
     spec_text: str
     ownership: Ownership = Ownership.KEEP
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """What the client knows of code, packages and machine, as JSON; it goes into the revision's provenance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,5 +164,5 @@ def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:
         return decode_value(_TYPES[kind], {**document, "message_id": message_id})
     except NotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         return Unreadable(message_id=message_id, reason=f"not a message: {error!r}; send it again with `orchestrator`")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.layout import lease_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
@@ -37,7 +38,7 @@ class LeaseState:
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Inverse of ``to_bytes``."""
-        return cls(**json.loads(content))
+        return cls(**parse_json(content))
 
     def to_bytes(self) -> bytes:
         """JSON document."""

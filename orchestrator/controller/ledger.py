@@ -9,14 +9,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.controller.told import without_secrets
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, StorageError
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.sharing import load_shared
+from orchestrator.security.json_text import parse_json
 from orchestrator.state.events import Event, SweepAdopted, decode_event, encode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.stored import decode_snapshot, encode_snapshot
-from orchestrator.storage.journal import Journal, JournalFencedError
+from orchestrator.storage.journal import Journal, JournalDamagedError, JournalFencedError
 from orchestrator.storage.layout import journal_segment, plan_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.snapshots import read_snapshots, write_snapshot
@@ -35,7 +37,7 @@ def _snapshot_distance(snapshot: Snapshot) -> int:
 
 
 def read_plan(
-    store: ObjectStore, sweep: str, revision: int, *, loads: Callable[[str], dict[str, Any]] = json.loads
+    store: ObjectStore, sweep: str, revision: int, *, loads: Callable[[str], dict[str, Any]] = parse_json
 ) -> Plan:
     """A revision's plan. Raises ``NotFoundError``."""
     return Plan.from_json(loads(store.get(plan_name(sweep, revision)).decode()))
@@ -75,10 +77,15 @@ class SweepLedger:
         if not self._is_resumed:
             self._resume()
             self._is_resumed = True
-        self._unfolded += [decode_event(document) for document in self._journal.read_new()]
-        if self._unfolded:
-            self.snapshot = apply(self.snapshot, self._unfolded, self._plan)
-            self._unfolded = []
+        try:
+            self._unfolded += [decode_event(document) for document in self._journal.read_new()]
+            if self._unfolded:
+                self.snapshot = apply(self.snapshot, self._unfolded, self._plan)
+                self._unfolded = []
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            before = self._journal.next_sequence
+            message = f"an event before segment {before} cannot follow: {error!r}"
+            raise JournalDamagedError(self.sweep, before - 1, message) from error
         return self.snapshot
 
     def adopt(self, adoption: SweepAdopted) -> None:
@@ -103,7 +110,7 @@ class SweepLedger:
             JournalFencedError: another controller owns the sweep now.
             StorageError: it is unknown whether the events are in the journal; read it again in a new ledger.
         """
-        segment = [*([self._adoption] if self._adoption else []), *events]
+        segment = [*([self._adoption] if self._adoption else []), *map(without_secrets, events)]
         # Folded first: events that cannot follow must never reach the journal, where every reader would trip over them.
         snapshot = apply(self.snapshot, segment, self._plan)
         self._journal.append([encode_event(event) for event in segment])
@@ -163,7 +170,7 @@ class SweepLedger:
     def _plan(self, revision: int) -> Plan:
         if revision not in self._plans:
             # A controller keeps many plans for long, a reader one for a moment: sharing takes 0.1 ms per job.
-            loads = load_shared if self._is_writer else json.loads
+            loads = load_shared if self._is_writer else parse_json
             try:
                 self._plans[revision] = read_plan(self._store, self.sweep, revision, loads=loads)
             except (TypeError, KeyError, ValueError) as error:

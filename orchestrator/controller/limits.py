@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Self
 
 from orchestrator.state.codec import decode_value
@@ -42,6 +43,14 @@ class HangLimits:
         return max(self.floors_s.get(phase, self.other_s), self.multiple * step_s)
 
 
+class PreflightRule(StrEnum):
+    """When one job of a sort goes ahead of the others, until it has trained a few steps."""
+
+    LARGE = "large"
+    """Where they take more than a few GPU-hours."""
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLimits:
     """All limits of one controller's attempts."""
@@ -49,6 +58,7 @@ class AttemptLimits:
     grace_s: float = GRACE_S
     """From the request to write a checkpoint and end to the end by force."""
     hangs: HangLimits = field(default_factory=HangLimits)
+    preflight: PreflightRule = PreflightRule.LARGE
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""

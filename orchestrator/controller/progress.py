@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.contract import Progress
 from orchestrator.errors import NotFoundError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.layout import progress_name
 from orchestrator.storage.protocol import ObjectStore
 
@@ -24,20 +25,34 @@ class LiveProgress:
     progress: Progress
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What is shown of one job; without an attempt, why it waits."""
+
+    attempt_id: str
+    progress: Progress
+
+    def to_json(self) -> dict[str, Any]:
+        # ``asdict`` copies deeply, and takes ten times as long.
+        told = {name: getattr(self.progress, name) for name in Progress.__slots__}
+        return {"attempt_id": self.attempt_id, "progress": told}
+
+
 class ProgressBoard:
     """Collects the progress of one sweep's attempts and writes it at most once per ``WRITE_EVERY_S``."""
 
     def __init__(self, store: ObjectStore, sweep: str) -> None:
         self._store = store
         self._name = progress_name(sweep)
-        self._current: dict[str, dict[str, Any]] = {}
+        self._current: dict[str, _Line] = {}
         self._waits: Mapping[str, str] = {}
-        self._written: dict[str, dict[str, Any]] = {}
+        self._warnings: tuple[str, ...] = ()
+        self._written: tuple[dict[str, _Line], tuple[str, ...]] = {}, ()
         self._write_at_s = 0.0
 
     def show(self, job: str, attempt_id: str, progress: Progress) -> None:
         """Note where an attempt is."""
-        self._current[job] = {"attempt_id": attempt_id, "progress": asdict(progress)}
+        self._current[job] = _Line(attempt_id, progress)
 
     def remove(self, job: str) -> None:
         """Forget a job whose attempt has ended."""
@@ -45,28 +60,53 @@ class ProgressBoard:
 
     def explain(self, waits: Mapping[str, str]) -> None:
         """Note why jobs wait, in place of what was told before; a running attempt's own progress goes first."""
-        if waits != self._waits:
-            for job in self._waits.keys() - waits.keys():
-                if not self._current.get(job, {}).get("attempt_id"):
-                    self.remove(job)
-            self._waits = dict(waits)
+        if waits == self._waits:
+            return
+        for job in self._waits.keys() - waits.keys():
+            if not self._runs(job):
+                self.remove(job)
+        self._waits = dict(waits)
         for job, reason in waits.items():
-            if not self._current.get(job, {}).get("attempt_id"):
+            if not self._runs(job):
                 self.show(job, "", Progress(phase=reason))
+
+    @property
+    def running(self) -> dict[str, Progress]:
+        """Latest progress of the attempts that run, by job."""
+        return {job: line.progress for job, line in self._current.items() if line.attempt_id}
+
+    def warn(self, *warnings: str) -> None:
+        """Note what people should know of the sweep as a whole, in place of what was told before."""
+        self._warnings = tuple(warning for warning in warnings if warning)
 
     def flush(self, now: float) -> None:
         """Write what has changed, when it is time."""
-        if self._current == self._written or now < self._write_at_s:
+        if now < self._write_at_s or self._written == (self._current, self._warnings):
             return
-        self._store.put(self._name, json.dumps({"at_s": now, "jobs": self._current}).encode())
-        self._written = dict(self._current)
+        # Only here: a controller sees a thousand attempts ten times a second and writes once.
+        jobs = {job: line.to_json() for job, line in self._current.items()}
+        self._store.put(self._name, json.dumps({"at_s": now, "jobs": jobs, "warnings": self._warnings}).encode())
+        self._written = dict(self._current), self._warnings
         self._write_at_s = now + WRITE_EVERY_S
+
+    def _runs(self, job: str) -> bool:
+        line = self._current.get(job)
+        return line is not None and bool(line.attempt_id)
+
+
+def read_warnings(store: ObjectStore, sweep: str) -> tuple[str, ...]:
+    """What people should know of an unfinished sweep as a whole: bounds that it comes close to, and the like."""
+    try:
+        document = parse_json(store.get(progress_name(sweep)))
+    except NotFoundError:
+        return ()
+    return tuple(document.get("warnings", ()))
 
 
 def read_progress(store: ObjectStore, sweep: str) -> Mapping[str, LiveProgress]:
     """Latest progress by job; empty if there is none."""
     try:
-        document = json.loads(store.get(progress_name(sweep)))
+        document = parse_json(store.get(progress_name(sweep)))
     except NotFoundError:
         return {}
     return {

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.contract import JobKind
 from orchestrator.controller.inbox import Submit, read_inbox
 from orchestrator.controller.ledger import read_plan
 from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError
 from orchestrator.plan.graph import Job, Plan
+from orchestrator.search.kept import kept_trials
+from orchestrator.security.json_text import parse_json
 from orchestrator.state.events import decode_event
 from orchestrator.state.fold import fold
 from orchestrator.state.snapshot import Snapshot
@@ -81,7 +84,7 @@ class RootReader:
         jobs += [] if snapshot.plan is None else snapshot.plan.jobs
         jobs += _leaving_jobs(self._store, snapshot)
         return _SweepRoots(
-            planned=frozenset(job.key for job in jobs),
+            planned=frozenset(job.key for job in jobs) | _trials(self._store, jobs),
             inputs=frozenset(reference for job in jobs for reference in references_in(job.identity)),
             live=frozenset(attempt.key for attempt in snapshot.live_attempts),
             num_segments=num_segments,
@@ -152,7 +155,7 @@ def forget(store: ObjectStore, sweep: str, *, now: float) -> None:
 def is_forgotten(store: ObjectStore, sweep: str) -> bool:
     """Whether a sweep was forgotten and nothing was written into its journal since."""
     try:
-        num_segments = int(json.loads(store.get(forgotten_name(sweep)))["num_segments"])
+        num_segments = int(parse_json(store.get(forgotten_name(sweep)))["num_segments"])
     except NotFoundError:
         return False
     except (ValueError, KeyError, TypeError):
@@ -184,6 +187,22 @@ def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
     initial = identity.get("parameters", {}).get("initial") or {}
     if isinstance(source := initial.get("artifact"), str):
         yield source
+
+
+def _trials(store: ObjectStore, jobs: Iterable[Job]) -> frozenset[str]:
+    """Keys of the trials of searches: jobs like any other, which no plan names.
+
+    Raises:
+        ControllerError: the log of a search is damaged, so that what it needs is unknown.
+    """
+    found: set[str] = set()
+    for key in {job.key for job in jobs if job.kind is JobKind.SEARCH}:
+        try:
+            found |= kept_trials(store, key)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
+            raise ControllerError(message + "repair it, or delete searches/" + key) from error
+    return frozenset(found)
 
 
 def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:

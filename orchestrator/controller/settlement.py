@@ -30,6 +30,7 @@ from orchestrator.storage.protocol import ObjectStore
 
 _HOPELESS = (JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)
 _OPEN = (JobState.PENDING, JobState.RUNNING)
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
 class _RefusalError(Exception):
@@ -52,6 +53,10 @@ def settle(
         event = _follow(ledger.snapshot, message, now)
     except _RefusalError as refusal:
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=str(refusal))]
+    except _MALFORMED as error:
+        # It would raise at every look, and keep its sweep from all other messages.
+        reason = f"it cannot be followed ({error!r}): it is not as this version writes it; send it again"
+        return [MessageRefused(at_s=now, message_id=message.message_id, sender=str(message.sender), reason=reason)]
     snapshot = ledger.snapshot
     if isinstance(event, events.JobsRetried) and snapshot.state.is_final and snapshot.plan is not None:
         # Since the sweep ended, results that the retried jobs read may have been deleted.

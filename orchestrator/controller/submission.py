@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from orchestrator.contract import MISSING_DATA
 from orchestrator.controller.inbox import Consent, Submit
 from orchestrator.controller.ledger import SweepLedger
-from orchestrator.plan.graph import Plan
+from orchestrator.controller.origin import keep_origin
+from orchestrator.errors import StorageError
+from orchestrator.plan.graph import Job, Plan
 from orchestrator.state.events import (
     ArtifactMissed,
     Event,
@@ -18,7 +21,7 @@ from orchestrator.state.events import (
 )
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.protocol import ObjectStore, check_name
 
 
 def settle_submit(
@@ -29,7 +32,7 @@ def settle_submit(
     if not isinstance(plan, Plan):
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=plan)]
     snapshot = ledger.snapshot
-    event = _submission(ledger, message, _owned(plan, message, snapshot), now)
+    event = _submission(store, ledger, message, _owned(plan, message, snapshot), now)
     return [event, *missed_artifacts(store, snapshot, plan, now, on_alive)]
 
 
@@ -43,6 +46,8 @@ def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
     for job in plan.jobs:
         if absent := job.execution.data_location.get(MISSING_DATA):
             return f"{absent}; what is declared suffices to plan, but not to run"
+        if problem := _unsafe(job):
+            return problem
         missing = [need for need in job.needs if need not in known]
         if missing or job.name in known:
             return f"job {job.name} stands twice in the plan or before {missing}, which it needs; plan the sweep again"
@@ -50,22 +55,52 @@ def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
     return ""
 
 
+def _unsafe(job: Job) -> str:
+    """Why a job's name or key cannot be that of objects and folders; empty if they can. Plans come from anybody."""
+    if not _is_well_formed(job):
+        return f"job {str(job.name)[:80]!r} is not as a planner writes it; plan the sweep again with `orchestrator`"
+    try:
+        check_name(job.name)
+        check_name(job.key)
+    except StorageError as error:
+        return f"{error}; plan the sweep again"
+    if "/" in job.key or job.key.partition("-")[0] != job.kind.value:
+        return f"the key {job.key!r} is none of a job of the kind {job.kind.value}; plan the sweep again"
+    return ""
+
+
+def _is_well_formed(job: Job) -> bool:
+    """Whether what later steps build upon has the right types; JSON of others may hold anything anywhere."""
+    parts = (
+        (job.identity.get(name, {}) for name in ("parameters", "inputs")) if isinstance(job.identity, Mapping) else ()
+    )
+    amounts = (job.resources.cpus, job.resources.gpus, job.resources.memory_gib, job.resources.min_gpus)
+    return (
+        all(isinstance(text, str) for text in (job.name, job.key, *job.needs))
+        and all(isinstance(mapping, Mapping) for mapping in (job.identity, job.facets, *parts))
+        and all(isinstance(amount, int | float) and 0 <= amount < math.inf for amount in amounts)
+        and all(isinstance(number, int) for number in (job.execution.num_workers, job.execution.num_threads))
+    )
+
+
 def _accepted_plan(message: Submit, sweep: str, store_uri: str) -> Plan | str:
     """The plan of a submit, or why it is refused."""
     try:
         plan = Plan.from_json(message.plan)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         return f"the plan cannot be read: {error!r}; submit with the version that the controller runs"
     return check_plan(plan, sweep=sweep, store_uri=store_uri) or plan
 
 
-def _submission(ledger: SweepLedger, message: Submit, plan: Plan, now: float) -> Event:
+def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: Plan, now: float) -> Event:
     current = ledger.snapshot.plan
     if current is not None and replace(current, revision=0) == replace(plan, revision=0):
         return SweepReopened(at_s=now, message_id=message.message_id, sender=message.sender)
     # The plan is durable before the event names it: a crash in between leaves an unused revision.
     revision = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
     ledger.know_plan(revision, plan)
+    if message.provenance:
+        keep_origin(store, plan, revision, message, now)
     return PlanAccepted(at_s=now, message_id=message.message_id, sender=message.sender, revision=revision)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from orchestrator.contract import Execution, JobKind
 from orchestrator.plan.clusters import SPLITS, cluster_job, embed_job
+from orchestrator.plan.datasets import listing_job, part_jobs, whole_job
 from orchestrator.plan.draft import Draft, pretrain_job
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.identity import KeyMaker, make_identity
 from orchestrator.plan.published import Published
 from orchestrator.plan.sources import backbone_job, dataset_job, labels_job
 from orchestrator.plan.transfers import transfer_jobs
-from orchestrator.spec.model import Clustering, InitialBackbone, LabelSpace, Pretrain, Sweep
+from orchestrator.spec.model import Clustering, Dataset, InitialBackbone, LabelSpace, Pretrain, Sweep
 
 
 def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
@@ -34,6 +35,7 @@ def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
         register=sweep.register,
         published=tuple(Published(**entry) for entry in sweep.published),
         policy=sweep.policy,
+        notify=sweep.notify,
     )
 
 
@@ -58,7 +60,7 @@ class _Builder:
         for name in used:
             self._label_space(sweep.labels[name])
         for pretrain in sweep.pretrains:
-            for space in (*pretrain.labels, *pretrain.baselines):
+            for space in (*sweep.trained(pretrain), *pretrain.baselines):
                 for seed in pretrain.seeds:
                     self._pretrain(pretrain, sweep.labels[space], seed)
         for transfer in sweep.transfer:
@@ -71,15 +73,19 @@ class _Builder:
         keys = {role: self._jobs[job].key for role, job in draft.inputs.items()}
         identity = make_identity(draft.kind, draft.parameters, keys)
         key = self._keys.key_of(identity, draft.readable)
-        execution = self._execution(draft.kind, draft.inputs.get("index", draft.name))
+        kind = draft.like or draft.kind
+        execution = self._execution(kind, draft.inputs.get("index", draft.name))
+        if "target_index" in draft.inputs:
+            execution = replace(execution, target_location=self._location(draft.inputs["target_index"]))
+        resources = self._sweep.resources[kind]
         self._names.setdefault(key, draft.name)
         self._jobs[draft.name] = Job(
             name=draft.name,
             kind=draft.kind,
             key=key,
             identity=identity,
-            needs=tuple(draft.inputs.values()),
-            resources=self._sweep.resources[draft.kind],
+            needs=tuple(dict.fromkeys((*draft.inputs.values(), *draft.after))),
+            resources=resources.scaled(draft.copies) if draft.copies > 1 else resources,
             execution=replace(execution, **draft.execution) if draft.execution else execution,
             facets=draft.facets,
         )
@@ -87,9 +93,12 @@ class _Builder:
 
     def _add_once(self, draft: Draft) -> str:
         """Add a job, unless another entry has the same one; its name."""
-        inputs = {role: self._jobs[job].key for role, job in draft.inputs.items()}
-        key = self._keys.key_of(make_identity(draft.kind, draft.parameters, inputs), draft.readable)
+        key = self._key_of(draft)
         return self._names[key] if key in self._names else self._add(draft)
+
+    def _key_of(self, draft: Draft) -> str:
+        inputs = {role: self._jobs[job].key for role, job in draft.inputs.items()}
+        return self._keys.key_of(make_identity(draft.kind, draft.parameters, inputs), draft.readable)
 
     def _execution(self, kind: JobKind, index: str) -> Execution:
         """What jobs of a kind that read the same index have in common."""
@@ -109,8 +118,12 @@ class _Builder:
 
     def _location(self, job: str) -> Mapping[str, Any]:
         """Where the shards of an ``index`` job's data set lie; nothing for any other job."""
-        kind, _, dataset = job.partition("/")
-        return self._sweep.datasets[dataset].location if kind == JobKind.INDEX else {}
+        kind, _, name = job.partition("/")
+        if kind != JobKind.INDEX:
+            return {}
+        dataset = self._sweep.datasets[name]
+        components = [self._sweep.datasets[component].location for component in dataset.components]
+        return {"components": components} if any(components) else dataset.location
 
     def _dataset(self, name: str) -> None:
         dataset = self._sweep.datasets[name]
@@ -121,11 +134,17 @@ class _Builder:
                 self._dataset(component)
             parts = {f"part{number}": f"index/{part}" for number, part in enumerate(dataset.components)}
             self._add(dataset_job(JobKind.INDEX, dataset, dataset.parameters, parts))
-        elif dataset.location:  # the shards exist: to index them is the first job
+        elif not dataset.is_written:  # the shards exist: to index them is the first job
             self._add(dataset_job(JobKind.INDEX, dataset, dataset.parameters, {}))
         else:
-            written = self._add(dataset_job(JobKind.DATASET, dataset, dataset.parameters, {}))
-            self._add(dataset_job(JobKind.INDEX, dataset, {}, {"dataset": written}))
+            self._add(dataset_job(JobKind.INDEX, dataset, dataset.scan, {"dataset": self._written(dataset)}))
+
+    def _written(self, dataset: Dataset) -> str:
+        """The job whose artifact has the shards of a data set that the sweep writes itself."""
+        inputs = {"listing": self._add(listing_job(dataset))} if dataset.listing else {}
+        whole = self._key_of(whole_job(dataset, inputs))
+        parts = tuple(self._add(draft) for draft in part_jobs(dataset, inputs, whole))
+        return self._add(whole_job(dataset, inputs, parts))
 
     def _label_space(self, space: LabelSpace) -> None:
         if f"labels/{space.name}" in self._jobs:  # a backbone that an embedding needs came first

@@ -22,6 +22,12 @@ class Draft:
     facets: Mapping[str, str | int]
     execution: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``Execution`` that belong to this job alone."""
+    like: JobKind | None = None
+    """Kind whose resources and execution it has; None = its own."""
+    copies: int = 1
+    """Times what a job of that kind occupies."""
+    after: tuple[str, ...] = ()
+    """Jobs that must be done before, though nothing of theirs is identity."""
 
 
 def pretrain_job(block: str, space: str, seed: int) -> str:

@@ -38,6 +38,8 @@ class Features:
     """The block of the backbone."""
     backbone: str
     """Name of the job that pretrains it."""
+    role: str = "backbone"
+    """What that job is to those that read it: ``backbone``, or the ``search`` which found one."""
     checkpoint: Mapping[str, int]
     """``{"checkpoint": epoch}`` of the backbone; empty = its final weights."""
     dataset: str
@@ -48,13 +50,13 @@ class Features:
         """The embed jobs."""
         model = self.pretrain.model
         for split, view in self._views().values():
-            look = {"view": view, **self._look()}
+            look = {"view": view, **self.look()}
             yield Draft(
                 kind=JobKind.EMBED,
                 name=self._name(split, view),
                 readable=f"{model.name}-{split}",
                 parameters={"split": split, **look, "model": model_parameters(model), **self.checkpoint},
-                inputs={"index": f"index/{self.dataset}", "backbone": self.backbone},
+                inputs={"index": f"index/{self.dataset}", self.role: self.backbone},
                 facets={"dataset": self.dataset},
             )
 
@@ -68,7 +70,7 @@ class Features:
         trained = {"train" if view == CENTER else f"train_{view}": ("train", view) for view in views}
         return {**trained, "val": ("val", CENTER)}
 
-    def _look(self) -> dict[str, Any]:
+    def look(self) -> dict[str, Any]:
         """How images are seen: as the recipe says; where it is silent, as in pretraining.
 
         A recipe of an optimiser says all, by its own defaults, as it does for probes that are trained on images.
@@ -80,7 +82,7 @@ class Features:
 
     def _name(self, split: str, view: str) -> str:
         """Its last part tells looks apart that are not those of the pretraining."""
-        usual, look = {**_pretrained_look(self.pretrain), "precision": "fp32"}, self._look()
+        usual, look = {**_pretrained_look(self.pretrain), "precision": "fp32"}, self.look()
         unusual = [f"{name}={_text(look[name])}" for name in look if look[name] != usual[name]]
         parts = (
             "embed",

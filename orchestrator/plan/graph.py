@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from orchestrator.contract import Execution, JobKind, Resources
 from orchestrator.plan.published import Published
+from orchestrator.spec.notify import Channel
 from orchestrator.spec.policy import Policy
 
 PLAN_VERSION = 1
@@ -70,6 +71,8 @@ class Plan:
     """``best``: MLflow's model registry gets the best backbone."""
     published: tuple[Published, ...] = ()
     """Printed numbers to show beside those of the report."""
+    notify: tuple[Channel, ...] = ()
+    """Who is told what, besides those whom the cluster's own file names."""
     version: int = PLAN_VERSION
 
     def by_name(self) -> Mapping[str, Job]:
@@ -81,8 +84,11 @@ class Plan:
         return {job.name: job for job in self.jobs}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form."""
-        return asdict(self)
+        """Plain JSON form. Without anybody to notify it is that of earlier versions, which know no such field."""
+        document = asdict(self)
+        if not self.notify:
+            del document["notify"]
+        return document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -93,4 +99,5 @@ class Plan:
         former = {"max_failures": document["max_failures"]} if "max_failures" in document else {}
         policy = Policy.from_json(document.get("policy", former))
         known = {name: value for name, value in document.items() if name != "max_failures"}
-        return cls(**{**known, "jobs": jobs, "published": published, "policy": policy})
+        notify = tuple(Channel.from_json(entry) for entry in document.get("notify", ()))
+        return cls(**{**known, "jobs": jobs, "published": published, "policy": policy, "notify": notify})

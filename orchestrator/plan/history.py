@@ -229,7 +229,7 @@ def _done(
         return embed_work(parameters, network_of(parameters["model"]), metrics["num_samples"]), seconds
     if kind is JobKind.INDEX:
         return scan_work(index_size(metrics)), seconds
-    if kind is JobKind.DATASET:
+    if kind is JobKind.DATASET and "builtin" in parameters and not metrics.get("num_adopted"):
         return writing_work(builtin_size(parameters)), seconds
     if kind is JobKind.LABELS:
         return label_work(), seconds

@@ -18,6 +18,7 @@ CODE_VERSIONS: Mapping[JobKind, int] = {
     JobKind.FINETUNE: 1,
     JobKind.PROBE: 1,
     JobKind.KNN: 1,
+    JobKind.SEARCH: 1,
 }
 """Bumped by hand whenever the code of a kind computes another result from the same parameters."""
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from orchestrator.contract import JobKind
 from orchestrator.plan.graph import Job, Plan
 
 
@@ -88,6 +89,8 @@ def group_jobs(plan: Plan, found: Mapping[str, Disposition]) -> list[Group]:
 
 def _title(job: Job) -> str:
     facets = job.facets
+    if job.kind is JobKind.DATASET:  # however many jobs share the writing of it
+        return str(facets.get("dataset", job.name.partition("/")[2]))
     if "label_space" not in facets:
         return job.name.partition("/")[2]
     parts = [facets.get("transfer"), facets.get("baseline"), facets.get("pretrain"), facets["label_space"]]

@@ -16,7 +16,10 @@ def load_shared(text: str) -> Any:  # noqa: ANN401 - any JSON value
     Raises:
         ValueError: the text is no JSON.
     """
-    return json.loads(text, object_pairs_hook=_Sharing().share_object)
+    try:
+        return json.loads(text, object_pairs_hook=_Sharing().share_object)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 class _Sharing:

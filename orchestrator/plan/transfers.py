@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from orchestrator.plan.draft import Draft, model_parameters, pretrain_facets, pretrain_job, subset_parameters
+from orchestrator.contract import JobKind
+from orchestrator.plan.draft import Draft, model_parameters, pretrain_job, subset_parameters
 from orchestrator.plan.features import Features, is_cached
 from orchestrator.plan.readable import readable_rule
+from orchestrator.plan.searches import backbone_search, best_facets, recipe_search, searched_spaces
 from orchestrator.spec.model import Cell, LabelSpace, Pretrain, Sweep, Transfer
 from orchestrator.spec.schema_probe import LOOK_FIELDS
 
@@ -24,11 +26,31 @@ class _Backbone:
     space: LabelSpace
     seed: int
     epoch: int | None
+    search: str = ""
+    """Name of the job that searches for it; empty for one that is pretrained by itself."""
+    among: tuple[LabelSpace, ...] = ()
+    """Label spaces that the search chooses from."""
 
     @property
     def job(self) -> str:
-        """Name of the job that pretrains it."""
-        return pretrain_job(self.pretrain.name, self.space.name, self.seed)
+        """Name of the job that pretrains it, or finds it."""
+        return self.search or pretrain_job(self.pretrain.name, self.space.name, self.seed)
+
+    @property
+    def role(self) -> str:
+        """What that job is to those that read the backbone."""
+        return "search" if self.search else "backbone"
+
+    @property
+    def path(self) -> str:
+        """Of the names of jobs that measure it."""
+        space = "best" if len(self.among) > 1 else self.space.name
+        return pretrain_job(self.pretrain.name, space, self.seed).partition("/")[2]
+
+    @property
+    def facets(self) -> dict[str, str | int]:
+        """What it is compared by."""
+        return best_facets(self.pretrain, self.among or (self.space,), self.seed)
 
     @property
     def checkpoint(self) -> dict[str, int]:
@@ -43,6 +65,7 @@ def transfer_jobs(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
     The pretrainings and label spaces that they need must be planned already.
     """
     known: set[str] = set()
+    yield from _backbone_searches(sweep, transfer)
     for backbone in _backbones(sweep, transfer):
         for cell in transfer.cells:
             features = _features(sweep, transfer, backbone, cell)
@@ -51,14 +74,54 @@ def transfer_jobs(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
                     known.add(draft.name)
                     yield draft
         for fraction, cell, seed in product(transfer.fractions or (None,), transfer.cells, transfer.seeds):
-            yield _job(sweep, transfer, backbone, cell=cell, fraction=fraction, seed=seed)
+            search = _recipe_search(sweep, transfer, backbone, cell=cell, fraction=fraction)
+            if search is not None and search.name not in known:
+                known.add(search.name)
+                yield search
+            job = _job(sweep, transfer, backbone, cell=cell, fraction=fraction, seed=seed)
+            yield job if search is None else replace(job, inputs={**job.inputs, "search": search.name})
+
+
+def _backbone_searches(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
+    search = transfer.search
+    if search is None or not transfer.searches_backbones:
+        return
+    for pretrain in (sweep.pretrain(block) for block in transfer.pretrains):
+        for spaces, seed in product(searched_spaces(sweep, transfer, pretrain), pretrain.seeds):
+            yield backbone_search(sweep, transfer, search, pretrain=pretrain, spaces=spaces, seed=seed)
+
+
+def _recipe_search(
+    sweep: Sweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None
+) -> Draft | None:
+    """The search of a transfer's recipe, on the block's first backbone and the first transfer seed."""
+    if transfer.search is None or transfer.searches_backbones:
+        return None
+    first = replace(backbone, seed=backbone.pretrain.seeds[0])
+    measured = _job(sweep, transfer, first, cell=cell, fraction=fraction, seed=transfer.seeds[0])
+    parts = (
+        JobKind.SEARCH.value,
+        transfer.name,
+        first.pretrain.name,
+        first.space.name,
+        "" if first.epoch is None else f"epoch{first.epoch}",
+        "" if fraction is None else f"fraction{fraction:g}",
+    )
+    return recipe_search(transfer, transfer.search, measured, "/".join(part for part in parts if part))
 
 
 def _backbones(sweep: Sweep, transfer: Transfer) -> Iterator[_Backbone]:
     for block in transfer.pretrains:
         pretrain = sweep.pretrain(block)
         retrained = (transfer.target,) if RETRAIN in transfer.baselines else ()
-        measured = filter(transfer.measures, pretrain.labels)
+        measured = () if transfer.searches_backbones else filter(transfer.measures, pretrain.labels)
+        if transfer.search is not None and transfer.searches_backbones:
+            for spaces, seed in product(searched_spaces(sweep, transfer, pretrain), pretrain.seeds):
+                name = backbone_search(
+                    sweep, transfer, transfer.search, pretrain=pretrain, spaces=spaces, seed=seed
+                ).name
+                among = tuple(spaces)
+                yield _Backbone(pretrain=pretrain, space=among[0], seed=seed, epoch=None, search=name, among=among)
         for space in dict.fromkeys((*measured, *retrained)):
             for seed, epoch in product(pretrain.seeds, transfer.checkpoints or (None,)):
                 yield _Backbone(pretrain=pretrain, space=sweep.labels[space], seed=seed, epoch=epoch)
@@ -71,6 +134,7 @@ def _features(sweep: Sweep, transfer: Transfer, backbone: _Backbone, cell: Cell)
     return Features(
         pretrain=backbone.pretrain,
         backbone=backbone.job,
+        role=backbone.role,
         checkpoint=backbone.checkpoint,
         dataset=sweep.labels[transfer.target].dataset,
         recipe=cell.recipe,
@@ -88,7 +152,7 @@ def _job(
         inputs |= features.inputs()
         parameters["recipe"] = _without_look(recipe)
     else:
-        inputs["backbone"] = backbone.job
+        inputs[backbone.role] = backbone.job
         parameters |= backbone.checkpoint
     return Draft(
         kind=transfer.protocol,
@@ -97,7 +161,7 @@ def _job(
         parameters={**parameters, **subset_parameters(_subset(transfer, fraction, seed))},
         inputs=inputs,
         facets={
-            **pretrain_facets(pretrain, backbone.space, backbone.seed),
+            **backbone.facets,
             "transfer": transfer.name,
             "protocol": transfer.protocol.value,
             "target": transfer.target,
@@ -127,7 +191,7 @@ def _name(transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: floa
     parts = (
         transfer.protocol.value,
         transfer.name,
-        backbone.job.partition("/")[2],
+        backbone.path,
         "" if backbone.epoch is None else f"epoch{backbone.epoch}",
         "" if fraction is None else f"fraction{fraction:g}",
         cell.name,

@@ -104,7 +104,7 @@ class Volumes:
         if index.name in self._given:
             return self._given[index.name]
         dataset = self.input(index, "dataset")
-        if dataset is not None:
+        if dataset is not None and "num_samples" not in index.execution.data_location:
             return builtin_size(dataset.identity["parameters"])
         parts = [self.by_key[key] for role, key in index.identity["inputs"].items() if role.startswith("part")]
         if parts:
@@ -122,10 +122,12 @@ def subject_of(identity: Mapping[str, Any]) -> str:
 
 def builtin_size(parameters: Mapping[str, Any]) -> DatasetSize:
     """Samples of a built-in data set, by its parameters."""
+    num_train, num_val = parameters.get("num_train", 0), parameters.get("num_val", 0)
     if parameters.get("builtin") == "digits":
         num_val = round(_DIGITS * parameters.get("val_fraction", _DIGITS_VAL_FRACTION))
-        return DatasetSize(num_train=_DIGITS - num_val, num_val=num_val)
-    return DatasetSize(num_train=parameters.get("num_train", 0), num_val=parameters.get("num_val", 0))
+        num_train = _DIGITS - num_val
+    num_parts = parameters.get("part", {}).get("num", 1)  # a part job writes its share
+    return DatasetSize(num_train=math.ceil(num_train / num_parts), num_val=math.ceil(num_val / num_parts))
 
 
 def training_work(
@@ -275,7 +277,7 @@ def _of_cluster(volumes: Volumes, job: Job) -> Volume:
 
 def _of_dataset(_: Volumes, job: Job) -> Volume:
     parameters: Mapping[str, Any] = job.identity["parameters"]
-    size = builtin_size(parameters)
+    size = DatasetSize() if job.needs else builtin_size(parameters)  # of shards that part jobs write it commits a list
     number = size.num_train + size.num_val
     per_sample = _TAR_BYTES_PER_SAMPLE + 3 * int(parameters.get("image_size", 8)) ** 2
     return Volume(work=writing_work(size), kept_bytes=_RECORD_BYTES + number * per_sample)

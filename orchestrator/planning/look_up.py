@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.reuse import Disposition, dispositions
 from orchestrator.planning.asking import ask_all
 from orchestrator.planning.code import package_digest
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
@@ -43,7 +43,7 @@ class Seen:
     def parse(cls, content: bytes) -> Self | None:
         """From a record's bytes; None if they are no record."""
         try:
-            document = json.loads(content)
+            document = parse_json(content)
             return cls(
                 key=document["key"],
                 job=document["job"],

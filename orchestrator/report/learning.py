@@ -42,9 +42,10 @@ def read_learning(store: ObjectStore, jobs: Iterable[Job]) -> Learning:
     """Errors and losses over the epochs of every training run that reported any, running ones included."""
     trained = [job for job in jobs if job.kind in TRAINED_KINDS]
     with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="learning") as pool:
-        histories = list(pool.map(lambda job: _history(store, job.key), trained))
-    curves = {job.name: _curves(lines) for job, lines in zip(trained, histories, strict=True) if lines}
-    unreadable = tuple(job.name for job, lines in zip(trained, histories, strict=True) if lines is None)
+        # Curves at once and not lines: of thousands of runs only the numbers are kept, not an object per step.
+        read = list(pool.map(lambda job: _read_curves(store, job.key), trained))
+    curves = {job.name: some for job, some in zip(trained, read, strict=True) if some}
+    unreadable = tuple(job.name for job, some in zip(trained, read, strict=True) if some is None)
     return Learning(curves=_thinned(curves), unreadable=unreadable)
 
 
@@ -57,15 +58,15 @@ def thin(curve: Curve, num_points: int) -> Curve:
     return Curve(epochs=tuple(curve.epochs[i] for i in kept), values=tuple(curve.values[i] for i in kept))
 
 
-def _history(store: ObjectStore, key: str) -> list[MetricLine] | None:
+def _read_curves(store: ObjectStore, key: str) -> dict[str, Curve] | None:
     try:
-        return read_metric_history(store, key)
+        return _curves(read_metric_history(store, key))
     except CorruptObjectError:
         return None  # the page is about the others; it names this one
 
 
 def _curves(lines: Sequence[MetricLine]) -> dict[str, Curve]:
-    names = dict.fromkeys(name for line in lines for name in line.metrics if is_fraction(name) or "loss" in name)
+    names = [name for name in _names(lines) if is_fraction(name) or "loss" in name]
     return {
         name: Curve(
             epochs=tuple(line.epoch for line in lines if name in line.metrics),
@@ -73,6 +74,10 @@ def _curves(lines: Sequence[MetricLine]) -> dict[str, Curve]:
         )
         for name in names
     }
+
+
+def _names(lines: Iterable[MetricLine]) -> dict[str, None]:
+    return dict.fromkeys(name for line in lines for name in line.metrics)
 
 
 def _thinned(curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:

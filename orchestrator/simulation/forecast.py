@@ -18,6 +18,7 @@ from orchestrator.backends.simulated import (
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.controller import client
 from orchestrator.controller.controller import Controller
+from orchestrator.controller.limits import AttemptLimits, PreflightRule
 from orchestrator.errors import ControllerError
 from orchestrator.plan.graph import Plan
 from orchestrator.simulation.loop import ControllerLoop, Pace
@@ -120,7 +121,10 @@ class _Simulated:
         """From the submission to the end of the sweep."""
         random = Random(self._seed)  # noqa: S311 - a simulation
         cluster = SimulatedCluster(self._spec, self.clock, self.store, workload.work_of, random, hazards=self._hazards)
-        controller = Controller(self.store, SimulatedBackend(cluster), CLUSTER, "simulated", self.clock)
+        # Simulated attempts say nothing of their steps, so that nothing could tell when a preflight is over.
+        limits = AttemptLimits(preflight=PreflightRule.NEVER)
+        backend = SimulatedBackend(cluster)
+        controller = Controller(self.store, backend, CLUSTER, "simulated", self.clock, limits=limits)
         client.submit(self.store, self._plan, "", CLUSTER, now=self.clock())
         began_s = self.clock()
         loop = ControllerLoop(

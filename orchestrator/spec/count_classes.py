@@ -37,7 +37,7 @@ def read_table(dataset: Dataset) -> Sequence[Mapping[str, Any]]:
 
 def table_of(dataset: Dataset) -> dict[str, Any]:
     """How the data plane gets the class table of a data set."""
-    if dataset.location or dataset.components:
+    if dataset.location or dataset.components or dataset.listing:
         return {"rows": dataset.class_table, "num_classes": dataset.num_classes}
     return {"builtin": dataset.parameters}
 

@@ -51,8 +51,9 @@ def counted_as_declared(
     declared = entry.num_classes or ()
     numbers = list(declared) if len(declared) == len(spaces) else list(known)
     if not all(numbers):
-        message = f"data set '{dataset.name}' is not there, so its classes cannot be counted; declare num_classes here"
-        complaints.add(("labels", name), f"{message}, or have it there ({dataset.missing})")
+        what = "is not there" if dataset.missing else "is not listed"
+        message = f"data set '{dataset.name}' {what}, so its classes cannot be counted; declare num_classes here"
+        complaints.add(("labels", name), f"{message}, or have it there ({dataset.uncounted})")
     return [
         Counted(num_classes=max(2, number), space=space, multi_label=_has_many_targets(space))
         for number, space in zip(numbers, spaces, strict=True)

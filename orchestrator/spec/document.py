@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import SpecError
+from orchestrator.security.references import is_reference
 from orchestrator.spec.include import Includer, ReadText
 from orchestrator.spec.merge import Located, merged
 from orchestrator.spec.overrides import with_overrides
@@ -112,9 +113,10 @@ def _scaled(tree: Tree, scale: str) -> Tree:
 
 def _refuse_secret_overrides(overrides: Sequence[str]) -> None:
     for override in overrides:
-        path = override.partition("=")[0]
+        path, _, value = override.partition("=")
         # Its last key alone: errors of later steps show the whole argument.
-        key = parse_tree(json.dumps({path.rpartition(".")[2].strip(): "text"}), f"--set {path}=...")
+        text = value if is_reference(value) else "text"
+        key = parse_tree(json.dumps({path.rpartition(".")[2].strip(): text}), f"--set {path}=...")
         refuse_secrets(key, override)
 
 

@@ -95,8 +95,12 @@ def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | No
 
 def read_text(path: str, shown: str) -> str:
     """The text of a file, called ``shown`` in errors. Raises ``SpecError``: it is not there or no text of that size."""
+    found = Path(path)
+    if found.exists() and not found.is_file() and not found.is_dir():
+        # Opening a pipe that nobody writes into would wait for ever.
+        raise SpecError((f"{shown}:1:1: cannot be read: it is a pipe or a device; name a file",))
     try:
-        with Path(path).open("rb") as file:
+        with found.open("rb") as file:
             content = file.read(MAX_BYTES + 1)  # whatever it is: a device has no size
         return content.decode("utf-8-sig" if content.startswith(BOM_UTF8) else "utf-8")
     except UnicodeDecodeError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.contract import JobKind, Resources
+from orchestrator.spec.notify import Channel
 from orchestrator.spec.policy import Policy
 
 
@@ -21,7 +22,15 @@ class Dataset:
     num_classes: int
     num_train: int
     location: Mapping[str, Any] = field(default_factory=dict)
-    """Where its shards lie that others wrote (``Execution.data_location``); empty: a ``dataset`` job writes them."""
+    """Where its shards lie that others wrote, and what is declared of them (``Execution.data_location``)."""
+    jobs: int = 1
+    """Jobs that share the writing of its shards."""
+    listing: Mapping[str, Any] = field(default_factory=dict)
+    """Identity of the listing of the source that it is converted from; empty without one."""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """Where that source lies (``Execution.data_location``)."""
+    scan: Mapping[str, Any] = field(default_factory=dict)
+    """Identity of the scan of shards that jobs of the sweep write; empty = nothing out of the ordinary."""
     class_table: tuple[Mapping[str, Any], ...] = ()
     """Rows of an external data set's class table."""
     multi_label: bool = False
@@ -31,6 +40,17 @@ class Dataset:
     """Data sets that this one mixes; empty otherwise."""
     missing: str = ""
     """Why it cannot be read, where it is known by its declaration alone; empty if it is there."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether jobs of the sweep write its shards."""
+        return bool(self.listing) or not (self.location or self.components)
+
+    @property
+    def uncounted(self) -> str:
+        """Why classes cannot be counted by its class table; empty if they can."""
+        unlisted = "its source is not listed where 'convert.listing' is declared"
+        return self.missing or (unlisted if self.listing and not self.class_table else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +159,26 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Trials in place of a grid."""
+
+    over: str
+    """``recipe``, ``pretrain`` or ``labels``."""
+    algorithm: Mapping[str, Mapping[str, Any]]
+    """Its name, with all of its options."""
+    space: Mapping[str, Mapping[str, Any]]
+    """Recipe fields: ``{"values": [...]}`` or a range; empty over label spaces."""
+    trials: int | None
+    """None: one for each label space."""
+    concurrent: int
+    seed: int
+    probe: Mapping[str, Any] = field(default_factory=dict)
+    """Recipe of the cached probe that judges pretrainings."""
+    holds_out: Mapping[str, Any] = field(default_factory=dict)
+    """What is added to the recipes of trials alone, so that they can be judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """One way to measure every backbone on one target."""
 
@@ -164,6 +204,7 @@ class Transfer:
     """Names of the blocks whose backbones are measured."""
     labels: tuple[str, ...] | None = None
     """Label spaces whose backbones are measured; None = all that a block pretrains."""
+    search: Search | None = None
 
     def measures(self, space: str) -> bool:
         """Whether backbones of a label space are measured; those of its own baselines always are."""
@@ -173,6 +214,21 @@ class Transfer:
     def recipe(self) -> Mapping[str, Any]:
         """Of the first cell."""
         return self.cells[0].recipe
+
+    @property
+    def recipes(self) -> tuple[Mapping[str, Any], ...]:
+        """Those to check: of all cells, or a search's at each listed value and each end of a range."""
+        if self.search is None or self.searches_backbones:
+            return tuple(cell.recipe for cell in self.cells)
+        ends = {name: [*next(iter(values.values()))] for name, values in self.search.space.items()}
+        first = {name: values[0] for name, values in ends.items()}
+        tried = [{**first, name: value} for name, values in ends.items() for value in values]
+        return tuple({**self.recipe, **self.search.holds_out, **chosen} for chosen in tried if self.recipe)
+
+    @property
+    def searches_backbones(self) -> bool:
+        """Whether its backbones are those that its search pretrains."""
+        return self.search is not None and self.search.over != "recipe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +258,21 @@ class Sweep:
     """Printed numbers for the report (fields of ``Published``)."""
     recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Recipes that it names, by name, with the fields of their bases."""
+    notify: tuple[Channel, ...] = ()
 
     def pretrain(self, name: str) -> Pretrain:
         """The block of a name. Raises ``KeyError``."""
         return {block.name: block for block in self.pretrains}[name]
+
+    def trained(self, pretrain: Pretrain) -> tuple[str, ...]:
+        """The label spaces whose backbones are pretrained by jobs of their own, not as trials of a search."""
+        measuring = [item for item in self.transfer if pretrain.name in item.pretrains]
+        if not any(item.searches_backbones for item in measuring):
+            return pretrain.labels
+        needed = {
+            name
+            for item in measuring
+            for name in pretrain.labels
+            if (not item.searches_backbones and item.measures(name)) or (item.baselines and name == item.target)
+        }
+        return tuple(name for name in pretrain.labels if name in needed)

@@ -11,7 +11,7 @@ from orchestrator.spec.json_schema import build_schema
 MARK = "<!-- From here on: python -m orchestrator.spec.reference docs/sweep.md -->"
 
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "datasets": ("SyntheticHierarchy", "Digits", "ExternalShards", "BadSamplesSpec", "MixtureSpec"),
+    "datasets": ("SyntheticHierarchy", "Digits", "ExternalShards", "BadSamplesSpec", "MixtureSpec", "ConvertedShards", "ConversionSpec"),
     "labels": (
         "LabelEntry",
         "RandomIds",
@@ -37,7 +37,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
         "KeepSpec",
         "BestSpec",
     ),
-    "transfer": ("TransferSpec",),
+    "transfer": ("TransferSpec", "SearchSpec", "AshaSpec", "RandomSpec", "OptunaSpec", "RangeSpec"),
     "recipes": ("TrainingRecipe", "ProbeRecipe", "CachedSgdRecipe", "LogisticRecipe", "KnnRecipe"),
     "report": ("ReportSpec", "PublishedSpec"),
     "resources": ("ResourceGroups", "ResourcesSpec"),

@@ -15,9 +15,11 @@ from orchestrator.spec.resolve_datasets import resolve_dataset
 from orchestrator.spec.resolve_labels import LabelSources, resolve_label_spaces, thinned
 from orchestrator.spec.resolve_mixture import resolve_mixture
 from orchestrator.spec.resolve_model import check_model, check_recipe_of_model
+from orchestrator.spec.resolve_notify import resolve_notify
 from orchestrator.spec.resolve_policy import resolve_policy, resolve_resources
 from orchestrator.spec.resolve_pretrain import blocks_of, check_origins, path_of, resolve_pretrain
 from orchestrator.spec.resolve_recipe import Objectives, RecipeBook, RecipeResolver, check_labels_of, check_recipe_on
+from orchestrator.spec.resolve_search import check_searches
 from orchestrator.spec.resolve_transfer import Use, check_targets, resolve_transfer, uses_of, with_baselines
 from orchestrator.spec.schema import SweepSpec
 from orchestrator.spec.schema_datasets import MixtureSpec
@@ -37,6 +39,7 @@ _GROUPS = {
     JobKind.FINETUNE: "transfer",
     JobKind.PROBE: "transfer",
     JobKind.KNN: "transfer",
+    JobKind.SEARCH: "transfer",
 }
 
 
@@ -108,6 +111,8 @@ class _Resolver:
         pretrained = [name for pretrain in pretrains for name in pretrain.labels]
         self._check_splits([*pretrained, *(item.target for item in transfer)], labels, datasets)
         check_targets(transfer, labels, self._complaints)
+        workers = {group: getattr(spec.resources, group).num_workers for group in ("pretrain", "transfer")}
+        check_searches(transfer, pretrains, labels, workers, self._complaints)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         baseline = self._baseline(pretrained)
         self._check_published(pretrained, pretrains)
@@ -131,6 +136,7 @@ class _Resolver:
             register="" if spec.tracking.register_ == "none" else spec.tracking.register_,
             published=tuple(entry.model_dump(exclude_none=True) for entry in spec.report.published),
             policy=policy,
+            notify=resolve_notify(spec.notify),
         )
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -162,8 +168,8 @@ class _Resolver:
             path = ("transfer", position, "recipe")
             measured = [pretrain.model for pretrain in pretrains if pretrain.name in item.pretrains]
             for model in {model.name: model for model in measured}.values():
-                for cell in item.cells:
-                    check_recipe_of_model(path, cell.recipe, model, table, self._complaints, num_workers=workers)
+                for recipe in item.recipes:
+                    check_recipe_of_model(path, recipe, model, table, self._complaints, num_workers=workers)
 
     def _check_batches(
         self,

@@ -8,7 +8,8 @@ from typing import Any
 from orchestrator.contract import MISSING_DATA
 from orchestrator.spec.complaints import Complaints
 from orchestrator.spec.model import Dataset
-from orchestrator.spec.schema_datasets import Digits, ExternalShards, SyntheticHierarchy
+from orchestrator.spec.resolve_conversion import resolve_conversion
+from orchestrator.spec.schema_datasets import ConvertedShards, Digits, ExternalShards, SyntheticHierarchy
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.survey import Survey
 from orchestrator.spec.tree import Path
@@ -20,14 +21,16 @@ _NUM_DIGITS = 1797
 
 def resolve_dataset(
     name: str,
-    entry: SyntheticHierarchy | Digits | ExternalShards,
+    entry: SyntheticHierarchy | Digits | ExternalShards | ConvertedShards,
     complaints: Complaints,
     survey: Survey | None = None,
 ) -> Dataset:
     """A data set with its levels and sizes, as far as the file and a look at its shards tell."""
     if isinstance(entry, ExternalShards):
         return _resolve_external(name, entry, survey or Survey(), complaints)
-    parameters = {**entry.model_dump(), "version": BUILTIN_VERSION}
+    if isinstance(entry, ConvertedShards):
+        return resolve_conversion(name, entry, survey or Survey(), complaints)
+    parameters = {**entry.model_dump(exclude={"jobs"}), "version": BUILTIN_VERSION}
     if isinstance(entry, Digits):
         num_train = int(_NUM_DIGITS * (1 - entry.val_fraction))
         return Dataset(
@@ -37,6 +40,7 @@ def resolve_dataset(
             levels={"digit": 10},
             num_classes=10,
             num_train=num_train,
+            jobs=entry.jobs,
         )
     _check_patches(("datasets", name), entry, complaints)
     levels = {f"depth{depth}": prod(entry.branching[:depth]) for depth in range(1, len(entry.branching) + 1)}
@@ -47,6 +51,7 @@ def resolve_dataset(
         levels=levels,
         num_classes=prod(entry.branching),
         num_train=entry.num_train,
+        jobs=entry.jobs,
     )
 
 

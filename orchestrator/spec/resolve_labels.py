@@ -140,7 +140,7 @@ class _LabelResolver:
         if all(draft.num_classes for draft in drafts) and not modifiers:
             pairs = zip(drafts, spaces, strict=True)
             found = [Counted(num_classes=draft.num_classes, space=space) for draft, space in pairs]
-        elif dataset.missing:
+        elif dataset.uncounted:
             numbers = [draft.num_classes or draft.num_within for draft in drafts]
             found = counted_as_declared(self._complaints, name, entry, dataset=dataset, known=numbers, spaces=spaces)
         elif self._count is None:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pydantic import Field
-
-from orchestrator.spec.fields import Strict
+from orchestrator.errors import SpecError
 from orchestrator.spec.notify import Channel, Email, Occasion, Security
 from orchestrator.spec.problems import validate
 from orchestrator.spec.schema_notify import NotifySpec
 from orchestrator.spec.schema_policy import duration_s
 from orchestrator.spec.tree import parse_tree
-
-
-class NotifyFile(Strict):
-    """A file of channels for all sweeps of a cluster."""
-
-    notify: list[NotifySpec] = Field(description="As in sweep.yaml.")
 
 
 def resolve_notify(entries: Iterable[NotifySpec]) -> tuple[Channel, ...]:
@@ -32,7 +24,10 @@ def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
         SpecError: everything that is wrong with it, one line each.
     """
     tree = parse_tree(text, file)
-    return resolve_notify(validate(NotifyFile, tree.value, tree).notify)
+    entries = tree.value.get("notify")
+    if not isinstance(entries, list) or len(tree.value) != 1:
+        raise SpecError((f"{file}:1:1: this is no file of who is told; write notify: [...], and nothing else",))
+    return resolve_notify(validate(NotifySpec, entry, tree, ("notify", number)) for number, entry in enumerate(entries))
 
 
 def _channel(entry: NotifySpec) -> Channel:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from orchestrator.contract import JobKind
 from orchestrator.spec.complaints import Complaints
-from orchestrator.spec.grids import grid_cells
-from orchestrator.spec.model import Cell, LabelSpace, Pretrain, Transfer
+from orchestrator.spec.grids import GivenRecipe, grid_cells
+from orchestrator.spec.model import Cell, LabelSpace, Pretrain, Search, Transfer
 from orchestrator.spec.resolve_recipe import RecipeResolver
+from orchestrator.spec.resolve_search import (
+    Asked,
+    judging_probe,
+    label_search,
+    pretrain_search,
+    resolve_search,
+    with_grace,
+)
 from orchestrator.spec.schema_transfer import TransferSpec
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.tree import Path
@@ -48,17 +56,21 @@ def resolve_transfer(
     _check_fractions(path, entry, complaints)
     measured = _measured((*path, "pretrain"), entry.pretrain, pretrains, complaints)
     _check_epochs((*path, "from_checkpoints"), entry.from_checkpoints or (), measured, complaints)
+    search, cells = _search_and_cells(
+        path, entry, recipes, complaints, measured=measured, target=labels.get(entry.target)
+    )
     return Transfer(
         name=entry.name,
         target=entry.target,
         protocol=JobKind(entry.protocol),
-        cells=_cells(path, entry, recipes, complaints),
+        cells=cells,
+        search=search,
         seeds=tuple(entry.seeds),
         subset=entry.subset.resolved() if entry.subset else {},
         fractions=tuple(entry.fractions or ()),
         subset_seed=_subset_seed(entry),
         checkpoints=tuple(entry.from_checkpoints or ()),
-        select_on=(entry.select_on or "train") if entry.grid is not None else "",
+        select_on=(entry.select_on or "train") if entry.grid is not None or search is not None else "",
         baselines=tuple(dict.fromkeys(entry.baselines or ())),
         pretrains=tuple(pretrain.name for pretrain in measured),
         labels=_chosen_labels((*path, "labels"), entry.labels, measured, complaints),
@@ -90,11 +102,11 @@ class Use:
 
 
 def uses_of(position: int, transfer: Transfer) -> Iterator[Use]:
-    """What a transfer trains: each of its cells, on its smallest part of the training split."""
+    """What a transfer trains: each of its recipes, on its smallest part of the training split."""
     smallest = {"fraction": min(transfer.fractions)} if transfer.fractions else {}
-    for cell in transfer.cells:
+    for recipe in transfer.recipes:
         subset = {**transfer.subset, **smallest}
-        yield Use(path=("transfer", position), recipe=cell.recipe, subset=subset, labels=(transfer.target,))
+        yield Use(path=("transfer", position), recipe=recipe, subset=subset, labels=(transfer.target,))
 
 
 def check_targets(transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace], complaints: Complaints) -> None:
@@ -104,6 +116,41 @@ def check_targets(transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace]
         if space is not None and space.space.keys() & {"random", "split"}:
             message = f"'{item.target}' are random ids: nothing can be learnt of them for validation samples"
             complaints.add(("transfer", position, "target"), message + "; choose a level of a hierarchy")
+
+
+def _search_and_cells(
+    path: Path,
+    entry: TransferSpec,
+    recipes: RecipeResolver,
+    complaints: Complaints,
+    *,
+    measured: Sequence[Pretrain],
+    target: LabelSpace | None,
+) -> tuple[Search | None, tuple[Cell, ...]]:
+    """What chooses values, and the recipes to run."""
+    spec, where = entry.search, (*path, "search")
+    if spec is None:
+        return None, _cells(path, entry, recipes, complaints)
+    if entry.grid is not None:
+        message = "there is a grid as well, and both choose values; keep one of the two"
+        complaints.add(where, message)
+    given: GivenRecipe = entry.recipe if entry.recipe is not None else f"default-{entry.protocol}"
+    if spec.over == "recipe":
+        holds_out = {"select_holdout": SELECT_HOLDOUT} if entry.select_on != "val" else {}
+        asked = Asked(path=where, spec=spec, given=given, recipe_path=(*path, "recipe"))
+        search, recipe = resolve_search(asked, recipes.of(entry.protocol), complaints, holds_out=holds_out)
+        if "select_holdout" in recipe:
+            search = replace(search, holds_out={})
+        return with_grace(search, recipe, where, complaints), (Cell(recipe=recipe),)
+    recipe = recipes.resolve((*path, "recipe"), given, entry.protocol)
+    probe = judging_probe(recipe, target)
+    if spec.over == "pretrain":
+        search = pretrain_search(where, spec, measured, recipes.of(""), complaints, probe=probe)
+        return search, (Cell(recipe=recipe),)
+    search = label_search(where, spec, complaints, probe)
+    for block in measured:
+        search = with_grace(search, block.recipe, where, complaints)
+    return search, (Cell(recipe=recipe),)
 
 
 def _cells(path: Path, entry: TransferSpec, recipes: RecipeResolver, complaints: Complaints) -> tuple[Cell, ...]:

@@ -13,6 +13,7 @@ from orchestrator.spec.fields import Name, Strict
 from orchestrator.spec.schema_datasets import DatasetSpec
 from orchestrator.spec.schema_labels import LabelEntry
 from orchestrator.spec.schema_model import ComputeSpec
+from orchestrator.spec.schema_notify import NotifySpec
 from orchestrator.spec.schema_policy import PolicySpec
 from orchestrator.spec.schema_pretrain import PretrainBlocks
 from orchestrator.spec.schema_report import ReportSpec, TrackingSpec
@@ -43,3 +44,6 @@ class SweepSpec(Strict):
     store: str = Field("", description="URI of the object store; default: the project's own directory.")
     tracking: TrackingSpec = Field(TrackingSpec(), description="Where MLflow is. Changes no key.")
     policy: PolicySpec = Field(PolicySpec(), description="Budgets, ranks and failures. Changes no key.")
+    notify: list[NotifySpec] = Field(
+        default_factory=list, description="Who is told when it ends, stalls or spends its budget. Changes no key."
+    )

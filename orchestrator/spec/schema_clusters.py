@@ -36,7 +36,7 @@ class EmbedSpec(OneRule):
     interpolation: Literal["bilinear", "bicubic"] | None = Field(
         None, description="Filter of resizing; default: as the weights were trained."
     )
-    decoder: Literal["pillow", "turbo"] | None = Field(
+    decoder: Literal["pillow", "turbo", "nvjpeg"] | None = Field(
         None, description="Decoder and resizer; default: as the sweep pretrains, or pillow."
     )
     mean: PerChannel | None = Field(None, description="Per channel, of pixels in [0, 1]; default: that of the weights.")

@@ -10,6 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.spec.fields import MAX_INTEGER, Count, Fraction, Name, Seed, Strict, refuse_unread
 
+Jobs = Annotated[int, Field(ge=1, le=10_000)]
+_JOBS = "Jobs that share the writing of its shards. Changes no key but their own."
+
 
 class SyntheticHierarchy(Strict):
     """Procedural images of a label tree; levels are ``depth1`` (coarsest) ... ``depthN`` (leaf)."""
@@ -33,6 +36,7 @@ class SyntheticHierarchy(Strict):
     num_common_patches: Count = Field(4, description="Patches that name the superclass, in a normal sample.")
     num_subclass_patches: Count = Field(1, description="Patches that name each finer level.")
     seed: Seed = Field(0, description="Seed of the generator.")
+    jobs: Jobs = Field(1, description=_JOBS)
 
 
 class Digits(Strict):
@@ -41,6 +45,7 @@ class Digits(Strict):
     builtin: Literal["digits"] = Field(description="Which data set.")
     val_fraction: float = Field(0.2, gt=0, lt=1, description="Share of samples held out for validation, per class.")
     seed: Seed = Field(0, description="Seed of the split.")
+    jobs: Jobs = Field(1, description=_JOBS)
 
 
 class BadSamplesSpec(Strict):
@@ -102,6 +107,73 @@ class ExternalShards(Strict):
         return None not in (self.levels, self.num_train, self.num_val, self.num_classes)
 
 
+class ConversionSpec(Strict):
+    """A source as it is published, and how shards are made of it."""
+
+    format: Literal["imagefolder", "imagenet21k", "imagenet1k", "inat2021", "csv", "parquet"] = Field(
+        description="What the source is; see `orchestrator data shard`."
+    )
+    source: Annotated[str, Field(min_length=1)] = Field(
+        description="Folder or file: a path that this machine and all nodes see."
+    )
+    listing: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="Digest of its listing: then the source is not listed when the sweep is loaded."
+    )
+    splits: dict[Name, str] = Field(
+        default_factory=dict, description="Folders or files of the source by split; default: the usual ones."
+    )
+    val_fraction: float = Field(0.0, ge=0, lt=1, description="Share of each class of train to hold out as val.")
+    seed: Seed = Field(0, description="Of the order of the samples and of what is held out.")
+    labels: str = Field("", description="imagenet1k: what says the classes of validation images.")
+    path_column: str = Field("path", description="csv, parquet: column of the images' paths.")
+    label_column: str = Field("label", description="csv, parquet: column of the labels.")
+    separator: str = Field("", description="csv, parquet: between several labels of a sample.")
+    level_columns: list[str] = Field(default_factory=list, description="csv, parquet: coarser levels.")
+    root: str = Field("", description="csv, parquet: what relative paths start from; default: the table's folder.")
+    shard_mib: Annotated[int, Field(ge=1, le=100_000)] = Field(256, description="Size of a shard, MiB.")
+    shuffle: bool = Field(default=True, description="Samples in random order; else class after class.")
+
+    @model_validator(mode="after")
+    def _options_are_read(self) -> Self:
+        if self.format not in {"csv", "parquet"}:
+            columns = ("path_column", "label_column", "separator", "level_columns", "root")
+            refuse_unread(self, columns, "to this format: only tables, csv and parquet, have columns")
+        if self.format != "imagenet1k":
+            refuse_unread(self, ("labels",), "to this format: only imagenet1k keeps labels apart from images")
+        if not self.source.startswith("file://") and "://" in self.source:
+            message = "converters read files, and this is no path; mount it, or put it on a disk that all nodes see"
+            raise PydanticCustomError("refused", message, {"at": ("source",)})
+        return self
+
+
+class ConvertedShards(Strict):
+    """Shards that the sweep's own jobs make of a source."""
+
+    convert: ConversionSpec = Field(description="The source and how shards are made of it.")
+    jobs: Jobs = Field(1, description=_JOBS)
+    num_train: Count | None = Field(None, description="Training samples; default: those of the source.")
+    num_val: Count | None = Field(None, description="Validation samples.")
+    num_classes: Count | None = Field(None, description="Leaf classes.")
+    levels: dict[str, Count] | None = Field(None, description="Classes of each level of the class table.")
+    multi_label: bool | None = Field(None, description="Whether samples have any number of classes.")
+    bad_samples: BadSamplesSpec = Field(BadSamplesSpec(), description="What samples do that cannot be used.")
+
+    @model_validator(mode="after")
+    def _check_declaration(self) -> Self:
+        needed = ("num_train", "num_val", "num_classes", "levels")
+        missing = [name for name in needed if getattr(self, name) is None]
+        if self.convert.listing and missing:
+            context = {"missing": ", ".join(missing)}
+            message = "with convert.listing the source is not listed now, so declare {missing}, or remove 'listing'"
+            raise PydanticCustomError("refused", message, context)
+        return self
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the file says all that planning asks, so that nobody need list the source."""
+        return self.convert.listing is not None
+
+
 class MixtureSpec(Strict):
     """Several data sets as one; classes of one name are one class."""
 
@@ -120,6 +192,7 @@ class MixtureSpec(Strict):
 
 
 _MIXTURE = "a mixture"
+_CONVERTED = "a conversion"
 _BUILTIN, _EXTERNAL = "a built-in data set", "external shards"  # no key of a sweep.yaml, or errors would point there
 
 
@@ -127,6 +200,8 @@ def _form(value: object) -> str:
     """Which member of the union a value is meant to be."""
     if isinstance(value, MixtureSpec) or (isinstance(value, Mapping) and "mixture" in value):
         return _MIXTURE
+    if isinstance(value, ConvertedShards) or (isinstance(value, Mapping) and "convert" in value):
+        return _CONVERTED
     if isinstance(value, Mapping):
         return _EXTERNAL if {"from", "shards"} & set(value) else _BUILTIN
     return _EXTERNAL if isinstance(value, ExternalShards) else _BUILTIN
@@ -136,6 +211,7 @@ _BuiltinSpec = Annotated[SyntheticHierarchy | Digits, Field(discriminator="built
 DatasetSpec = Annotated[
     Annotated[_BuiltinSpec, Tag(_BUILTIN)]
     | Annotated[ExternalShards, Tag(_EXTERNAL)]
+    | Annotated[ConvertedShards, Tag(_CONVERTED)]
     | Annotated[MixtureSpec, Tag(_MIXTURE)],
     Discriminator(_form),
 ]

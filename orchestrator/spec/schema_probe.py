@@ -65,7 +65,9 @@ class _Frozen(Strict):
     interpolation: Literal["bilinear", "bicubic"] | None = Field(
         None, description="Filter of resizing; default: as in pretraining."
     )
-    decoder: Literal["pillow", "turbo"] | None = Field(None, description="Decoder; default: as in pretraining.")
+    decoder: Literal["pillow", "turbo", "nvjpeg"] | None = Field(
+        None, description="Decoder; default: as in pretraining."
+    )
     mean: Triple | None = Field(None, description="Channel means in [0, 1]; default: as in pretraining.")
     std: Scales | None = Field(None, description="Channel standard deviations, > 0; default: as in pretraining.")
     precision: Literal["fp32", "bf16", "fp16"] = Field(

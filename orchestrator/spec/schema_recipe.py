@@ -135,7 +135,7 @@ class RecipeSpec(Strict):
     crop_scale: Shares = Field([0.08, 1.0], description="Least and largest share of the area (random_resized_crop).")
     crop_ratio: Pair = Field([0.75, 4 / 3], description="Least and largest width / height (random_resized_crop).")
     color_jitter: float = Field(0.0, ge=0, le=1, description="Strength of brightness, contrast and saturation changes.")
-    decoder: Literal["pillow", "turbo"] = Field(
+    decoder: Literal["pillow", "turbo", "nvjpeg"] = Field(
         "pillow", description="Decoder and resizer of images; turbo is faster and differs by at most one level."
     )
     norm_group: Count | None = Field(

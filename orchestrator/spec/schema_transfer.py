@@ -8,6 +8,7 @@ from pydantic import Field
 
 from orchestrator.spec.fields import Count, Name, Seed, Strict
 from orchestrator.spec.schema_labels import SubsetSpec
+from orchestrator.spec.schema_search import SearchSpec
 
 
 class TransferSpec(Strict):
@@ -44,10 +45,14 @@ class TransferSpec(Strict):
     grid: dict[str, list[Any]] | None = Field(
         None, description="Recipe fields and the values to try; every combination is a cell, run with all seeds."
     )
+    search: SearchSpec | None = Field(
+        None, description="Trials of recipe values or label spaces; the best one is used. In place of a grid."
+    )
     select_on: Literal["train", "val"] | None = Field(
         None,
-        description="Where a grid's cell is chosen, per label space: train (default): on a keyed tenth of the training "
-        "samples, which the runs do not train on; val: on the validation split itself, and labelled so.",
+        description="Where a grid's cell, or a search's trial, is chosen, per label space: train (default): on a keyed "
+        "tenth of the training samples, which the runs do not train on; val: on the validation split itself, and "
+        "labelled so.",
     )
     baselines: Annotated[list[Literal["one_pass", "retrain"]], Field(min_length=1)] | None = Field(
         None,

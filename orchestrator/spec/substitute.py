@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from orchestrator.errors import SourceLocation, SpecError
+from orchestrator.security.forms import names_secret, secret_form
+from orchestrator.security.references import is_reference
 from orchestrator.spec.merge import Located, located
-from orchestrator.spec.secrets import names_secret, secret_form
 from orchestrator.spec.suggest import did_you_mean
-from orchestrator.spec.tree import Path, Places, Tree, dotted, plain_value
+from orchestrator.spec.tree import MAX_BYTES, MAX_NODES, Path, Places, Tree, dotted, plain_value
 
 _HOLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _VAR = re.compile(r"vars\.([A-Za-z0-9_][A-Za-z0-9_.-]*)")
@@ -33,6 +34,8 @@ _ENV_PATHS = tuple(
         r"pretrain\.(?:[^.]+\.)?init\.uri",
     )
 )
+_REFERENCE_PATHS = re.compile(r"notify\.[0-9]+\.(?:webhook|secret|slack|email\.password)")
+"""Where references to secrets stay as they are: whoever needs the secret reads it."""
 _ENV_PLACES = "store, tracking, resources, compute, policy, and URIs of data sets, label files and initial weights"
 
 
@@ -52,6 +55,7 @@ class Substitution:
         self._variables, self._environment = variables, environment
         self._open: list[str] = []
         self._problems: list[str] = []
+        self._num_values = self._num_characters = 0
 
     def fill(self, tree: Tree) -> Tree:
         """The document with vars, and with the environment if there is one. Raises ``SpecError``: all problems."""
@@ -61,6 +65,9 @@ class Substitution:
         return Tree(file=tree.file, value=found.value, places=found.places)
 
     def _filled(self, at: Located, path: Path) -> Located:
+        self._num_values += 1
+        if self._num_values > MAX_NODES:
+            self._refuse_growth(at, path)
         if isinstance(at.value, str):
             return Located(self._text(at, path), at.places) if "${" in at.value else at
         if not isinstance(at.value, dict | list):
@@ -73,15 +80,26 @@ class Substitution:
 
     def _text(self, at: Located, path: Path) -> Any:  # noqa: ANN401 - vars hold anything
         text: str = at.value
+        if is_reference(text) and _REFERENCE_PATHS.fullmatch(".".join(map(str, path))):
+            return text
         whole = _HOLE.fullmatch(text)
         if whole is not None and whole.group(1) is not None:
             value, problem = self._value(whole, path, at.places.here)
         else:
             value, problem = self._within(text, path, at.places.here)
+            self._num_characters += len(value)
+            if self._num_characters > MAX_BYTES:
+                self._refuse_growth(at, path)
         if problem:
             self._problems.append(f"{at.places.here}: {dotted(path)}: {problem}")
             return text
         return value
+
+    def _refuse_growth(self, at: Located, path: Path) -> NoReturn:
+        """A few variables that hold each other many times would fill any memory. Raises ``SpecError``."""
+        limits = f"at most {MAX_BYTES} characters and {MAX_NODES} values"
+        message = f"the variables grow without end as they are filled in; {limits} may come of a file"
+        raise SpecError((f"{at.places.here}: {dotted(path)}: {message}",))
 
     def _within(self, text: str, path: Path, here: SourceLocation) -> tuple[str, str]:
         """Text with its holes filled, or what is wrong with one of them."""

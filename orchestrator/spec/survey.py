@@ -1,7 +1,7 @@
 """Looks at external data sets when a sweep.yaml is loaded: the one place where the language reads object stores.
 
-It reads small files (``dataset.json``, ``classes.json``) and listings, never shards; what it finds goes into the pure
-resolution as values.
+It reads small files (``dataset.json``, ``classes.json``) and listings, never shards; sources that are to be converted
+are listed by the data plane. What it finds goes into the pure resolution as values.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.errors import BadDataError, NotFoundError, SpecError, StorageError
+from orchestrator.errors import BadDataError, NotFoundError, SpecError, StorageError, UserError
+from orchestrator.spec.list_source import ask_listing, source_arguments, with_absolute_paths
 from orchestrator.spec.model import Sweep
 from orchestrator.spec.schema import SweepSpec
-from orchestrator.spec.schema_datasets import ExternalShards
+from orchestrator.spec.schema_datasets import ConvertedShards, ExternalShards
 from orchestrator.spec.tree import Path, Tree
 from orchestrator.storage.dataset_files import CLASSES_FILE, DatasetFile, read_class_table, read_dataset_file
 from orchestrator.storage.listing import list_shards, listing_digest
@@ -35,6 +36,10 @@ class Survey:
     classes_sha256: str = ""
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """URI patterns of ``shards``."""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """How the source of a conversion is listed."""
+    listed: Mapping[str, Any] = field(default_factory=dict)
+    """What the source of a conversion holds; empty: nobody looked, since its listing is declared."""
     missing: str = ""
     """Why the data set cannot be read, where it is declared in full; empty if it was."""
 
@@ -51,15 +56,16 @@ def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
     """
     surveys, problems = {}, []
     for name, entry in spec.datasets.items():
-        if isinstance(entry, ExternalShards):
-            try:
-                surveys[name] = _survey(entry)
-            except _SurveyError as error:
-                problem = tree.problem(("datasets", name, *error.path), error.message)
-                if entry.is_declared and not error.is_damage:
-                    surveys[name] = Survey(splits=_splits(entry), missing=problem)
-                else:
-                    problems.append(problem)
+        if not isinstance(entry, ExternalShards | ConvertedShards):
+            continue
+        try:
+            surveys[name] = _survey(entry) if isinstance(entry, ExternalShards) else _list(entry)
+        except _SurveyError as error:
+            problem = tree.problem(("datasets", name, *error.path), error.message)
+            if isinstance(entry, ExternalShards) and entry.is_declared and not error.is_damage:
+                surveys[name] = Survey(splits=_splits(entry), missing=problem)
+            else:
+                problems.append(problem)
     if problems:
         raise SpecError(tuple(problems))
     return surveys
@@ -91,6 +97,16 @@ def _survey(entry: ExternalShards) -> Survey:
         return Survey(listing=listing, splits=splits)
     rows, digest = _at(("classes",), lambda: read_class_table(entry.classes))
     return Survey(listing=listing, splits=splits, class_table=rows, classes_uri=entry.classes, classes_sha256=digest)
+
+
+def _list(entry: ConvertedShards) -> Survey:
+    arguments = with_absolute_paths(source_arguments(entry.convert))
+    if entry.is_declared:
+        return Survey(source=arguments)
+    try:
+        return Survey(source=arguments, listed=ask_listing(arguments))
+    except UserError as error:
+        raise _SurveyError(("convert", "source"), str(error), is_damage=True) from error
 
 
 def _splits(entry: ExternalShards) -> dict[str, tuple[str, ...]]:

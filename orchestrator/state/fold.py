@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any, TypeAlias
 
+from orchestrator.contract import Resources
 from orchestrator.errors import FailureKind, TransitionError
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state import events
@@ -230,8 +231,17 @@ class _Folding:
         """Keep track of the live attempts at jobs that the new plan does not have."""
         kept = {(job.name, job.key) for job in plan.jobs}
         for view in self._views():
-            if view.attempt is not None and (view.name, view.key) not in kept:
+            if (view.name, view.key) in kept:
+                continue
+            if view.attempt is not None:
                 self._leaving[view.attempt.attempt_id] = view.attempt
+            if view.ran_s and self._sweep.plan is not None:
+                self._spend(view.ran_s, self._sweep.plan.by_name()[view.name].resources)
+
+    def _spend(self, ran_s: float, resources: Resources) -> None:
+        gpu_s = self._sweep.spent_gpu_s + ran_s * resources.gpus
+        cpu_s = self._sweep.spent_cpu_s + ran_s * resources.cpus
+        self._sweep = replace(self._sweep, spent_gpu_s=gpu_s, spent_cpu_s=cpu_s)
 
     def _views(self) -> list[JobView]:
         return [self._changed.get(view.name, view) for view in self._sweep.jobs.values()]
@@ -265,7 +275,9 @@ class _Folding:
         return live
 
     def _end(self, event: events.AttemptEvent, **changes: Any) -> None:  # noqa: ANN401 - fields of JobView
-        if self._leaving.pop(event.attempt_id, None) is not None:
+        left = self._leaving.pop(event.attempt_id, None)
+        if left is not None:
+            self._spend(max(0.0, event.at_s - left.launched_at_s), left.resources)
             return
         ran_s = self._job(event).ran_s + max(0.0, event.at_s - self._live(event).launched_at_s)
         self._change(event, attempt=None, ended_at_s=event.at_s, ran_s=ran_s, **changes)

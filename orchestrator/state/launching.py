@@ -152,7 +152,7 @@ class Launching:
         )
         self._commands.append(command)
         self._world.live_keys.add(job.key)
-        turn.started(size, self._gpu_hours(turn, place, size))
+        turn.started(place, size, self._gpu_hours(turn, place, size))
         user = self._users.get(turn.index.plan.owner)
         if user is not None:
             user.gpus, user.num_live = user.gpus + size.gpus, user.num_live + 1

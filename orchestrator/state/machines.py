@@ -26,7 +26,8 @@ class Machines:
 
     def __init__(self, nodes: tuple[Node | Resources, ...], total: Resources) -> None:
         known = [node if isinstance(node, Node) else Node(resources=node) for node in nodes]
-        alive = [node for node in known if node.is_alive and (node.resources.cpus > 0 or node.resources.gpus > 0)]
+        staying = [node for node in known if node.is_alive and node.leaves_at_s is None]
+        alive = [node for node in staying if node.resources.cpus > 0 or node.resources.gpus > 0]
         self.is_pool = not alive or any(not node.name for node in alive)
         self.whole = amount_of(total)
         if self.is_pool:

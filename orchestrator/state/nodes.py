@@ -22,6 +22,8 @@ class Node:
     is_spot: bool = False
     """Whether the provider may take it back."""
     is_alive: bool = True
+    leaves_at_s: float | None = None
+    """When it will be gone, unix seconds, infinity = not said; it takes nothing new. None = it stays."""
 
     def suits(self, asked: Resources) -> bool:
         """Whether it is of the sort that an attempt asks for, whatever its size."""

@@ -76,13 +76,13 @@ class Occupancy:
         return sum(gpu_s) / 3600.0
 
     def used_gpu_hours(self, index: SweepIndex) -> float:
-        """What a sweep's attempts used so far, live and ended."""
+        """What a sweep's attempts used so far, live and ended, those of former revisions too."""
         live_s = [
             held.demand.gpus * max(0.0, self._now - held.attempt.launched_at_s)
             for held in index.holdings.live.values()
             if held.demand.gpus
         ]
-        return index.holdings.history.gpu_hours + sum(live_s) / 3600.0
+        return index.holdings.history.gpu_hours + (index.snapshot.spent_gpu_s + sum(live_s)) / 3600.0
 
     def _make_room(self) -> Room:
         machines = self._site.machines

@@ -40,6 +40,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.sweep_index import SweepIndex
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.state.turns import Turn, World
+from orchestrator.state.withdrawal import withdrawals
 
 __all__ = [
     "CancelJob",
@@ -77,6 +78,7 @@ def decide(  # noqa: PLR0913 - the world, by name
     durations: Mapping[str, Mapping[str, float]] | None = None,
     remaining_s: Mapping[str, float] | None = None,
     user_caps: Mapping[str, Cap] | None = None,
+    stepping: Collection[str] | None = None,
 ) -> list[Command]:
     """What a new `Scheduler` decides; see there."""
     return Scheduler().decide(
@@ -91,6 +93,7 @@ def decide(  # noqa: PLR0913 - the world, by name
         durations=durations,
         remaining_s=remaining_s,
         user_caps=user_caps,
+        stepping=stepping,
     )
 
 
@@ -117,6 +120,11 @@ class Scheduler:
         self.warnings: dict[str, str] = {}
         """After ``decide``, by sweep: which of its bounds it comes close to."""
 
+    @property
+    def indexes(self) -> Mapping[str, SweepIndex]:
+        """Of the sweeps of the latest ``decide``, by name."""
+        return self._indexes
+
     def unlaunched(self, snapshot: Snapshot) -> Iterator[Job]:
         """Jobs of a running sweep that wait for nothing but room, time or a look into the store, in plan order."""
         if snapshot.state is SweepState.RUNNING:
@@ -137,6 +145,7 @@ class Scheduler:
         durations: Mapping[str, Mapping[str, float]] | None = None,
         remaining_s: Mapping[str, float] | None = None,
         user_caps: Mapping[str, Cap] | None = None,
+        stepping: Collection[str] | None = None,
     ) -> list[Command]:
         """Commands that follow from where the sweeps stand.
 
@@ -152,17 +161,21 @@ class Scheduler:
             durations: by sweep and job, the seconds that a job was estimated to take at full size.
             remaining_s: by attempt, the seconds that it says it will still take.
             user_caps: bounds by owner, ``*`` for those without their own.
+            stepping: attempts that have trained ``preflight.NUM_STEPS`` steps; ``None`` = nobody tells, and no job
+                waits for the first steps of another.
         """
         self.waits, self.warnings = {}, {}
         indexes = self._follow_all(snapshots, durations or {})
         machines = self._laid_out(tuple(nodes), total)
         # Before the ends of sweeps: a sweep that has ended takes no more news.
         commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, now)]
+        commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, now=now)
         commands += [command for index in indexes for command in follow_up(index, committed, now)]
         site = self._suited(machines, total, maximum, excluded_nodes(snapshots, now).keys())
         occupancy = Occupancy(site, indexes, remaining_s=remaining_s or {}, now=now)
         over = {command.sweep for command in commands if isinstance(command, TripSweep | FinishSweep)}
-        world = World(now=now, live_keys=set(claimed).union(*_live_keys(indexes)), committed=committed)
+        live_keys = set(claimed).union(*_live_keys(indexes))
+        world = World(now=now, live_keys=live_keys, committed=committed, stepping=stepping)
         starting = [one for one in indexes if one.snapshot.state is SweepState.RUNNING and one.plan.sweep not in over]
         turns = [_turn(index, occupancy, world, machines.whole) for index in starting]
         num_live = sum(len(index.holdings.live) for index in indexes)

@@ -38,6 +38,10 @@ class Snapshot:
     """In plan order; any mapping is turned into a table."""
     leaving: Mapping[str, Attempt] = field(default_factory=dict)
     """Live attempts, by id, at jobs that a later plan revision no longer has; their results count for nothing here."""
+    spent_gpu_s: float = 0.0
+    """GPU-seconds of ended attempts at jobs that later plan revisions no longer have: a budget does not start anew."""
+    spent_cpu_s: float = 0.0
+    """Core-seconds of the same."""
     handled: frozenset[str] = frozenset()
     """Ids of the clients' messages that are settled."""
     refusals: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from orchestrator.state.failure_counts import FailureCounts
 from orchestrator.state.holdings import Holdings
 from orchestrator.state.machines import Machines
 from orchestrator.state.policy import GiveUp, judge
+from orchestrator.state.preflight import Preflight
 from orchestrator.state.reservations import Ending
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState
@@ -74,6 +75,7 @@ class SweepIndex:
         self.full_s = list(self._estimates_s)
         """Seconds of each job at full size, corrected by what was measured."""
         self.paths_ms = longest_paths_ms(self.full_s, self.children)
+        self.preflight = Preflight(plan.jobs, self.demands, self._estimates_s)
         for place in range(len(plan.jobs)):
             self._enter(place)
 

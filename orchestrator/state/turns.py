@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.state.budgets import Budget, Cap
 from orchestrator.state.demand import Demand
 from orchestrator.state.fairness import Standing
+from orchestrator.state.preflight import NUM_STEPS
 from orchestrator.state.sweep_index import SweepIndex, Ticket
 
 BACKFILL_DEPTH = 100
@@ -42,6 +43,8 @@ class World:
     committed: Collection[str]
     """Keys that are done."""
     closed: Closed = field(default_factory=Closed)
+    stepping: Collection[str] | None = None
+    """Attempts that have trained some steps; ``None`` = nobody tells, and no job waits for another's first steps."""
 
 
 class Turn:
@@ -70,6 +73,12 @@ class Turn:
         self._tries = dict.fromkeys(index.queues, 0)
         self._shut: set[Demand] = set()
         self.best: tuple[Ticket, Demand] | None = None
+        self._ahead: dict[int, str] | None = None
+        """Jobs that others of their sort wait for; ``None`` = none waits."""
+        if world.stepping is not None:
+            self._ahead = index.preflight.watch(
+                index.views, index.holdings.live, index.places, stepping=world.stepping, now=world.now
+            )
 
     def rank(self) -> Rank | None:
         """Its place among the sweeps, by the best job that it has left; ``None`` if none is left."""
@@ -97,8 +106,11 @@ class Turn:
         if len(self.waits) < MAX_WAITS:
             self.waits.setdefault(self.index.jobs[place].name, why)
 
-    def started(self, demand: Demand, gpu_hours: float) -> None:
+    def started(self, place: int, demand: Demand, gpu_hours: float) -> None:
         """An attempt was started: count it."""
+        sort = self.index.preflight.sort_of(place)
+        if self._ahead is not None and sort is not None:
+            self._ahead[sort] = self.index.jobs[place].name
         self.num_live += 1
         self.num_gpus += demand.gpus
         self.standing.add(demand.total)
@@ -136,5 +148,10 @@ class Turn:
     def _may_start(self, place: int) -> bool:
         index, world, key = self.index, self._world, self.index.jobs[place].key
         if index.not_before_s.get(place, 0.0) > world.now:
+            return False
+        if self._ahead and (sort := index.preflight.sort_of(place)) is not None and sort in self._ahead:
+            self.wait(
+                place, f"preflight: {self._ahead[sort]}, which is of its sort, has not made {NUM_STEPS} steps yet"
+            )
             return False
         return key not in world.live_keys and key not in world.committed

@@ -23,6 +23,7 @@ from orchestrator.errors import (
     StorageError,
 )
 from orchestrator.ids import canonical_json, sha256_hex
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.digests import Digests, descriptor_digest, digest_of, digests_of, file_digests
 from orchestrator.storage.layout import artifact_folder, parts_folder, record_name
 from orchestrator.storage.protocol import ObjectStore
@@ -42,6 +43,11 @@ class Part:
     sha256: str
     blake3: str = ""
     """Empty in records before version 3."""
+
+    def __post_init__(self) -> None:
+        is_sized = isinstance(self.size_bytes, int) and self.size_bytes >= 0
+        if not is_sized or not all(isinstance(text, str) for text in (self.path, self.sha256, self.blake3)):
+            raise TypeError(f"a part has {self.size_bytes!r} bytes, or a path or digest that is no text")
 
     @property
     def digests(self) -> Digests:
@@ -81,7 +87,7 @@ class Record:
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Inverse of ``to_bytes``. Raises ``ValueError`` if the content says of itself that it was altered."""
-        document = json.loads(content)
+        document = parse_json(content)
         if document["version"] > RECORD_VERSION:
             raise ValueError(f"it has version {document['version']}, this program reads {RECORD_VERSION}: update it")
         seal = document.pop(_SEAL, None)
@@ -149,7 +155,7 @@ class ArtifactWriter:
             created_at_s=now,
             parts=self._parts,
             metrics=dict(metrics or {}),
-            summary=dict(summary or {}),
+            summary={**(summary or {}), **({"chosen": request.chosen} if request.chosen else {})},
             package_digest=package_digest,
         )
         try:

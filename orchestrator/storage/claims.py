@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.layout import claim_name
 from orchestrator.storage.protocol import ObjectStore
 
@@ -45,7 +46,7 @@ class Claim:
     def from_bytes(cls, content: bytes) -> Self:
         """Inverse of ``to_bytes``; what cannot be read is a claim of nobody that has run out."""
         try:
-            return cls(**json.loads(content))
+            return cls(**parse_json(content))
         except (ValueError, TypeError):
             return cls(cluster="", sweep="", expires_at_s=0.0, nonce="")
 

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, Final, Self
 
 from orchestrator.errors import BadDataError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.open import open_store
 from orchestrator.storage.uris import split_object_uri
 
@@ -64,7 +65,7 @@ class DatasetFile:
     def from_bytes(cls, content: bytes, uri: str) -> Self:
         """Inverse of `to_bytes`. Raises ``BadDataError``: not such a file, or its shards do not have its digest."""
         try:
-            document = json.loads(content)
+            document = parse_json(content)
             version = document.pop("version")
             if version != DATASET_VERSION:
                 raise BadDataError(f"{uri} has version {version!r}, this program reads {DATASET_VERSION}: update it")
@@ -120,7 +121,7 @@ def read_class_table(uri: str) -> tuple[ClassRows, str]:
 def parse_class_table(content: bytes, what: str) -> ClassRows:
     """The rows, ordered by class. Raises ``BadDataError``: no JSON list of rows, or classes are missing."""
     try:
-        rows: ClassRows = json.loads(content)
+        rows: ClassRows = parse_json(content)
         rows.sort(key=lambda row: int(row["class"]))
         found = [row["class"] for row in rows]
     except (ValueError, TypeError, KeyError, AttributeError) as error:

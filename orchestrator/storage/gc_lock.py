@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.gc_layout import LOCK
 from orchestrator.storage.protocol import ObjectStore
 
@@ -68,7 +69,7 @@ class CollectionLock:
             content, stat = self._store.get_with_stat(LOCK)
         except NotFoundError:
             return None
-        return json.loads(content), stat.etag
+        return parse_json(content), stat.etag
 
     def _write(self, etag: str | None, duration_s: float) -> None:
         now_s = self._now()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from orchestrator.errors import CorruptObjectError, NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.gc_layout import PINS, pin_name
 from orchestrator.storage.protocol import ObjectStore
 
@@ -60,7 +61,7 @@ def checkpoints_among(references: Collection[str]) -> set[str]:
 
 def _decode(name: str, content: bytes) -> Pin:
     try:
-        document = json.loads(content)
+        document = parse_json(content)
         return Pin(**{**document, "keys": tuple(document["keys"])})
     except (ValueError, KeyError, TypeError) as error:
         message = f"{name} is no pin ({error!r}): what it protects is unknown; delete it, or write it anew"

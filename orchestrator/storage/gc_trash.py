@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from orchestrator.errors import CorruptObjectError, NotFoundError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.gc_layout import LOCK, TRASH, tombstones_name
 from orchestrator.storage.gc_rules import Reason, Unit
 from orchestrator.storage.protocol import ObjectStore
@@ -75,7 +76,7 @@ class Trash:
             CorruptObjectError: it cannot be read, so that what it hides could not be restored.
         """
         try:
-            document = json.loads(self._store.get(name))
+            document = parse_json(self._store.get(name))
             return [Tombstone.from_json(entry) for entry in document["tombstones"]]
         except NotFoundError:
             return []

@@ -9,6 +9,7 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Self
 
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.artifacts import Record
 from orchestrator.storage.gc_layout import (
     ARTIFACT_DEPTH,
@@ -124,7 +125,7 @@ def named_objects(head: str, content: bytes) -> Mapping[str, Named]:
 
 
 def _manifest_objects(folder: str, content: bytes) -> Mapping[str, Named]:
-    document = json.loads(content)
+    document = parse_json(content)
     entries = document["objects"]
     digest = document.pop("sha256", None)
     if digest is not None and digest != sha256(json.dumps(document, indent=1).encode()).hexdigest():

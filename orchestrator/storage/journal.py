@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.layout import journal_folder, journal_segment
 from orchestrator.storage.protocol import ObjectStore
 
@@ -20,6 +21,20 @@ Event = Mapping[str, Any]
 
 class JournalFencedError(ControllerError):
     """Another writer appended first: this one no longer owns the sweep."""
+
+
+class JournalDamagedError(ControllerError):
+    """A segment is not as any program wrote it."""
+
+    def __init__(self, sweep: str, sequence: int, reason: str) -> None:
+        super().__init__(sweep, sequence, reason)
+
+    def __str__(self) -> str:
+        sweep, sequence, reason = self.args
+        return (
+            f"segment {sequence} of the journal of sweep {sweep!r} cannot be used ({reason}): it was damaged or "
+            "altered; restore it from a copy of the store, or submit the sweep under another name: its results are kept"
+        )
 
 
 class Journal:
@@ -70,10 +85,20 @@ class Journal:
         # Followers look again and again where nothing has come: that shall read no object.
         has_news = self._store.exists(journal_segment(self._sweep, self.next_sequence))
         while has_news and (content := self._find(self.next_sequence)) is not None:
-            self._read += [json.loads(line) for line in content.decode().splitlines()[1:]]
+            self._read += self._events(content)
             self.next_sequence += 1
             self._on_alive()
         events, self._read = self._read, []
+        return events
+
+    def _events(self, content: bytes) -> list[Event]:
+        """Of the segment ``next_sequence``. Raises ``JournalDamagedError``."""
+        try:
+            events = [parse_json(line) for line in content.decode().splitlines()[1:]]
+            if not all(isinstance(event, dict) for event in events):
+                raise TypeError("an event is no JSON object")
+        except (ValueError, TypeError) as error:
+            raise JournalDamagedError(self._sweep, self.next_sequence, repr(error)) from error
         return events
 
     def _find(self, sequence: int) -> bytes | None:

@@ -82,6 +82,11 @@ def drain_name(cluster: str) -> str:
     return f"controllers/{cluster}/drain.json"
 
 
+def quotas_name(cluster: str) -> str:
+    """What each user's sweeps may hold at once on a cluster."""
+    return f"controllers/{cluster}/quotas.json"
+
+
 def probe_name(nonce: str) -> str:
     """A small object that asks a store whether it keeps its promises; deleted at once."""
     return f"probes/{nonce}"
@@ -100,6 +105,16 @@ def spec_name(sweep: str, revision: int) -> str:
 def plan_name(sweep: str, revision: int) -> str:
     """The plan of a revision."""
     return f"{sweep_folder(sweep)}/plan-{revision:04d}.json"
+
+
+def provenance_name(sweep: str, revision: int) -> str:
+    """What a plan revision was made from."""
+    return f"{sweep_folder(sweep)}/provenance-{revision:04d}.json"
+
+
+def submission_name(sweep: str, message_id: str) -> str:
+    """Where a submit came from, by the id of its message."""
+    return f"{sweep_folder(sweep)}/provenance/{message_id}.json"
 
 
 def journal_folder(sweep: str) -> str:
@@ -145,3 +160,33 @@ def tracking_name(sweep: str, server: str) -> str:
 def report_name(sweep: str, file: str) -> str:
     """One file of the latest report."""
     return f"{sweep_folder(sweep)}/report/{file}"
+
+
+def search_log_folder(key: str) -> str:
+    """Folder of the questions and answers of a search job."""
+    return f"searches/{key}/"
+
+
+def search_log_segment(key: str, sequence: int) -> str:
+    """One segment of the log of a search job."""
+    return f"{search_log_folder(key)}{sequence:08d}.jsonl"
+
+
+def notifications_folder(sweep: str) -> str:
+    """Folder of what people were told, or are to be told, about a sweep."""
+    return f"{sweep_folder(sweep)}/notifications/"
+
+
+def notification_name(sweep: str, notification_id: str) -> str:
+    """One notification, and how far each of its channels is."""
+    return f"{notifications_folder(sweep)}{notification_id}.json"
+
+
+def notification_cursor(sweep: str) -> str:
+    """Up to where the journal was read for notifications."""
+    return f"{sweep_folder(sweep)}/notified.json"
+
+
+def notifications_since(cluster: str) -> str:
+    """When a cluster began to notify: what happened before is history."""
+    return f"controllers/{cluster}/notifications.json"

@@ -29,6 +29,7 @@ from orchestrator.errors import (
     StorageDeniedError,
     StorageError,
 )
+from orchestrator.storage.error_counts import count_error
 from orchestrator.storage.protocol import ObjectStat, check_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
@@ -275,7 +276,11 @@ def _stat_of(name: str, stat: os.stat_result) -> ObjectStat:
 
 
 def _translated(error: OSError, what: str) -> StorageError:
-    """Our error for one of the operating system's."""
+    """Our error for one of the operating system's, counted."""
+    return count_error(_named(error, what))
+
+
+def _named(error: OSError, what: str) -> StorageError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return NoSpaceError(f"{what} failed: {error}; free space there: orchestrator gc")
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from pydantic import ValidationError
 
 from orchestrator.errors import StorageDeniedError, StorageError
+from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore, check_name
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from orchestrator.storage.settings import S3Settings
 
 _SUPPORTED = "file:///absolute/path, s3://bucket/prefix"
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_BUCKET = re.compile(r"(?![0-9]+(?:\.[0-9]+){3}$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+"""Never the form of an address, as S3 has it: a server by that name might be asked instead of a bucket."""
 
 
 def open_store(uri: str) -> ObjectStore:
@@ -26,9 +29,10 @@ def open_store(uri: str) -> ObjectStore:
 
     Raises:
         StorageError: the scheme is unknown, the path is not absolute, or anything in the URI is ambiguous.
-        StorageDeniedError: the settings do not allow this bucket.
+        StorageDeniedError: the settings do not allow this place.
     """
     parts = _split(uri)
+    check_allowed(uri)
     return _open_s3(parts, uri) if parts.scheme == "s3" else LocalStore(_local_path(parts, uri))
 
 
@@ -67,11 +71,15 @@ def is_initialised(uri: str, *, deadline_s: float | None = None) -> bool:
         StorageError: as ``open_store``, or the store does not answer.
     """
     parts = _split(uri)
+    check_allowed(uri)
     return _open_s3(parts, uri, deadline_s).is_reachable if parts.scheme == "s3" else _local_path(parts, uri).is_dir()
 
 
 def _split(uri: str) -> SplitResult:
-    # Neither message shows the URI: what stands before an @ may be a password.
+    # None of these messages shows the URI: what stands before an @ may be a password.
+    if _CONTROL.search(uri):
+        # urlsplit would leave out some of them, and so mean another place.
+        raise StorageError("the store URI holds control characters; write them as %0A and the like, or leave them out")
     try:
         parts = urlsplit(uri)
     except ValueError:
@@ -100,9 +108,9 @@ def _local_path(parts: SplitResult, uri: str) -> Path:
 
 
 def _open_s3(parts: SplitResult, uri: str, deadline_s: float | None = None) -> S3Store:
+    bucket, prefix = _bucket_and_prefix(parts, uri)
     from orchestrator.storage.s3 import S3Store  # boto3 takes a third of a second to import
 
-    bucket, prefix = _bucket_and_prefix(parts, uri)
     settings = _s3_settings()
     if not settings.allows(bucket):
         message = (

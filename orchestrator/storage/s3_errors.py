@@ -23,6 +23,7 @@ from orchestrator.errors import (
     StorageTimeoutError,
     UnsupportedStoreError,
 )
+from orchestrator.storage.error_counts import count_error
 
 TRANSIENT = (StorageThrottledError, StorageTimeoutError)
 """What another try may cure. After a write they mean that it is unknown whether it happened."""
@@ -126,7 +127,7 @@ def translated_errors(what: str) -> Iterator[None]:
         yield
     except (botocore.ClientError, botocore.BotoCoreError) as error:
         # Not `from error`: botocore's own errors carry parts of requests and responses that may quote credentials.
-        raise translate(error, what) from None
+        raise count_error(translate(error, what)) from None
 
 
 def translate(error: botocore.ClientError | botocore.BotoCoreError, what: str) -> StorageError:

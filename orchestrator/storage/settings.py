@@ -1,4 +1,4 @@
-"""How this process reaches S3: the one reader of the environment in the storage layer.
+"""How this process reaches S3: with ``allowed``, the one reader of the environment in the storage layer.
 
 Credentials are not here: boto3's own chain finds them (environment, profile files, web identity, instance role), so
 they are in no value that could be printed, pickled or stored.
@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from orchestrator.security.urls import forbidden_host
 
 
 class Addressing(StrEnum):
@@ -61,6 +63,8 @@ class S3Settings(BaseSettings):
                 "the S3 endpoint must be http(s)://host[:port] without user or password; check AWS_ENDPOINT_URL_S3"
             )
             raise ValueError(message)
+        if reason := forbidden_host(parts.hostname or ""):
+            raise ValueError(f"the S3 endpoint is {parts.hostname}, {reason}; check AWS_ENDPOINT_URL_S3")
         return self
 
     def allows(self, bucket: str) -> bool:

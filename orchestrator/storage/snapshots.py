@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from orchestrator.errors import NotFoundError, PreconditionFailedError
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.layout import snapshot_name, snapshots_folder
 from orchestrator.storage.protocol import ObjectStore
 
@@ -41,11 +42,11 @@ def read_snapshots(store: ObjectStore, sweep: str) -> Iterator[tuple[int, dict[s
     for name in reversed(store.list_children(snapshots_folder(sweep))):
         try:
             header, body = store.get(f"{snapshots_folder(sweep)}{name}").decode().split("\n", 1)
-            told, body = json.loads(header), body.removesuffix("\n")
+            told, body = parse_json(header), body.removesuffix("\n")
             if sha256(body.encode()).hexdigest() != told["sha256"]:
                 _LOG.warning("snapshot %s of sweep %s is damaged, so an older one or the journal is read", name, sweep)
                 continue
-            yield int(told["next_sequence"]), json.loads(body)
+            yield int(told["next_sequence"]), parse_json(body)
         except NotFoundError:
             continue  # a newer one has taken its place meanwhile
         except (ValueError, KeyError, TypeError) as error:

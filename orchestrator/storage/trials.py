@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.protocol import ObjectStore
 
 
@@ -70,4 +71,4 @@ def write_trial(store: ObjectStore, key: str, trial: Trial) -> None:
 def read_trials(store: ObjectStore, key: str) -> list[Trial]:
     """All trials of a search job so far, in order of their numbers."""
     names = sorted(stat.name for stat in store.list_objects(trials_folder(key)))
-    return [Trial.from_json(json.loads(store.get(name))) for name in names]
+    return [Trial.from_json(parse_json(store.get(name))) for name in names]

@@ -13,9 +13,10 @@ from orchestrator.report.render_markdown import render_markdown
 from orchestrator.report.report import MARKDOWN, build_report, render_files, save_files
 from orchestrator.report.results import Report
 from orchestrator.state.transitions import SweepState
+from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.memory import Memory, RunMemory
-from orchestrator.tracking.provenance import Provenance, load, provenance_name
+from orchestrator.tracking.provenance import Provenance, load
 from orchestrator.tracking.registration import best_backbone, register
 from orchestrator.tracking.server import TrackingServer
 from orchestrator.tracking.timeline import RunIdentity, Timeline
@@ -41,7 +42,7 @@ class Attachments:
             return True
         submission = self._timeline.submission
         is_told = not submission or memory.submission == submission
-        return not is_told and self._store.exists(provenance_name(self._plan.sweep, submission))
+        return not is_told and self._store.exists(submission_name(self._plan.sweep, submission))
 
     def tags(self) -> dict[str, str]:
         """Tags of the sweep's run: where it was submitted from, and the report as its description."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from orchestrator.errors import OrchestratorError
+from orchestrator.security.redaction import redacted
 
 _MAX_CAUSE_CHARACTERS = 300
 _READ_ONLY = ("readonly database", "read-only", "permission denied")
@@ -51,7 +52,7 @@ def _cause(error: Exception) -> str:
     """The first line, without the SQL and its parameters that SQLAlchemy appends, and without credentials."""
     text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
     first = text.partition("\n")[0].partition("[SQL:")[0].strip()
-    return re.sub(r"//[^/@\s]+@", "//", first)[:_MAX_CAUSE_CHARACTERS]
+    return redacted(re.sub(r"//[^/@\s]+@", "//", first))[:_MAX_CAUSE_CHARACTERS]
 
 
 def _remedy(error: Exception) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from orchestrator.errors import NotFoundError
 from orchestrator.ids import sha256_hex
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.layout import tracking_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.facts import RunStatus
@@ -131,5 +132,5 @@ class MemoryFile:
 
 def _parse(content: bytes) -> Memory:
     """Of another version, nothing is used: everything is found again on the server."""
-    document = json.loads(content)
+    document = parse_json(content)
     return Memory.from_json(document["memory"]) if document["version"] == MEMORY_VERSION else Memory()

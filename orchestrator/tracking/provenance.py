@@ -1,4 +1,4 @@
-"""Where a sweep was submitted from: the commit and the uncommitted changes of the directory, kept in the store.
+"""Where a sweep was submitted from: commit and uncommitted changes of the directory, packages and machine.
 
 Never part of an identity: it explains results and decides nothing.
 """
@@ -8,32 +8,50 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from orchestrator.storage.layout import sweep_folder
+from orchestrator.security.json_text import parse_json
+from orchestrator.security.redaction import redacted_values
+from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.tracking.machine import describe_machine, installed_packages
 
 _TIMEOUT_S = 10.0
 _MAX_DIFF_BYTES = 1_000_000
+_MAX_UNTRACKED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What git says of a directory; empty outside of a repository."""
+    """What git says of a directory (nothing outside of a repository), and what ran there."""
 
     commit: str = ""
     branch: str = ""
     repository: str = ""
     """URL of the remote ``origin``, without credentials."""
     diff: str = ""
-    """Uncommitted changes of tracked files, cut after a megabyte."""
+    """Uncommitted changes of tracked files, cut after a megabyte; without secrets."""
+    untracked: tuple[str, ...] = ()
+    """Files that git does not know and does not ignore, at most a thousand of them."""
+    package_digest: str = ""
+    """Of this program's own code, as records name it."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of all installed packages."""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """See ``machine.describe_machine``."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``dataclasses.asdict``."""
-        return cls(**document)
+        """Inverse of ``to_json``. What an older or newer version wrote is read as far as it is known here."""
+        known = {item.name for item in fields(cls)}
+        told = {name: value for name, value in document.items() if name in known}
+        return cls(**{**told, "untracked": tuple(told.get("untracked", ()))})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return {**asdict(self), "untracked": list(self.untracked)}
 
     def tags(self) -> dict[str, str]:
         """The tags by which MLflow's pages show the version of the code."""
@@ -46,6 +64,16 @@ class Provenance:
         return {name: value for name, value in tags.items() if value}
 
 
+def capture_all(directory: Path, package_digest: str) -> Provenance:
+    """As ``capture``, with the packages and the machine of this process."""
+    return replace(
+        capture(directory),
+        package_digest=package_digest,
+        packages=installed_packages(),
+        machine=describe_machine(),
+    )
+
+
 def capture(directory: Path) -> Provenance:
     """Ask git about a directory; never raises, because nothing depends on the answer."""
     commit = _git(directory, "rev-parse", "HEAD").strip()
@@ -55,23 +83,20 @@ def capture(directory: Path) -> Provenance:
         commit=commit,
         branch=_git(directory, "rev-parse", "--abbrev-ref", "HEAD").strip(),
         repository=_without_credentials(_git(directory, "config", "--get", "remote.origin.url").strip()),
-        diff=_git(directory, "diff", "HEAD", "--no-color", "--no-ext-diff"),
+        # Not what stands after `password =`, which in a program is a name: a diff has to fit when it is applied.
+        diff=redacted_values(_git(directory, "diff", "HEAD", "--no-color", "--no-ext-diff")),
+        untracked=tuple(_git(directory, "ls-files", "--others", "--exclude-standard").splitlines()[:_MAX_UNTRACKED]),
     )
-
-
-def provenance_name(sweep: str, message_id: str) -> str:
-    """The object that says where a submit came from, by the id of its message."""
-    return f"{sweep_folder(sweep)}/provenance/{message_id}.json"
 
 
 def save(store: ObjectStore, sweep: str, message_id: str, provenance: Provenance) -> None:
     """Keep it beside the submit's message."""
-    store.put(provenance_name(sweep, message_id), json.dumps(asdict(provenance), indent=1).encode())
+    store.put(submission_name(sweep, message_id), json.dumps(provenance.to_json(), indent=1).encode())
 
 
 def load(store: ObjectStore, sweep: str, message_id: str) -> Provenance:
     """What was kept. Raises ``NotFoundError``."""
-    return Provenance.from_json(json.loads(store.get(provenance_name(sweep, message_id))))
+    return Provenance.from_json(parse_json(store.get(submission_name(sweep, message_id))))
 
 
 def _git(directory: Path, *arguments: str) -> str:

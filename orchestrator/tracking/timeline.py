@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from orchestrator.plan.graph import Plan
+from orchestrator.security.json_text import parse_json
 from orchestrator.state.events import AttemptLaunched, Event, PlanAccepted, decode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
@@ -73,4 +73,4 @@ class TimelineReader:
         )
 
     def _plan(self, revision: int) -> Plan:
-        return Plan.from_json(json.loads(self._store.get(plan_name(self._sweep, revision))))
+        return Plan.from_json(parse_json(self._store.get(plan_name(self._sweep, revision))))

@@ -89,7 +89,9 @@ def clouds(leaves_N: NDArray[np.integer], *, seed: int) -> NDArray[np.float16]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_classes", [10, 100])
 def test_cached_probe_of_all_fractions_and_seeds_prints_seconds(tmp_path: Path, num_classes: int) -> None:
-    dataset = {"branching": [num_classes // 5, 5], "image_size": 16, "patch_size": 2}
+    # Images are never looked at: features are drawn by leaf class. Patches just hold the features of all nodes.
+    pixels = {"image_size": 16, "patch_size": 2} if num_classes <= 10 else {"image_size": 32, "patch_size": 8}
+    dataset = {"branching": [num_classes // 5, 5], **pixels}
     bench = Bench(tmp_path, {**dataset, "num_train": NUM_SAMPLES, "num_val": NUM_VAL})
     index = SampleIndex.open(bench.store, bench.index, tmp_path / "cache")
     splits = {"train": 1, "val": 2}
@@ -121,7 +123,7 @@ def test_cached_probe_beside_the_online_probe_prints_ratios(tmp_path: Path) -> N
         bench.training(model=MODEL, recipe=short, space={"hierarchy": "depth2"}, execution=EXECUTION)
     ).key
     steps = {**RECIPE, "epochs": 20, "batch_size": 128, "warmup_epochs": 0, "weight_decay": 0.0}
-    steps |= {"std": [0.5] * 3, "eval_every_epochs": 20, "lr": 0.1}
+    steps |= {"std": [0.5] * 3, "eval_every_epochs": 20, "lr": 2.0}
     look = {**LOOK, "mean": steps["mean"], "std": steps["std"], "model": MODEL}
     started = time.perf_counter(), time.process_time()
     inputs = {"index": bench.index, "backbone": backbone}

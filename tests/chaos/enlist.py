@@ -29,7 +29,7 @@ def serve(store_uri: str, cluster: str, namespace: str, tracking_uri: str) -> No
 def leftovers() -> None:
     """Reservations that nobody needs any more, after a sweep."""
     table = placement_group_table()
-    held = [group["placement_group_id"] for group in table.values() if group["state"] not in {"PENDING", "REMOVED"}]
+    held = [group["placement_group_id"] for group in table.values() if group["state"] != "REMOVED"]
     sys.stdout.write(json.dumps({"placement_groups": held}) + "\n")
 
 

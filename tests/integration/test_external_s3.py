@@ -39,7 +39,7 @@ def test_s3_shards_are_streamed_indexed_and_described(shards: S3Store) -> None:
     assert shards.stat("train-000.tar").size_bytes > CHUNK_BYTES
     found = run_index(shards)
     assert found["splits"]["train"]["num_samples"] == 6
-    assert stats({"place": shards.uri})["samples_per_class"]["train"]["class"]["max"] == 6
+    assert stats({"place": shards.uri})["samples_per_class"]["train"]["leaf"]["max"] == 6
 
 
 def test_s3_listing_follows_content_and_names_missing_shards(shards: S3Store) -> None:

@@ -7,29 +7,63 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.engine import Mutant, StaleMutantError, planted
-from tests.simulation.scenario import make_scenario
+from tests.simulation.families import Family, scenario_of, seeds_of
 from tests.simulation.world import World
 
-SEEDS = range(200)
+NUM_SEEDS = 30
+"""Of each family, at most; the first ones are tried on the program as it is, too."""
+NUM_SOUND = 4
 
 
-def find(mutant: Mutant, seeds: range = SEEDS) -> tuple[int, BaseException] | None:
-    """The first seed that notices a bug, and how it does; ``None`` if none of them does."""
-    with planted(mutant):
-        return _first_error(seeds)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What became of one mutant."""
+
+    name: str
+    is_caught: bool
+    told: str
+    seconds: float
+    num_tried: int = 0
 
 
-def _first_error(seeds: range) -> tuple[int, BaseException] | None:
-    for seed in seeds:
+def hunt(mutant: Mutant, num_seeds: int = NUM_SEEDS) -> Finding:
+    """Try the seeds of its own family, then all others, until one notices the bug."""
+    begin_s = time.monotonic()
+    try:
+        with planted(mutant):
+            found = _first_error(_seeds_for(mutant, num_seeds))
+    except StaleMutantError as error:
+        return Finding(name=mutant.name, is_caught=False, told=str(error), seconds=time.monotonic() - begin_s)
+    seconds = time.monotonic() - begin_s
+    if found is None:
+        return Finding(name=mutant.name, is_caught=False, told="MISSED", seconds=seconds)
+    number, seed, told = found
+    return Finding(name=mutant.name, is_caught=True, told=f"seed {seed}: {told}", seconds=seconds, num_tried=number + 1)
+
+
+def _seeds_for(mutant: Mutant, num_seeds: int) -> list[int]:
+    own = seeds_of(mutant.family, num_seeds)
+    others = [seed for seed in range(num_seeds * len(Family)) if seed not in own]
+    return [*own, *others]
+
+
+def _first_error(seeds: Sequence[int]) -> tuple[int, int, str] | None:
+    """Which of the seeds notices something first, and what."""
+    for number, seed in enumerate(seeds):
         try:
-            World(make_scenario(seed)).run()
+            World(scenario_of(seed)).run()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a bug may show itself in any way
-            return seed, error
+            text = str(error).strip() or repr(error)
+            return number, seed, text.splitlines()[-1][:110]
     return None
 
 
@@ -37,29 +71,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Try all; the exit code is 1 if one was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--only", action="append", default=[], help="mutants whose name contains this; repeatable")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="of each family, at most")
+    parser.add_argument("--processes", type=int, default=2)
     parsed = parser.parse_args(arguments)
     logging.getLogger("orchestrator").propagate = False
-    if error := _first_error(range(parsed.seeds)):
+    if error := _first_error(range(min(parsed.seeds, NUM_SOUND) * len(Family))):
         sys.stdout.write(f"the program as it is fails {error}: repair that first\n")
         return 1
     chosen = [m for m in MUTANTS if not parsed.only or any(part in m.name for part in parsed.only)]
-    missed = []
-    for mutant in chosen:
-        begin_s = time.monotonic()
-        try:
-            found = find(mutant, range(parsed.seeds))
-            told = "MISSED"
-        except StaleMutantError as error:
-            found, told = None, str(error)
-        seconds = time.monotonic() - begin_s
-        if found is None:
-            missed.append(mutant.name)
-        else:
-            told = f"seed {found[0]}: {str(found[1]).strip().splitlines()[-1][:110]}"
-        sys.stdout.write(f"{mutant.name:55} {seconds:5.1f} s  {told}\n")
-        sys.stdout.flush()
-    sys.stdout.write(f"caught {len(chosen) - len(missed)}/{len(chosen)}\n")
+    missed = 0
+    with ProcessPoolExecutor(parsed.processes, mp_context=get_context("fork")) as pool:
+        for finding in pool.map(hunt, chosen, [parsed.seeds] * len(chosen)):
+            missed += not finding.is_caught
+            tried = f"{finding.num_tried:3d} tried" if finding.num_tried else ""
+            sys.stdout.write(f"{finding.name:55} {finding.seconds:5.1f} s  {tried:9}  {finding.told}\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"caught {len(chosen) - missed}/{len(chosen)}\n")
     return 1 if missed else 0
 
 

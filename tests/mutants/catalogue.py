@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.engine import Mutant
+from tests.simulation.families import Family
 
 _CONTROLLER = "orchestrator.controller.controller:Controller"
 _FLEET = "orchestrator.controller.fleet:Fleet"
@@ -17,30 +18,35 @@ MUTANTS = (
         where=f"{_CONTROLLER}._start",
         old="self._backend.announce(epoch)",
         new="self._backend.announce(1)",
+        family=Family.DEATHS,
     ),
     Mutant(
         name="epoch does not rise",
         where="orchestrator.controller.lease:Lease.acquire",
         old="found[0].epoch + 1",
         new="found[0].epoch",
+        family=Family.DEATHS,
     ),
     Mutant(
         name="journal goes around another writer's segment",
         where="orchestrator.storage.journal:Journal.append",
         old="raise JournalFencedError(message) from error",
         new="self.next_sequence += 1; self.append(events); self.next_sequence -= 1; del message, error",
+        family=Family.DEATHS,
     ),
     Mutant(
         name="adoption is not written",
         where="orchestrator.controller.ledger:SweepLedger.append",
-        old="[*([self._adoption] if self._adoption else []), *events]",
-        new="[*events]",
+        old="[*([self._adoption] if self._adoption else []), ",
+        new="[",
+        family=Family.DEATHS,
     ),
     Mutant(
         name="a sweep of an earlier epoch is not adopted",
         where=f"{_FLEET}._load",
         old="needs_adoption = not is_ours or sweep in self._in_doubt",
         new="needs_adoption = snapshot.cluster != me.cluster",
+        family=Family.DEATHS,
     ),
     # Intent before effect
     Mutant(
@@ -60,6 +66,7 @@ MUTANTS = (
         where=f"{_FLEET}.guard",
         old="sweep in self._holdings and sweep not in self._in_doubt",
         new="sweep in self._holdings",
+        family=Family.STORMS,
     ),
     # Messages
     Mutant(
@@ -67,12 +74,14 @@ MUTANTS = (
         where=f"{_CONTROLLER}._settle",
         old="    if message.message_id not in",
         new="    discard(self._store, holding.snapshot.sweep, message.message_id)\n    if message.message_id not in",
+        family=Family.DEATHS,
     ),
     Mutant(
         name="message settled twice",
         where=f"{_CONTROLLER}._settle",
         old="message.message_id not in holding.snapshot.handled",
         new="message.message_id",
+        family=Family.DEATHS,
     ),
     Mutant(
         name="resubmitted sweep trusts what it knew of the store",
@@ -98,6 +107,7 @@ MUTANTS = (
         where="orchestrator.controller.attempts:allocate_attempt",
         old="while not _claim(store, job, number, claimant):",
         new="while False:",
+        family=Family.DEATHS,
     ),
     Mutant(
         name="runner is not released",
@@ -110,30 +120,35 @@ MUTANTS = (
         where=f"{_CONTROLLER}._record",
         old="ended.append(event)",
         new="ended.append(event); self._backend.release(event.attempt_id)",
+        family=Family.DEATHS,
     ),
     Mutant(
         name="hang is not noticed",
         where="orchestrator.controller.heartbeats:Heartbeats._verdict",
         old="if silent_s <= limit_s:",
         new="if True:",
+        family=Family.CLIENTS,
     ),
     Mutant(
         name="stop is followed by no end",
         where="orchestrator.controller.stops:Stops.insist",
         old="if now >= stop.asked_at_s + stop.grace_s:",
         new="if False:",
+        family=Family.CLIENTS,
     ),
     Mutant(
         name="attempts of sweeps in trouble are forgotten",
         where=f"{_FLEET}.shelved",
         old="return [found[sweep] for sweep in sorted(found)]",
         new="return []",
+        family=Family.STORMS,
     ),
     Mutant(
         name="controller that has not read all sweeps launches",
         where=f"{_FLEET}.is_blind",
         old="bool(self._unseen)",
         new="False",
+        family=Family.STORMS,
     ),
     Mutant(
         name="claim is skipped",
@@ -183,6 +198,7 @@ MUTANTS = (
         where=f"{_FOLDING}._reopen",
         old="failures={}",
         new="failures=view.failures",
+        family=Family.CLIENTS,
     ),
     Mutant(
         name="attempt is not told of memory failures",
@@ -195,6 +211,7 @@ MUTANTS = (
         where=f"{_FOLDING}._retire",
         old="not in kept:",
         new="in ():",
+        family=Family.CLIENTS,
     ),
     # Scheduling
     Mutant(
@@ -206,8 +223,8 @@ MUTANTS = (
     Mutant(
         name="claims of others are not looked at",
         where="orchestrator.state.scheduler:Scheduler.decide",
-        old="live_keys=set(claimed).union(",
-        new="live_keys=set().union(",
+        old="live_keys = set(claimed).union(",
+        new="live_keys = set().union(",
     ),
     Mutant(
         name="room is not taken",
@@ -226,12 +243,14 @@ MUTANTS = (
         where="orchestrator.state.scheduler:Scheduler.decide",
         old="if one.snapshot.state is SweepState.RUNNING and",
         new="if one.snapshot.state in {SweepState.RUNNING, SweepState.PAUSED} and",
+        family=Family.CLIENTS,
     ),
     Mutant(
         name="drained cluster goes on",
         where=f"{_CONTROLLER}._decide",
         old="if self._drain is not None or fleet.is_blind:",
         new="if fleet.is_blind:",
+        family=Family.CLIENTS,
     ),
     Mutant(
         name="what needs a lost job waits for ever",
@@ -244,17 +263,48 @@ MUTANTS = (
         where="orchestrator.state.lifecycle:_ending",
         old="if snapshot.leaving or not all(",
         new="if not all(",
+        family=Family.CLIENTS,
     ),
     Mutant(
         name="cancelled sweep leaves its attempts running",
         where="orchestrator.state.lifecycle:follow_up",
         old="commands = [*_cancelled(index), *stops]",
         new="commands = [*_cancelled(index)]",
+        family=Family.CLIENTS,
     ),
     Mutant(
         name="job is launched before all that it needs",
         where="orchestrator.state.sweep_index:SweepIndex._enter",
         old="if self._unmet[place]:",
         new="if self._unmet[place] > 1:",
+    ),
+    # Shares
+    Mutant(
+        name="weights are not looked at",
+        where="orchestrator.state.fairness:entitle",
+        old="standing.weight / total",
+        new="1.0 / len(standings)",
+        family=Family.SHARES,
+    ),
+    Mutant(
+        name="who has most goes first",
+        where="orchestrator.state.fairness:Standing.key",
+        old="return 0, share / self.weight",
+        new="return 0, -share / self.weight",
+        family=Family.SHARES,
+    ),
+    Mutant(
+        name="nobody's due is kept",
+        where="orchestrator.state.fairness:Standing.key",
+        old="if after <= self.entitlement + 1e-9:",
+        new="if after <= 2.0:",
+        family=Family.SHARES,
+    ),
+    Mutant(
+        name="no share grows while a round goes on",
+        where="orchestrator.state.fairness:Standing.add",
+        old="self.live = plus(self.live, asked)",
+        new="del asked",
+        family=Family.SHARES,
     ),
 )

@@ -65,6 +65,10 @@ def test_field_changes_its_jobs_and_exactly_their_descendants(field: str) -> Non
         assert changed == set()
         assert before.keys() == jobs.keys()
         return
+    if change.role is Role.SHARING:
+        assert {name for name in changed if "/part" not in name} == set()
+        assert before.keys() != jobs.keys()
+        return
     own = {name for name in common if before[name].identity["parameters"] != jobs[name].identity["parameters"]}
     rewired = {name for name in common if before[name].needs != jobs[name].needs}
     new = jobs.keys() - before.keys()

@@ -10,20 +10,15 @@ import time
 import traceback
 
 from tests.simulation.audit import Violation
+from tests.simulation.families import scenario_of
 from tests.simulation.recovery import run_with_recoveries
-from tests.simulation.scenario import MAX_JOBS, make_scenario
 from tests.simulation.world import World
-
-RECOVERIES = 0.02
-"""Part of the appends after which a second world begins."""
 
 
 def run_seed(seed: int, *, num_jobs: int = 0, trace: bool = False) -> World:
     """Run one seed. Raises ``Violation``."""
-    # Recoveries of many jobs take as long as the run itself.
-    probability = RECOVERIES * (MAX_JOBS / num_jobs if num_jobs else 1.0)
     try:
-        return run_with_recoveries(make_scenario(seed, num_jobs=num_jobs), probability=probability, verbose=trace)
+        return run_with_recoveries(scenario_of(seed, num_jobs=num_jobs), verbose=trace)
     except BaseException as error:
         error.add_note(f"python -m tests.simulation --seed {seed} --trace")
         raise

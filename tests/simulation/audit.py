@@ -53,8 +53,12 @@ class SweepAudit:
     state: str = "submitted"
     plan: Mapping[str, Any] = field(default_factory=dict)
     jobs: dict[str, JobAudit] = field(default_factory=dict)
+    live: dict[str, JobAudit] = field(default_factory=dict)
+    """Jobs by their live attempts; these are few, and the jobs may be many."""
     leaving: dict[str, str] = field(default_factory=dict)
     """Keys by attempt."""
+    ends_since_s: float | None = None
+    """Since when a client wants what runs to end: the sweep is being cancelled, or paused with checkpoints."""
     next_sequence: int = 0
     holder: str = ""
     cluster: str = ""
@@ -145,6 +149,7 @@ class Audit:
             new.append(kept.pop((name, key), fresh))
         sweep.leaving.update({job.live: job.key for job in kept.values() if job.live})
         sweep.jobs = {job.name: job for job in new}
+        sweep.live = {job.live: job for job in new if job.live}
         sweep.plan = plan
         self._reopen(sweep, event)
 
@@ -152,13 +157,14 @@ class Audit:
         self._reopen(sweep, event)
 
     def _reopen(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
-        sweep.state, sweep.is_tripped = "running", False
+        sweep.state, sweep.is_tripped, sweep.ends_since_s = "running", False, None
         for job in sweep.jobs.values():
             if job.state in _REOPENED:
                 _renew(job)
 
     def _on_jobs_retried(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
-        sweep.state = sweep.state if sweep.state == "paused" else "running"
+        if sweep.state != "paused":
+            sweep.state, sweep.ends_since_s = "running", None
         for name in event["jobs"]:
             require(sweep.jobs[name].state in _REOPENED, f"{name} is retried and {sweep.jobs[name].state}")
             _renew(sweep.jobs[name])
@@ -169,26 +175,28 @@ class Audit:
             require(job.state not in _OVER, f"{name} is cancelled and {job.state}")
             if job.live:
                 sweep.leaving[job.live] = job.key
+                del sweep.live[job.live]
             job.state, job.live = "cancelled", ""
 
     def _on_cancel_requested(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
         if sweep.state == "submitted":
             sweep.state = "cancelled"
         elif not _is_final(sweep):
-            sweep.state = "cancelling"
+            sweep.state, sweep.ends_since_s = "cancelling", event["at_s"]
 
     def _on_sweep_paused(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
         sweep.state = "paused"
+        sweep.ends_since_s = event["at_s"] if event["running"] == "checkpoint" else None
 
     def _on_sweep_resumed(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
         require(sweep.state == "paused", f"{sweep.name} is resumed and {sweep.state}")
-        sweep.state = "running"
+        sweep.state, sweep.ends_since_s = "running", None
 
     def _on_sweep_stopping(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
-        sweep.state = "stopping"
+        sweep.state, sweep.ends_since_s = "stopping", None
 
     def _on_sweep_tripped(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
-        sweep.state, sweep.is_tripped = "stopping", True
+        sweep.state, sweep.is_tripped, sweep.ends_since_s = "stopping", True, None
 
     # ------------------------------------------------------------------------------------------------------------ jobs
     def _on_job_reused(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
@@ -241,20 +249,20 @@ class Audit:
             require(found.key in self.committed, f"{job.name} is launched, and {need} is not committed")
         self._may_try(sweep, job, event["at_s"])
         self._check_caps(sweep, job)
-        others = [other.name for other in sweep.jobs.values() if other.live and other.key == job.key]
+        others = [other.name for other in sweep.live.values() if other.key == job.key]
         require(not others, f"{job.name} is launched while {others} work on its key")
         self.launched[event["attempt_id"]] = (sweep.cluster, event["epoch"])
         job.state, job.live = "running", event["attempt_id"]
+        sweep.live[job.live] = job
         job.num_launches += 1
         job.last_number = event["number"]
 
     def _check_caps(self, sweep: SweepAudit, job: JobAudit) -> None:
         policy = sweep.plan.get("policy") or {}
-        live = [other for other in sweep.jobs.values() if other.live]
         limit = policy.get("max_concurrent")
-        num_live = len(live) + len(sweep.leaving)
+        num_live = len(sweep.live) + len(sweep.leaving)
         require(limit is None or num_live < limit, f"{job.name} is launched beside {num_live}; allowed are {limit}")
-        limit, gpus = policy.get("max_gpus"), job.gpus + sum(other.gpus for other in live)
+        limit, gpus = policy.get("max_gpus"), job.gpus + sum(other.gpus for other in sweep.live.values())
         require(limit is None or gpus <= limit + 1e-6, f"{job.name} brings {sweep.name} to {gpus:g} of {limit} GPUs")
 
     def _may_try(self, sweep: SweepAudit, job: JobAudit, at_s: float) -> None:
@@ -277,6 +285,7 @@ class Audit:
         job = sweep.jobs[event["job"]]
         require(job.live == event["attempt_id"], f"{event['attempt_id']} ends, and {job.name} has {job.live!r} live")
         job.live = ""
+        del sweep.live[event["attempt_id"]]
         if event["type"] == "attempt_succeeded":
             require(job.key in self.committed, f"{job.name} succeeds and is not committed")
             job.state = "succeeded"
@@ -298,7 +307,7 @@ class Audit:
             require(not all_done, f"{sweep.name} failed, and all of its jobs are done")
         else:
             require(sweep.state in _HELD, f"{sweep.name} is cancelled, and nobody asked for it")
-        sweep.state = event["status"]
+        sweep.state, sweep.ends_since_s = event["status"], None
 
 
 def require(condition: bool, text: str) -> None:

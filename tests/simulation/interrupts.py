@@ -11,7 +11,7 @@ from typing import TypeVar
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Capacity, Placement
 from orchestrator.backends.simulated import SimulatedBackend
 from orchestrator.contract import JobRequest, Resources
-from orchestrator.errors import FailureKind
+from orchestrator.errors import FailureKind, StorageTimeoutError
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.testing import SimulatedCrash
 from tests.simulation.audit import require
@@ -101,6 +101,8 @@ class GatedStore:
 
     def __init__(self, store: ObjectStore, gate: Gate) -> None:
         self._store, self._gate = store, gate
+        self._in_doubt: set[str] = set()
+        """Folders of journals to which something was appended and nobody knows whether it is there."""
 
     @property
     def uri(self) -> str:
@@ -113,7 +115,15 @@ class GatedStore:
         return self._both(self._store.put_file, name, path)
 
     def put_if_absent(self, name: str, content: bytes) -> ObjectStat:
-        return self._both(self._store.put_if_absent, name, content)
+        folder, _, _ = name.rpartition("/")
+        if not folder.endswith("/journal"):
+            return self._both(self._store.put_if_absent, name, content)
+        require(folder not in self._in_doubt, f"{name} is appended before anybody looked what became of the last one")
+        try:
+            return self._both(self._store.put_if_absent, name, content)
+        except StorageTimeoutError:
+            self._in_doubt.add(folder)
+            raise
 
     def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
         return self._both(self._store.put_if_match, name, content, etag)
@@ -123,6 +133,7 @@ class GatedStore:
 
     def get(self, name: str) -> bytes:
         self._gate.enter()
+        self._in_doubt.discard(name.rpartition("/")[0])
         return self._store.get(name)
 
     def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
@@ -143,6 +154,7 @@ class GatedStore:
 
     def exists(self, name: str) -> bool:
         self._gate.enter()
+        self._in_doubt.discard(name.rpartition("/")[0])
         return self._store.exists(name)
 
     def list_children(self, prefix: str) -> list[str]:

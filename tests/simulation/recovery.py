@@ -10,18 +10,33 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.storms import Weather
 from tests.simulation.world import World
 
+LARGE = 1000
+"""Jobs."""
 
-def run_with_recoveries(scenario: Scenario, *, probability: float, verbose: bool = False) -> World:
-    """Run a scenario; after each append, with some probability, also a world that begins there with nothing alive.
+
+PART = 0.02
+"""Of the appends of a small run, those after which a second world begins."""
+NUM_PREFIXES = 20
+"""Second worlds of a large run, each of which goes on for `LOOK_S`: to the end would take as long as the run itself."""
+LOOK_S = 300.0
+
+
+def run_with_recoveries(scenario: Scenario, *, verbose: bool = False) -> World:
+    """Run a scenario; after some of the appends, also a world that begins there with nothing alive.
 
     Raises:
         Violation: by either.
     """
     world = World(scenario, verbose=verbose)
     random = Random(scenario.seed + 2)  # noqa: S311 - a simulation
+    is_large = sum(len(sweep.jobs) for sweep in scenario.sweeps) >= LARGE
+    due_s = sorted(random.uniform(0.0, scenario.calm_after_s) for _ in range(NUM_PREFIXES)) if is_large else []
 
     def after_append() -> None:
-        if random.random() < probability:
+        if due_s and world.elapsed_s >= due_s[0]:
+            del due_s[0]
+            recover(world, for_s=LOOK_S)
+        elif not is_large and random.random() < PART:
             recover(world)
 
     world.store.after_append = after_append
@@ -29,7 +44,7 @@ def run_with_recoveries(scenario: Scenario, *, probability: float, verbose: bool
     return world
 
 
-def recover(world: World) -> World:
+def recover(world: World, *, for_s: float | None = None) -> World:
     """A world without faults that starts from what another one has made durable so far."""
     calm = replace(
         world.scenario,
@@ -39,11 +54,12 @@ def recover(world: World) -> World:
         weather=Weather(),
         turbulence=Turbulence(),
         lost_artifacts=(),
+        is_contest=False,  # what is lost waits for its backoff
     )
     world.trace("everything dies in a second world")
     second = World(calm, start_s=world.clock())
     try:
-        second.recover(world)
+        second.recover(world, for_s=for_s)
     finally:
         second.close()
     return second

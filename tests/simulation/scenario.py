@@ -102,6 +102,10 @@ class Scenario:
     lost_artifacts: tuple[str, ...] = ()
     """Keys whose record somebody deletes before the last submit."""
     calm_after_s: float = CALM_AFTER_S
+    pace_s: float = 0.2
+    """Between two rounds of a controller that finds news."""
+    is_contest: bool = False
+    """Whether nothing but the sweeps' weights may decide who gets room."""
 
     @property
     def site_names(self) -> list[str]:
@@ -112,6 +116,11 @@ class Scenario:
     def is_fair(self) -> bool:
         """Whether every request arrives and is answered, and clocks agree."""
         return self.weather == Weather() and self.turbulence == Turbulence() and not any(self.skews_s)
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether also no controller dies or sleeps, so that each wish must be followed soon."""
+        return self.is_fair and not self.incidents
 
 
 def make_scenario(seed: int, *, num_jobs: int = 0, features: frozenset[str] = FEATURES) -> Scenario:
@@ -135,6 +144,7 @@ def make_scenario(seed: int, *, num_jobs: int = 0, features: frozenset[str] = FE
         weather=_weather(random) if random.random() < 0.6 else Weather(),
         turbulence=_turbulence(random) if random.random() < 0.6 else Turbulence(),
         skews_s=tuple(_skews(random)),
+        pace_s=2.0 if num_jobs >= 1000 else 0.2,
         lost_artifacts=tuple(key for key in keys if random.random() < 0.05) if random.random() < 0.3 else (),
     )
 

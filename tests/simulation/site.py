@@ -19,7 +19,7 @@ from tests.simulation.watched import WatchedCluster
 
 LEASE_S = 15.0
 WATCHDOG_S = 2.0
-BUSY_S, IDLE_S = 0.2, 20.0
+IDLE_S = 20.0
 
 
 class Surroundings(Protocol):
@@ -32,6 +32,9 @@ class Surroundings(Protocol):
 
     @property
     def true_store(self) -> ObjectStore: ...
+
+    @property
+    def pace_s(self) -> float: ...
 
     def trace(self, text: str) -> None: ...
     def skew_s(self, number: int) -> float: ...
@@ -50,7 +53,7 @@ class Life:
         skew_s = world.skew_s(number)
         store, self.seam = GatedStore(self.store, self.gate), GatedBackend(self.backend, self.gate)
         self.controller = Controller(store, self.seam, cluster.name, self.name, lambda: world.clock() + skew_s)
-        self.pause_s = BUSY_S
+        self.pause_s = world.pace_s
 
 
 class Site:
@@ -141,7 +144,7 @@ class Site:
             life.turn = life.gate.turn = None
         self._world.check()
         if life in self._lives and life.turn is None:
-            life.pause_s = BUSY_S if any(changes) else min(IDLE_S, 2.0 * life.pause_s)
+            life.pause_s = self._world.pace_s if any(changes) else min(IDLE_S, 2.0 * life.pause_s)
             self._clock.after(life.pause_s, lambda: self._round(life))
 
     def _end_life(self, life: Life, how: str) -> None:
@@ -152,4 +155,4 @@ class Site:
 
     def _news(self) -> None:
         for life in self._lives:
-            life.pause_s = BUSY_S
+            life.pause_s = self._world.pace_s

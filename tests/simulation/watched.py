@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.backends.protocol import ANYWHERE, Placement
 from orchestrator.backends.simulated import SimulatedCluster
 from orchestrator.contract import JobRequest, Resources
+from orchestrator.controller.limits import GRACE_S
 from orchestrator.errors import FailureKind, OrchestratorError, TransitionError
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.testing.memory_store import MemoryStore
@@ -18,6 +19,10 @@ from tests.simulation.audit import Audit, require
 
 MAX_STOP_S = 400.0
 """The grace that stopped attempts have, and some rounds of the controller."""
+ASKED_WITHIN_S = 60.0
+"""After which a client's wish has reached the attempts that must end, where nothing goes wrong."""
+ENDED_WITHIN_S = GRACE_S + 60.0
+"""After which an attempt has ended that was asked to, where nothing goes wrong."""
 
 
 class AuditedStore(MemoryStore):
@@ -118,9 +123,25 @@ class WatchedCluster(SimulatedCluster):
         attempt = self.attempts.get(attempt_id)
         if attempt is not None:
             sweep = self.audit.sweeps[attempt.request.sweep]
-            live = {job.live for job in sweep.jobs.values()} | sweep.leaving.keys()
-            require(attempt_id not in live or sweep.cluster != self.name, f"{attempt_id} is released, and it is live")
+            is_live = attempt_id in sweep.live or attempt_id in sweep.leaving
+            require(not is_live or sweep.cluster != self.name, f"{attempt_id} is released, and it is live")
         super().release(attempt_id)
+
+    def check_promptness(self) -> None:
+        """What a client wants to end is asked to, and what was asked has ended, both soon."""
+        now_s, working = self.clock(), {attempt.attempt_id for attempt in self.working()}
+        for attempt_id in working:
+            waits_s = now_s - self._asked_at_s.get(attempt_id, now_s)
+            require(waits_s <= ENDED_WITHIN_S, f"{attempt_id} was asked to end {waits_s:.0f} s ago and works on")
+        for sweep in self.audit.sweeps.values():
+            waits_s = 0.0 if sweep.ends_since_s is None else now_s - sweep.ends_since_s
+            if sweep.cluster != self.name or waits_s <= ASKED_WITHIN_S:
+                continue
+            for attempt_id in working.intersection(sweep.live):
+                is_asked = attempt_id in self._asked_at_s
+                require(
+                    is_asked, f"{sweep.name} is {sweep.state} since {waits_s:.0f} s; nobody asks {attempt_id} to end"
+                )
 
     def abandon(self, attempt_id: str) -> None:
         require(self.loses_track, f"nobody asks about {attempt_id} any more, and nothing was lost")

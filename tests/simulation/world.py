@@ -19,6 +19,7 @@ from orchestrator.storage.layout import record_name
 from tests.simulation.audit import Audit, Violation, require
 from tests.simulation.policy_floor import min_backoff_s
 from tests.simulation.scenario import Ask, Scenario, SweepCase
+from tests.simulation.shares import ShareWatch
 from tests.simulation.site import Site
 from tests.simulation.storms import FAIR, StormyStore
 from tests.simulation.watched import AuditedStore, BugCatcher, WatchedCluster
@@ -50,6 +51,7 @@ class World:
         self.store.after_append = lambda: None
         self.cluster_store = StormyStore(self.store, self.clock, self.random, self.weather)
         self.sites = {name: Site(self, self._cluster(name), self.random) for name in scenario.site_names}
+        self._shares = [ShareWatch(self.audit, site.cluster) for site in self.sites.values() if scenario.is_contest]
         if scenario.is_fair:
             for site in self.sites.values():
                 site.cluster.others = [other.cluster for other in self.sites.values() if other is not site]
@@ -68,7 +70,7 @@ class World:
             hazards=scenario.hazards,
             fates=self._fate,
         )
-        cluster.loses_track = not (scenario.is_fair and not scenario.incidents)
+        cluster.loses_track = not scenario.is_prompt
         return cluster
 
     def _fate(self, request: JobRequest, random: Random) -> Fate:
@@ -98,6 +100,11 @@ class World:
         return self._digest.hexdigest()
 
     @property
+    def pace_s(self) -> float:
+        """Between two rounds of a controller that finds news."""
+        return self.scenario.pace_s
+
+    @property
     def true_store(self) -> AuditedStore:
         """Where all requests that arrive go."""
         return self.store
@@ -109,6 +116,10 @@ class World:
     def check(self) -> None:
         """Called after every round."""
         require(not self._catcher.bugs, "\n".join(self._catcher.bugs))
+        for site in self.sites.values() if self.scenario.is_prompt else ():
+            site.cluster.check_promptness()
+        for watch in self._shares:
+            watch.check()
 
     # --------------------------------------------------------------------------------------------------------- clients
     def _submit(self, case: SweepCase, jobs: tuple[Job, ...]) -> None:
@@ -196,8 +207,10 @@ class World:
                 self.store.delete(record_name(key))
                 del self.audit.committed[key]
 
-    def recover(self, other: World) -> None:
-        """From the store of another world as it is now, with all controllers and runners dead, to the same end."""
+    def recover(self, other: World, *, for_s: float | None = None) -> None:
+        """From the store of another world as it is now, with all controllers and runners dead, to the same end; or,
+        of many jobs, for some time, in which nothing goes wrong and the jobs get on.
+        """
         other.store.copy_to(self.store)
         self.audit.take(other.audit)
         for site in self.sites.values():
@@ -208,8 +221,19 @@ class World:
         self.clock.jump(self.clock() + 1.0)  # after all messages that wait
         for case in self.scenario.sweeps:
             self._submit(case, case.jobs)
+        if for_s is not None:
+            self._run_for(for_s)
+            return
         self._run_until_all_ended()
         self._check_end()
+
+    def _run_for(self, seconds: float) -> None:
+        before = self.audit.num_events
+        self.clock.jump(self.clock() + seconds)
+        has_ended = self._has_all_ended()
+        require(has_ended or self.audit.num_events > before + len(self.sites), "nothing goes on after a recovery")
+        for case in self.scenario.sweeps:
+            self._check_view(case)
 
     def _run_until_all_ended(self) -> None:
         end_s = self.clock() + LIMIT_S
@@ -251,7 +275,11 @@ class World:
                 is_done = found.state in {"succeeded", "reused"}
                 text = f"{found.name} of {case.name} ended as {found.state}: {found.reason}"
                 require(is_done != (found.name in hopeless), text)
-        view = client.load_snapshot(self.store, case.name)
+        self._check_view(case)
+
+    def _check_view(self, case: SweepCase) -> None:
+        """A reader of the journal sees what the audit has seen."""
+        sweep, view = self.audit.sweeps[case.name], client.load_snapshot(self.store, case.name)
         seen = {name: job.state.value for name, job in view.jobs.items()}
         require(seen == {job.name: job.state for job in sweep.jobs.values()}, f"{case.name} is read as {seen}")
         require(view.state.value == sweep.state, f"{case.name} is read as {view.state}")

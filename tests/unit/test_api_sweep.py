@@ -102,7 +102,7 @@ def test_package_gives_what_scripts_catch_and_choose() -> None:
 
     assert (orchestrator.SpecError, orchestrator.InfeasibleError) == (errors.SpecError, errors.InfeasibleError)
     assert orchestrator.Where is Where
-    assert set(orchestrator.__all__) == {"InfeasibleError", "SpecError", "Sweep", "Where"}
+    assert set(orchestrator.__all__) == {"Changed", "InfeasibleError", "SpecError", "Sweep", "Where"}
 
 
 def test_repr_of_views_is_one_line(submitted: LocalStore) -> None:

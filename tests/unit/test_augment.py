@@ -89,7 +89,7 @@ def test_augment_resized_crops_are_distributed_like_torchvisions() -> None:
     assert ours == pytest.approx(theirs, rel=0.06)
 
 
-@pytest.mark.parametrize("decoder", list(DecoderName))
+@pytest.mark.parametrize("decoder", [DecoderName.PILLOW, DecoderName.TURBO])
 def test_augment_resized_crop_has_torchvisions_pixels(decoder: DecoderName) -> None:
     encoded, spec = jpeg(photograph(1, width=200, height=150)), PixelSpec(image_size=64, decoder=decoder)
     augmenter = Augmenter(Augment.RANDOM_RESIZED_CROP, seed=0, stage=Stage.PRETRAIN, image_size=64)

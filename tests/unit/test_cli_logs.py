@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.logs import PrintedLog
+from orchestrator.cli.logs import parse_since
+from orchestrator.cli.one_log import AttemptPrinter, PrintedLog
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.log_records import EVERYTHING, LogContext, LogRecord, encode, format_time
 from orchestrator.storage.logs import finish_log, put_segment
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Hang, Lose
@@ -43,7 +46,7 @@ def world(tmp_path: Path) -> World:
 
 def test_log_of_one_worker_is_printed_as_it_is(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     write(world, "epoch 1: é\nno end")
-    assert run_command(capsys, "logs", "sweep", JOB, "--store", world.store.uri).out == "epoch 1: é\nno end"
+    assert run_command(capsys, "logs", "sweep", JOB, "--store", world.store.uri).out == "epoch 1: é\nno end\n"
 
 
 def test_logs_after_a_changed_submit_show_the_attempts_at_the_present_key(
@@ -76,7 +79,8 @@ def test_logs_of_a_gang_are_merged_by_whole_lines_that_name_their_rank(
 
 def test_lines_of_ranks_that_come_in_pieces_do_not_mix(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     names = [log_name("sweep", JOB, 1, rank, key=KEY) for rank in (0, 1)]
-    log = PrintedLog(world.store, "sweep", JOB, (1, KEY), None)
+    printer = AttemptPrinter(render=lambda record, prefix: f"{prefix}{record.message}\n", query=EVERYTHING)
+    log = PrintedLog(world.store, "sweep", JOB, (1, KEY), printer)
     for start, piece in ((0, b"ep"), (2, b"och 1\nep"), (10, b"och 2")):
         for name in names:
             put_segment(world.store, name, start, piece)
@@ -116,3 +120,112 @@ def test_leaving_says_that_the_job_goes_on(world: World) -> None:
     _, err = reader.communicate(timeout=60)
     assert reader.returncode == 130
     assert f"orchestrator logs sweep {JOB} -f" in " ".join(err.split())
+
+
+# ------------------------------------------------------------------------------------------------- several jobs at once
+NOW = 1_700_000_000.0  # 2023-11-14T22:13:20Z
+
+
+@pytest.fixture
+def searched(tmp_path: Path) -> World:
+    """A finished sweep with records of two jobs and ranks."""
+    world = World(tmp_path / "store")
+    world.submit(*diamond())
+    world.finish()
+    for job, rank, *told in (
+        (JOB, 0, (0, "info", "stdout", "epoch 1"), (20, "error", "stderr", "ValueError: boom")),
+        (JOB, 1, (10, "warning", "some.module", "careful: é")),
+        ("pretrain/b", 0, (15, "info", "stdout", "epoch 1 of b")),
+    ):
+        key = next(one.key for one in diamond() if one.name == job)
+        context = LogContext(sweep="sweep", job=job, attempt=1, rank=rank)
+        lines = [
+            encode(LogRecord(context=context, time=format_time(NOW + at), level=level, source=source, message=message))
+            for at, level, source, message in told
+        ]
+        finish_log(world.store, log_name("sweep", job, 1, rank, key=key), "".join(lines).encode())
+    return world
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], world: World, *arguments: str) -> list[str]:
+    result = run_command(capsys, "logs", "sweep", *arguments, "--store", world.store.uri)
+    assert result.code == 0, result.err
+    return [line.partition(" | ")[2] or line for line in result.out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), ["epoch 1", "careful", "epoch 1 of b", "ValueError: boom"]),
+        (("--grep", "epoch 1$"), ["epoch 1"]),
+        (("--grep", "oo"), ["ValueError: boom"]),
+        (("--level", "warning"), ["careful", "ValueError: boom"]),
+        (("--level", "ERROR"), ["ValueError: boom"]),
+        (("--job", "pretrain/b"), ["epoch 1 of b"]),
+        (("--job", "pretrain/*", "--rank", "1"), ["careful"]),
+        (("--where", "kind=pretrain,job=*/b"), ["epoch 1 of b"]),
+        (("-n", "2"), ["epoch 1 of b", "ValueError: boom"]),
+        (("--since", "2023-11-14T22:13:31+00:00"), ["epoch 1 of b", "ValueError: boom"]),
+        (("--since", "1s"), []),
+        ((JOB, "--grep", "boom", "--rank", "0"), ["ValueError: boom"]),
+        ((JOB, "-n", "1", "--rank", "0"), ["ValueError: boom"]),
+    ],
+)
+def test_records_of_a_finished_sweep_are_chosen(searched, capsys, arguments, expected) -> None:
+    found = lines_of(capsys, searched, *arguments)
+    assert len(found) == len(expected), found
+    assert all(part in line for part, line in zip(expected, found, strict=True)), found
+
+
+def test_records_are_printed_for_machines_one_object_a_line(searched: World, capsys) -> None:
+    result = run_command(capsys, "logs", "sweep", "-o", "json", "--level", "error", "--store", searched.store.uri)
+    [record] = [json.loads(line) for line in result.out.splitlines()]
+    assert record == {
+        "time": format_time(NOW + 20),
+        "level": "error",
+        "sweep": "sweep",
+        "job": JOB,
+        "attempt": 1,
+        "rank": 0,
+        "source": "stderr",
+        "message": "ValueError: boom",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("--grep", "("), 2, "is no regular expression"),
+        (("--since", "yesterday"), 2, "neither a duration"),
+        (("--level", "loud"), 2, "is none of debug"),
+        (("--job", "nothing"), 102, "no job 'nothing'"),
+        (("--where", "colour=red"), 2, "told by that"),
+    ],
+)
+def test_wrong_choice_of_records_is_one_error(searched, capsys, arguments, code, told) -> None:
+    result = run_command(capsys, "logs", "sweep", *arguments, "--store", searched.store.uri)
+    assert result.code == code
+    assert told in " ".join(result.err.split())
+    assert result.out == ""
+
+
+def test_following_a_sweep_prints_what_comes_of_all_its_jobs_until_it_ends(world: World, capsys) -> None:
+    name = log_name("sweep", JOB, 2, key=KEY)
+    put_segment(world.store, name, 0, b"be")
+
+    def go_on() -> None:
+        put_segment(world.store, name, 2, b"gun\nsec")
+        put_segment(world.store, name, 9, b"ond\nlast")
+        world.cancel()
+        world.finish()
+
+    timer = threading.Timer(1.0, go_on)
+    timer.start()
+    found = lines_of(capsys, world, "-f")
+    timer.join()
+    assert found == ["begun", "second", "last"]
+
+
+@pytest.mark.parametrize(("text", "ago_s"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("3d", 259200)])
+def test_since_is_counted_back(text: str, ago_s: float) -> None:
+    assert parse_since(text, NOW) == format_time(NOW - ago_s)

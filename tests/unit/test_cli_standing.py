@@ -94,7 +94,7 @@ def test_failure_of_an_earlier_attempt_is_told_as_past() -> None:
     failure = Failure(attempt_id="k.1", kind=FailureKind.NODE_LOST, message="its node is gone", at_s=NOW)
     view = JobView(name="pretrain/a", key="k", state=JobState.PENDING, num_attempts=1, last_failure=failure)
     line = job_line(view)
-    assert line == "pretrain/a will be tried again; its last attempt ended: node_lost: its node is gone"
+    assert line == "pretrain/a will be tried again after node_lost: its node is gone"
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_data_index_write_describes_the_folder_for_stats_verify_and_sample(
     assert read_dataset_file(shards.as_uri()).digest == found["digest"]
     stats = as_json("stats", str(shards))
     assert stats["digest"] == found["digest"]
-    assert stats["samples_per_class"]["train"]["class"] == {
+    assert stats["samples_per_class"]["train"]["leaf"] == {
         "num_nodes": 3,
         "min": 0,
         "median": 9.0,

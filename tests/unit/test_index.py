@@ -195,6 +195,7 @@ def shard_table(shard: int, num_samples: int) -> ShardTable:
         digests=Digests(sha256=""),
         offsets=np.arange(num_samples, dtype=np.int64),
         lengths=np.ones(num_samples, dtype=np.int32),
+        checks=np.zeros(num_samples, dtype=np.uint32),
         leaves=np.zeros(num_samples, dtype=np.int32),
         num_leaves=np.ones(num_samples, dtype=np.int32),
         subsets=np.full(num_samples, -1, dtype=np.int16),

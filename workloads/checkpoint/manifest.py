@@ -61,7 +61,7 @@ def decode_manifest(content: bytes) -> dict[str, Entry]:
         version = document["version"]
         objects = {part: Entry(**entry) for part, entry in document["objects"].items()}
         unaltered = encode_manifest(document["step"], objects, version=version)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptObjectError(f"the manifest is none: {error!r}") from error
     if version not in _READ_VERSIONS:
         raise CorruptObjectError(f"the manifest has version {version!r}, this program reads {VERSION}")

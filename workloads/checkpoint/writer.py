@@ -60,6 +60,8 @@ class CheckpointWriter:
         self._flight: Future[float] | None = None
         self._is_closing = Event()
         self._stall_s = self._write_s = 0.0
+        self.stalled_s = 0.0
+        """Seconds that callers have waited here, in all."""
 
     @property
     def cost_s(self) -> float:
@@ -96,6 +98,7 @@ class CheckpointWriter:
         self._snapshot.take(checkpoint)
         self._flight = self._start_writing(before)
         self._stall_s = time.perf_counter() - started_s
+        self.stalled_s += self._stall_s
 
     def check(self) -> None:
         """Raise the error of the writing, if there is one; costs nothing."""
@@ -133,7 +136,7 @@ class CheckpointWriter:
         flight = self._flight
         if flight is None:
             return True
-        if not flight.done() and not wait([flight], timeout_s).done:
+        if not flight.done() and not self._wait(flight, timeout_s):
             return False
         self._flight = None
         error = flight.exception()
@@ -141,6 +144,12 @@ class CheckpointWriter:
             raise StorageError(f"writing the checkpoint of step {self._snapshot.step} failed: {error!r}") from error
         self._write_s = flight.result()
         return True
+
+    def _wait(self, flight: Future[float], timeout_s: float) -> bool:
+        started_s = time.perf_counter()
+        is_done = bool(wait([flight], timeout_s).done)
+        self.stalled_s += time.perf_counter() - started_s
+        return is_done
 
     def _start_writing(self, before: Mapping[str, bytes] | None) -> Future[float]:
         """A thread per checkpoint: none is left idle in a runner that stays warm."""

@@ -151,7 +151,7 @@ _parsed: dict[str, list[dict[str, Any]]] = {}
 def _rows_of(content: bytes, uri: str) -> list[dict[str, Any]]:
     try:
         rows = _parse(content, uri.rpartition(".")[2].lower())
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadDataError(f"{uri} is no table of classes (csv, json or parquet with a header): {error}") from error
     if not rows:
         raise BadDataError(f"{uri} has no rows; it must have one per class")

@@ -10,6 +10,8 @@ import argparse
 import io
 import pickle
 import re
+import struct
+import zipfile
 from collections.abc import Mapping
 
 import safetensors
@@ -21,6 +23,20 @@ from workloads.models.weights import decode_tensors
 
 # Where training scripts keep their tensors, averaged ones first, as timm takes them.
 _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "module")
+_ZIP = b"PK\x03\x04"
+_READ_ERRORS = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    struct.error,
+)
+"""All that torch's restricted reader raises on bytes that nobody wrote with ``torch.save``."""
 _TERMINAL_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _REFUSED = re.compile(r"unsupported (?:global:? (?:global )?|class )(\S+)", re.IGNORECASE)
 
@@ -36,13 +52,27 @@ def decode_weights(content: bytes, name: str) -> dict[str, Tensor]:
             return decode_tensors(content)
         except safetensors.SafetensorError as error:
             raise UserError(f"{name} is no weights file (safetensors or torch.save): {error}") from error
+    _refuse_bomb(content, name)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except _READ_ERRORS as error:
         remedy = "store the tensors alone, with safetensors.torch.save_file"
         raise UserError(f"{name} {_why_unreadable(str(error))}; {remedy}") from error
     return _tensors_of(document)
+
+
+def _refuse_bomb(content: bytes, name: str) -> None:
+    """``torch.save`` compresses nothing: what would become larger as it is read was written by something else."""
+    if content[:4] != _ZIP:
+        return
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
+        raise UserError(f"{name} is a damaged archive ({error}); copy it again") from error
+    if sum(member.file_size for member in members) > len(content):
+        raise UserError(f"{name} is compressed, as torch.save never does: it could become of any size; save it anew")
 
 
 def _why_unreadable(message: str) -> str:
@@ -57,7 +87,7 @@ def _why_unreadable(message: str) -> str:
 
 def _is_torch_file(content: bytes) -> bool:
     """A zip archive, or a bare pickle as torch wrote before version 1.6."""
-    return content[:4] == b"PK\x03\x04" or (content[:1] == b"\x80" and content[8:9] != b"{")
+    return content[:4] == _ZIP or (content[:1] == b"\x80" and content[8:9] != b"{")
 
 
 def _tensors_of(document: object) -> dict[str, Tensor]:

@@ -54,6 +54,11 @@ class Clock:
         self._lap_s, self._lap_images, self._lap_wait_s = now_s, 0, 0.0
         return metrics
 
+    def counters(self) -> dict[str, float]:
+        """Sums of the whole attempt so far: ``images``, ``steps`` and ``train_s``, seconds since the first update."""
+        train_s = time.perf_counter() - self.started_s if self.started_s else 0.0
+        return {"images": float(self._all_images), "steps": float(self._all_steps), "train_s": train_s}
+
     def images_per_s(self) -> float:
         """Training throughput of the whole attempt so far."""
         return self._all_images / max(time.perf_counter() - self.started_s, _SHORTEST_S)

@@ -22,6 +22,7 @@ from workloads.models.build import timm_kwargs
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
 from workloads.package import package_digest
+from workloads.search.judge import Judge, Subject
 from workloads.train.arithmetic import Arithmetic
 from workloads.train.compiled import keep_compiled_code
 from workloads.train.evaluate import EvalInputs, evaluate
@@ -116,6 +117,7 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
         task = make_task(setting)
         initial = weights_sha256(task.backbone.state_dict())
         loop = TrainingLoop(task, _run_of(setting), arithmetic)
+        loop.on_evaluation = _judge_of(setting, task, loop, arithmetic)
         state = loop.run()
         setup_s = loop.first_step_at_s - started_s
         measured = {"setup_s": setup_s, "train_s": time.perf_counter() - loop.first_step_at_s}
@@ -189,10 +191,32 @@ def _run_of(setting: Setting) -> Run:
     )
 
 
+def _judge_of(setting: Setting, task: TrainedModel, loop: TrainingLoop, arithmetic: Arithmetic) -> Judge | None:
+    """Who tells a search how this training is going; None if it is no trial."""
+    watch, recipe = setting.context.watch, setting.parameters.recipe
+    if watch is None:
+        return None
+    from workloads.search.target import target_probe_of  # which knows jobs of other kinds, and they know this module
+
+    subject = Subject(
+        calendar=Calendar.of(recipe, setting.samples.num_train),
+        epochs=recipe.epochs,
+        backbone=task.backbone,
+        averaged=loop.learner.averaged,
+        select=lambda: _select_metrics(setting, task, arithmetic),
+    )
+    look = {"mean": recipe.mean, "std": recipe.std}
+    probe = target_probe_of(setting.request, setting.context, document=look, arithmetic=arithmetic)
+    return Judge(watch, subject, probe)
+
+
 def _commit(setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any]) -> Outcome:
     """Write the artifact; inside, the model holds the weights to commit."""
     state, context = loop.state, setting.context
-    context.report(Progress(phase="write", step=state.step, total_steps=state.step, metrics=state.latest))
+    told = Progress(
+        phase="write", step=state.step, total_steps=state.step, metrics=state.latest, counters=loop.counters()
+    )
+    context.report(told)
     writer = ArtifactWriter(context.store, setting.request)
     parts = _parts(setting, task)
     for name, content in parts.items():

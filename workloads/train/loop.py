@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,6 +112,8 @@ class TrainingLoop:
         self._wants_stop = self._wants_save = False
         self.compile_s = 0.0
         """Seconds that compilation took before the first update."""
+        self.on_evaluation: Callable[[int, Mapping[str, float]], None] | None = None
+        """Called on every rank with the step and metrics of each evaluation; may block, must change nothing."""
 
     @property
     def learner(self) -> Learner:
@@ -137,6 +139,18 @@ class TrainingLoop:
     def images_per_s(self) -> float:
         """Training throughput of this attempt, evaluation and checkpoints included."""
         return self._clock.images_per_s()
+
+    def counters(self) -> dict[str, float]:
+        """Sums of this attempt for metrics, see ``Progress.counters``."""
+        stats = self._task.stats()
+        read = {"cache_hits", "cache_misses", "bad_samples"} & stats.keys()
+        return {
+            **self._clock.counters(),
+            **{name: stats[name] for name in read},
+            "data_wait_s": stats.get("wait_s", 0.0),
+            "store_read_bytes": stats.get("bytes_from_store", 0.0),
+            "checkpoint_stall_s": self._saver.stalled_s,
+        }
 
     def run(self) -> RunState:
         """Train to the last step and close the metrics.
@@ -253,6 +267,8 @@ class TrainingLoop:
             # Only numbers that are known to be right are written down. All ranks come here at the same steps.
             self._take(self._readings.drain())
         evaluated = self._evaluate() if is_evaluated else {}
+        if evaluated and self.on_evaluation is not None:
+            self.on_evaluation(step, evaluated)
         if has_line:
             self._add_line(evaluated)
         if calendar.is_epoch_end(step):
@@ -365,5 +381,6 @@ class TrainingLoop:
                 images_per_s=self._clock.images_per_s() if step_s else 0.0,
                 step_s=step_s,
                 eta_s=step_s * (total - state.step),
+                counters=self.counters(),
             )
             self._run.context.report(progress)

@@ -101,6 +101,20 @@ class Ranks:
             content = torch.empty(length, dtype=torch.uint8)
         return bytes(self.broadcast_(content).tolist()).decode() if length else ""
 
+    def gather_text(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order."""
+        if self.is_solo:
+            return [text]
+        content = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(content)
+        lengths = self.sum_(sizes).tolist()
+        texts = torch.zeros(self.world_size, max(lengths), dtype=torch.uint8)
+        texts[self.rank, : len(content)] = content
+        # Others add zeros to a rank's row.
+        rows = self.sum_(texts) if max(lengths) else texts
+        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
     def any_(self, flag: bool) -> bool:  # noqa: FBT001 - a vote
         """Whether any rank says so."""
         return flag if self.is_solo else bool(self.sum_(torch.tensor([int(flag)])))

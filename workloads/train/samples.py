@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -14,6 +15,7 @@ from torch import Tensor
 from orchestrator.contract import ExecutionContext, JobRequest
 from orchestrator.errors import UserError
 from workloads.data.augment import AugmentSpec
+from workloads.data.bad_samples import BadSampleTally
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.holdout import hold_out
 from workloads.data.index import SampleIndex
@@ -189,13 +191,36 @@ class LabelledSamples:
         return {name: value for loader in self._loaders for name, value in loader.stats.snapshot().items()}
 
     def bad_samples(self) -> dict[str, Any]:
-        """Samples that this rank could not decode, by split; empty without any."""
-        splits = {"train": self.train, "val": self.val}
-        summaries = {name: split.source.bad_samples.summary() for name, split in splits.items()}
+        """Samples that some rank could not decode, by split; empty without any. All ranks call this."""
+        self._share_bad_samples()
+        summaries = {name: tally.summary() for name, tally in self._tallies.items()}
         return {name: summary for name, summary in summaries.items() if summary}
 
+    @property
+    def _tallies(self) -> dict[str, BadSampleTally]:
+        return {name: split.source.bad_samples for name, split in (("train", self.train), ("val", self.val))}
+
+    def _share_bad_samples(self) -> None:
+        """Let every rank know all bad samples, so that the budget is that of the run and all end at the same place.
+
+        Raises ``BadDataError``: there are more than the budget allows.
+        """
+        if self.ranks.is_solo:
+            return
+        tallies = self._tallies
+        news = json.dumps({name: tally.take_news() for name, tally in tallies.items()})
+        for rank, text in enumerate(self.ranks.gather_text(news)):
+            if rank != self.ranks.rank:
+                for name, told in json.loads(text).items():
+                    tallies[name].merge(told)
+        for tally in tallies.values():
+            tally.check_budget()
+
     def eval_batches(self, split: LabelledSplit) -> Iterator[Batch]:
-        """Every sample of a split once on some rank, in ordinal order, without augmentation."""
+        """Every sample of a split once on some rank, in ordinal order, without augmentation.
+
+        At its end the ranks tell each other of bad samples, those of training included; so all of them get there.
+        """
         yield from EvalLoader(
             split.source,
             split.labels,
@@ -206,6 +231,7 @@ class LabelledSamples:
             num_workers=self.num_threads,
             device=self.device,
         )
+        self._share_bad_samples()
 
 
 def eval_inputs(batch: Batch, inputs: Tensor) -> EvalInputs:

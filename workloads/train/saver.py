@@ -42,6 +42,11 @@ class Saver:
         """Whether a clock, not the step, says when checkpoints are due."""
         return self._is_timed
 
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that training has stood still for checkpoints."""
+        return self._writer.stalled_s
+
     def load(self) -> Checkpoint | None:
         """The checkpoint to resume from, the same on all ranks; the attempt's metrics begin there.
 

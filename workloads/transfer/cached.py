@@ -90,14 +90,24 @@ class CachedSamples:
         Raises:
             UserError: there is nothing to train on, or to validate on, or no validation sample can be right.
         """
+        store, inputs = context.store, request.inputs
+        roles = [role for role in inputs if role.partition("_")[0] in {"train", "val"}]
+        tables = {role: FeatureTable.open(store, inputs[role], context.cache) for role in roles}
+        return cls.of(request, context, tables, device)
+
+    @classmethod
+    def of(
+        cls, request: JobRequest, context: ExecutionContext, tables: Mapping[str, FeatureTable], device: torch.device
+    ) -> Self:
+        """The inputs ``index`` and ``labels`` of a request, with features by role. Raises as ``open``."""
         store, inputs, location = context.store, request.inputs, request.execution.data_location
         index = SampleIndex.open(store, inputs["index"], context.cache, location)
         label_map = LabelMap.open(store, inputs["labels"])
 
         def split(name: str, subset: Subset | None) -> CachedSplit:
-            roles = sorted(role for role in inputs if role == name or role.startswith(f"{name}_"))
-            tables = tuple(FeatureTable.open(store, inputs[role], context.cache) for role in roles)
-            return _open_split(index, label_map, name, tables=tables, subset=subset, device=device)
+            roles = sorted(role for role in tables if role == name or role.startswith(f"{name}_"))
+            shown = tuple(tables[role] for role in roles)
+            return _open_split(index, label_map, name, tables=shown, subset=subset, device=device)
 
         train, val = split("train", Subset.of(request.parameters.get("subset"))), split("val", None)
         notes = unseen_notes(train.labels, train.view.ordinals(), val.labels, val.view.ordinals())

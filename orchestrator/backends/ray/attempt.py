@@ -19,12 +19,14 @@ from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.gang import Gang, GangHome, run_gang
 from orchestrator.backends.ray.gang_shape import GangShape
-from orchestrator.backends.ray.gauges import AttemptGauges
 from orchestrator.backends.ray.log import AttemptLog
+from orchestrator.backends.ray.search import run_search
+from orchestrator.backends.ray.search_desk import SearchDesk, desk_of
 from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
 from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.errors import FailureKind
+from orchestrator.observability.attempts import AttemptMetrics
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
 
@@ -34,7 +36,7 @@ WARM_UP = "warm_up"
 """Optional function beside the entry point that imports what most jobs need."""
 
 
-_DEVICE_ERROR = re.compile(
+DEVICE_ERROR = re.compile(
     r"CUDA error|CUDA driver|AcceleratorError|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS|NCCL (error|Error)|ncclUnhandled|"
     r"device-side assert|illegal memory access|uncorrectable ECC|HIP error"
 )
@@ -76,10 +78,10 @@ class AttemptRun:
 
     def __init__(self, request: JobRequest, shape: GangShape | None = None) -> None:
         self.request = request
-        self.gang = Gang(shape) if shape is not None else None
+        self.gang = desk_of(request, shape)
         self._accepted_s = time.monotonic()
         self._progress = Progress(phase="starting")
-        self._gauges = AttemptGauges(request)
+        self._metrics = AttemptMetrics(request)
         self._outcome: JobResult | JobFailure | None = None
         self._logged: LoggedProcess | None = None
         self._ended = threading.Event()
@@ -97,7 +99,7 @@ class AttemptRun:
         if not isinstance(outcome, JobFailure):
             return ""
         told = f"{outcome.message}\n{outcome.traceback}"
-        if outcome.kind is FailureKind.OUT_OF_MEMORY or _DEVICE_ERROR.search(told):
+        if outcome.kind is FailureKind.OUT_OF_MEMORY or DEVICE_ERROR.search(told):
             return f"attempt {outcome.attempt_id} ended with: {outcome.message}"
         return ""
 
@@ -117,22 +119,19 @@ class AttemptRun:
     def report(self) -> dict[str, Any]:
         """Status, progress and outcome as JSON."""
         outcome = self._outcome
+        progress = self._metrics.complete(self._progress) if self.gang is None else self.gang.progress
+        told = {"progress": progress.to_json()}
         if isinstance(outcome, JobResult):
-            return {"status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
+            return {**told, "status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
         if isinstance(outcome, JobFailure):
-            return {"status": AttemptStatus.FAILED.value, "failure": outcome.to_json()}
+            return {**told, "status": AttemptStatus.FAILED.value, "failure": outcome.to_json()}
         running = {
+            **told,
             "status": AttemptStatus.RUNNING.value,
             "store_uri": self.request.store_uri,
             "processes": [one.to_json() for one in self._all_logged()],
         }
-        if self.gang is None:
-            return {**running, "progress": self._progress.to_json()}
-        return {
-            **running,
-            "progress": self.gang.progress.to_json(),
-            "placement_group": self.gang.placement_group,
-        }
+        return running if self.gang is None else {**running, "placement_group": self.gang.placement_group}
 
     def _all_logged(self) -> list[LoggedProcess]:
         """Those that have a log."""
@@ -149,7 +148,6 @@ class AttemptRun:
                 self._outcome = self._run(entry_point, settings)
         except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
             self._outcome = failure_from(error, self.request)
-        self._gauges.end()
         self._ended.set()
 
     def _run_gang(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> JobResult | JobFailure:
@@ -157,6 +155,8 @@ class AttemptRun:
         scratch = Path(tempfile.mkdtemp(prefix="gang-"))
         try:
             home = GangHome(runner=place.name, namespace=place.namespace, scratch=scratch)
+            if isinstance(gang, SearchDesk):
+                return run_search(self.request, gang, settings, home, self._stop)
             return run_gang(self.request, gang, settings, home)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -195,4 +195,4 @@ class AttemptRun:
 
     def _show(self, progress: Progress) -> None:
         self._progress = progress
-        self._gauges.show(progress)
+        self._metrics.show(progress)

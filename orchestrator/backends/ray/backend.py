@@ -16,10 +16,11 @@ from orchestrator.backends.ray.gang import PLACING
 from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import Doom, LinkState, RunnerLink, poll_links
 from orchestrator.backends.ray.names import new_runner_name, shape_of
+from orchestrator.backends.ray.orphans import Orphanage
 from orchestrator.backends.ray.reports import lost, report_of, stacks_of
 from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.backends.ray.spawn import ANY_SITE, Site, create_runner
+from orchestrator.backends.ray.spawn import ANY_SITE, Site, create_runner, selector_of
 from orchestrator.backends.ray.wire import Answer
 from orchestrator.contract import JobRequest, Progress, Resources
 from orchestrator.errors import FailureKind
@@ -58,6 +59,7 @@ class RayBackend:
         self._to_stop: set[str] = set()
         self._unclaimed_since_s: dict[str, float] = {}
         self._capacity = ClusterCapacity()
+        self._orphanage = Orphanage()
         self._find_at_s = 0.0
 
     def announce(self, epoch: int) -> None:
@@ -65,6 +67,7 @@ class RayBackend:
         self._epoch = epoch
         for link in self._alive():
             link.announce(epoch)
+        self._orphanage.alert()  # runners may have died while there was no controller
         self._find_runners()
 
     def capacity(self) -> Capacity:
@@ -74,7 +77,7 @@ class RayBackend:
     def launch(self, request: JobRequest, resources: Resources, placement: Placement = ANYWHERE) -> None:
         """See ``Backend``."""
         if request.attempt_id not in self._attempts:
-            self._place(request, resources.bare, placement)
+            self._place(request, resources, placement)
 
     def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
         """See ``Backend``. Call it often, with no ids too: this is where answers are taken."""
@@ -128,23 +131,30 @@ class RayBackend:
 
     # Placing
 
-    def _place(self, request: JobRequest, resources: Resources, placement: Placement) -> None:
+    def _place(self, request: JobRequest, asked: Resources, placement: Placement) -> None:
+        resources, site = asked.bare, self._site(asked, placement)
         node_ids = self._capacity.ids_of(placement.nodes)
-        excluded = self._avoidable(placement.exclude)
-        excluded_ids = self._capacity.ids_of(excluded)
-        first_id = next(iter(node_ids), "")
-        site = Site(
-            node=self._capacity.name_of(first_id), node_id=first_id, excluded=excluded, excluded_ids=excluded_ids
-        )
-        gang = GangShape.of(request, resources.bare, node_ids, excluded_ids)
+        gang = GangShape.of(request, resources, node_ids, site.excluded_ids, site.selector)
         if gang is not None:
             self._make_room_for_gang(gang, placement)
             link = self._choose_idle(COORDINATOR, ANY_SITE) or self._create(COORDINATOR, site)
         else:
             link = self._choose_idle(resources, site) or self._create_with_spares(resources, site)
-        link.placement = placement
+        link.placement, link.asked = placement, asked
         link.start(request, gang)
         self._attempts[request.attempt_id] = link
+
+    def _site(self, asked: Resources, placement: Placement) -> Site:
+        """Where an attempt's runner may be: on the node that was chosen, or on one that the cluster is to get."""
+        capacity, node_ids = self.capacity(), self._capacity.ids_of(placement.nodes)
+        excluded = self._avoidable(placement.exclude)
+        excluded_ids = self._capacity.ids_of(excluded)
+        if node_ids:
+            node = self._capacity.name_of(node_ids[0])
+            return Site(node=node, node_id=node_ids[0], excluded=excluded, excluded_ids=excluded_ids)
+        unsuited = tuple(machine.name for machine in capacity.machines if not machine.suits(asked))
+        selector = selector_of(asked) if capacity.maximum is not None else {}
+        return Site(excluded=excluded + unsuited, excluded_ids=excluded_ids, selector=selector)
 
     def _avoidable(self, excluded: tuple[str, ...]) -> tuple[str, ...]:
         """The nodes to avoid, unless nothing would be left."""
@@ -203,10 +213,13 @@ class RayBackend:
         if time.monotonic() >= self._find_at_s:
             self._find_runners()
         poll_links(list(self._links.values()))
+        leaving = {machine.name for machine in self.capacity().machines if machine.leaves_at_s is not None}
         for link in list(self._links.values()):
             link.node = self._capacity.name_of(link.node_id) or link.node
             self._adopt(link)
             self._mind(link)
+            if link.is_idle and link.node in leaving:
+                link.kill(f"node {link.node} is about to go")
         self._forget_gone()
 
     def _find_runners(self) -> None:
@@ -259,18 +272,22 @@ class RayBackend:
 
     def _place_again(self, link: RunnerLink) -> None:
         """The runner never took the attempt, so another one may, under the same id."""
-        request, resources = link.request, link.holds
+        request = link.request
         link.forget_attempt()
         link.give_up("it takes no attempts any more")
         if request is not None:
-            self._place(request, resources, link.placement)
+            self._place(request, link.asked, link.placement)
 
     def _forget_gone(self) -> None:
         for link in self._links.values():
+            if link.state is LinkState.GONE and link.shape == COORDINATOR and not link.is_buried:
+                link.is_buried = True
+                self._orphanage.alert()
             if link.state is LinkState.GONE and link.placement_group:
                 # A reservation may outlive the runner that was killed, and would hold its GPUs for ever.
                 remove_reservation(link.placement_group)
                 link.placement_group = ""
+        self._orphanage.look()
         held = {link.name for link in self._attempts.values()}
         for name in [name for name, link in self._links.items() if link.state is LinkState.GONE and name not in held]:
             del self._links[name]

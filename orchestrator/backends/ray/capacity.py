@@ -9,6 +9,8 @@ from typing import Any
 import ray
 
 from orchestrator.backends.protocol import Capacity, Node
+from orchestrator.backends.ray.draining import leaving_nodes
+from orchestrator.backends.ray.node_groups import growth
 from orchestrator.contract import Resources
 from orchestrator.units import GIB
 
@@ -34,14 +36,16 @@ class ClusterCapacity:
         """Resources of all nodes that are alive. A local request to Ray's control store, milliseconds."""
         if time.monotonic() >= self._read_at_s:
             self._read_at_s = time.monotonic() + _READ_EVERY_S
-            machines = [_machine(node) for node in _nodes() if node["Alive"]]
+            leaving = leaving_nodes()
+            machines = [_machine(node, leaving) for node in _nodes() if node["Alive"]]
             self._names.update({node_id: machine.name for node_id, machine in machines})
             self._ids.update({machine.name: node_id for node_id, machine in machines})
-            shapes = [machine.resources for _, machine in machines]
+            shapes = [machine.resources for _, machine in machines if machine.leaves_at_s is None]
             self._capacity = Capacity(
                 total=_sum(shapes),
                 nodes=tuple(dict.fromkeys(shapes)),
                 machines=tuple(machine for _, machine in machines),
+                maximum=growth(),
             )
         return self._capacity
 
@@ -62,6 +66,10 @@ class ClusterCapacity:
         alive = {self._ids[machine.name] for machine in self.read().machines}
         return next((self._names.get(node_id, node_id) for node_id in node_ids if node_id not in alive), "")
 
+    def is_leaving(self, name: str) -> bool:
+        """Whether a node is about to go, and takes nothing new."""
+        return any(machine.name == name and machine.leaves_at_s is not None for machine in self.read().machines)
+
     def room_of(self, name: str) -> Resources:
         """What a node has in all; nothing for one that is gone."""
         found = (machine.resources for machine in self.read().machines if machine.name == name)
@@ -73,7 +81,7 @@ def _nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def _machine(node: Mapping[str, Any]) -> tuple[str, Node]:
+def _machine(node: Mapping[str, Any], leaving: Mapping[str, float]) -> tuple[str, Node]:
     """Ray's id of a node, and the node. Its name is the host's, which people know, and a part of the id."""
     labels: dict[str, str] = node.get("Labels") or {}
     types = [name.removeprefix(_ACCELERATOR_RESOURCE) for name in node["Resources"] if _ACCELERATOR_RESOURCE in name]
@@ -84,6 +92,7 @@ def _machine(node: Mapping[str, Any]) -> tuple[str, Node]:
         labels={name: value for name, value in labels.items() if not name.startswith(_OF_RAY)},
         accelerator=labels.get(_ACCELERATOR_LABEL) or next(iter(types), ""),
         is_spot=labels.get(_MARKET_LABEL) == "spot",
+        leaves_at_s=leaving.get(node_id),
     )
     return node_id, machine
 

@@ -19,6 +19,7 @@ from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.stacks import LoggedProcess
 from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.errors import FailureKind
+from orchestrator.security.redaction import redacted
 from orchestrator.units import GIB
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def _selectors(shape: GangShape) -> list[dict[str, str]] | dict[str, str] | None
     """Which node each worker goes to, or which ones all of them avoid."""
     if len(shape.node_ids) == shape.num_workers:
         return [{NODE_LABEL: node_id} for node_id in shape.node_ids]
-    return {NODE_LABEL: f"!in({','.join(shape.excluded_ids)})"} if shape.excluded_ids else None
+    avoided = {NODE_LABEL: f"!in({','.join(shape.excluded_ids)})"} if shape.excluded_ids else {}
+    return {**shape.selector, **avoided} or None
 
 
 def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> JobFailure:
@@ -161,7 +163,7 @@ def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> Job
             key=request.key,
             kind=FailureKind.NODE_LOST,
             message=message,
-            traceback=str(error),
+            traceback=redacted(str(error)),
         )
     return told or failure_from(error, request)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from orchestrator.contract import JobRequest, Resources
+from orchestrator.contract import JobKind, JobRequest, Resources
 from orchestrator.state.codec import decode_value
 
 NODE_LABEL = "ray.io/node-id"
@@ -25,16 +25,25 @@ class GangShape:
     """Ray's ids of the nodes for the workers, one each; empty = wherever there is room."""
     excluded_ids: tuple[str, ...] = ()
     """Ray's ids of nodes where none may go."""
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Ray labels that all of their nodes must have, where these are yet to come."""
 
     @classmethod
     def of(
-        cls, request: JobRequest, total: Resources, node_ids: tuple[str, ...] = (), excluded_ids: tuple[str, ...] = ()
+        cls,
+        request: JobRequest,
+        total: Resources,
+        node_ids: tuple[str, ...] = (),
+        excluded_ids: tuple[str, ...] = (),
+        selector: Mapping[str, str] | None = None,
     ) -> Self | None:
-        """Shape of an attempt's gang; ``None`` for an attempt of one worker, which needs no gang."""
+        """Shape of an attempt's gang, or of a search's trials; ``None`` for one of one worker, which needs no gang."""
         num_workers = request.execution.num_workers
-        if num_workers == 1:
+        if num_workers == 1 and request.kind is not JobKind.SEARCH:
             return None
-        return cls(num_workers=num_workers, total=total, node_ids=node_ids, excluded_ids=excluded_ids)
+        return cls(
+            num_workers=num_workers, total=total, node_ids=node_ids, excluded_ids=excluded_ids, selector=selector or {}
+        )
 
     @property
     def worker(self) -> Resources:

@@ -18,11 +18,12 @@ from ray.exceptions import RayError
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.attempt import EntryPoint
-from orchestrator.backends.ray.gauges import AttemptGauges
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
 from orchestrator.backends.ray.stacks import logged_process
 from orchestrator.contract import ExecutionContext, JobRequest, Progress
+from orchestrator.observability.attempts import AttemptMetrics
+from orchestrator.security import redaction
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
 
@@ -35,11 +36,12 @@ def work(config: Mapping[str, Any]) -> dict[str, Any]:
     """One rank of the attempt in ``config``; returns its ``JobResult`` as JSON. Ray Train calls it in every worker."""
     from ray import train
 
+    redaction.install()
     place = train.get_context()
     rank, world_size = place.get_world_rank(), place.get_world_size()
     request = JobRequest.from_json(config["request"])
     settings = RunnerSettings.from_json(config["settings"])
-    with _RunnerLine(config["runner"], config["namespace"], request.attempt_id, rank) as line:
+    with RunnerLine(config["runner"], config["namespace"], request.attempt_id, rank) as line:
         try:
             return _execute(request, settings, line, rank, world_size)
         except BaseException as error:
@@ -49,17 +51,17 @@ def work(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _execute(
-    request: JobRequest, settings: RunnerSettings, line: _RunnerLine, rank: int, world_size: int
+    request: JobRequest, settings: RunnerSettings, line: RunnerLine, rank: int, world_size: int
 ) -> dict[str, Any]:
     store = open_store(request.store_uri)
     scratch = Path(tempfile.mkdtemp(prefix="attempt-"))
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
-    gauges = AttemptGauges(request)
+    metrics = AttemptMetrics(request)
 
     def show(progress: Progress) -> None:
-        line.show(progress)
-        gauges.show(progress)
+        line.show(metrics.complete(progress))
+        metrics.show(progress)
 
     context = ExecutionContext(
         store=store,
@@ -85,7 +87,7 @@ def _execute(
         log_path.unlink(missing_ok=True)
 
 
-class _RunnerLine:
+class RunnerLine:
     """A thread that tells the runner how far this rank is, and asks whether it must stop."""
 
     def __init__(self, runner: str, namespace: str, attempt_id: str, rank: int) -> None:

@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptStatus
+from orchestrator.backends.ray.deaths import Death, death_of
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.runner import MAX_WAIT_S
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
@@ -95,6 +96,8 @@ class RunnerLink:
         """Ray's id of the node where it is, once it is up."""
         self.placement = ANYWHERE
         """Where its attempt was to go."""
+        self.asked = shape
+        """What its attempt asked for, conditions included."""
         self.doom: Doom | None = None
         """Why its attempt is to be ended by force."""
         self.was_found = state is LinkState.FOUND
@@ -104,6 +107,10 @@ class RunnerLink:
         self.report: Mapping[str, Any] = {}
         """Last report on the attempt."""
         self.gone_reason = ""
+        self.death: Death | None = None
+        """What ended it, if nobody here did."""
+        self.is_buried = False
+        """Whether what it may have left has been seen to."""
         self._handle: Any = handle  # Ray's types know no remote methods of an actor found by name
         self._epoch = 0
         self._to_release = ""
@@ -195,7 +202,8 @@ class RunnerLink:
             _LOG.warning("runner %s does not answer now: %s", self.name, error)
             self._repeat(call)
         except RayActorError as error:
-            self.give_up(f"runner {self.name} has died: {_first_line(error)}")
+            self.death = death_of(error)
+            self.give_up(f"runner {self.name} has died: {self.death.told}")
         except RayError as error:
             self.kill(f"runner {self.name} failed in {call}: {_first_line(error)}")
         else:

@@ -17,7 +17,7 @@ _PLACING_RUNNER = "placing"
 
 
 def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
-    """What is known of the attempt of a runner."""
+    """What is known of the attempt of a runner; of one that has ended, its last progress, too."""
     report = link.report
     if link.is_overtaken:
         reason = link.gone_reason or f"runner {link.name} obeys a later controller"
@@ -25,15 +25,17 @@ def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
     if link.state is LinkState.GONE and not link.has_ended:
         return _ended_by_force(attempt_id, link)
     status = AttemptStatus(report.get("status", AttemptStatus.RUNNING))
+    # A runner of an earlier version tells no progress with the end.
+    progress = Progress.from_json(report["progress"]) if "progress" in report else None
     if status is AttemptStatus.SUCCEEDED:
         result = JobResult.from_json(report["result"])
-        return AttemptReport(attempt_id=attempt_id, status=status, result=result, node=link.node)
+        return AttemptReport(attempt_id=attempt_id, status=status, progress=progress, result=result, node=link.node)
     if status is AttemptStatus.FAILED:
         failure = JobFailure.from_json(report["failure"])
-        return AttemptReport(attempt_id=attempt_id, status=status, failure=failure, node=link.node)
+        return AttemptReport(attempt_id=attempt_id, status=status, progress=progress, failure=failure, node=link.node)
     if status is AttemptStatus.LOST:
         return lost(attempt_id, f"runner {link.name} does not have it", link.node)
-    progress = Progress.from_json(report["progress"]) if report else Progress(phase=_PLACING_RUNNER)
+    progress = progress or Progress(phase=_PLACING_RUNNER)
     return AttemptReport(attempt_id=attempt_id, status=status, progress=progress, node=link.node)
 
 
@@ -51,9 +53,12 @@ def stacks_of(link: RunnerLink) -> list[ray.ObjectRef[Any]]:
 
 
 def _ended_by_force(attempt_id: str, link: RunnerLink) -> AttemptReport:
-    doom = link.doom
-    if doom is None or doom.kind is FailureKind.NODE_LOST:
+    kind, reason = FailureKind.NODE_LOST, link.gone_reason
+    if link.doom is not None:
+        kind, reason = link.doom.kind, link.doom.reason
+    elif link.death is not None:
+        kind = link.death.kind
+    if kind is FailureKind.NODE_LOST:
         return lost(attempt_id, link.gone_reason, link.node)
-    key = attempt_id.rpartition(".")[0]
-    failure = JobFailure(attempt_id=attempt_id, key=key, kind=doom.kind, message=doom.reason)
+    failure = JobFailure(attempt_id=attempt_id, key=attempt_id.rpartition(".")[0], kind=kind, message=reason)
     return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.FAILED, failure=failure, node=link.node)

@@ -22,6 +22,7 @@ from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
 from orchestrator.contract import JobRequest
+from orchestrator.security import redaction
 
 MAX_CONCURRENT_CALLS = 8
 """Threads for calls. A dead controller's ``report`` may hold one for as long as it waits, at most ``MAX_WAIT_S``."""
@@ -34,6 +35,7 @@ class Runner:
     """Methods take and return plain JSON; each returns at once but ``report``, which may wait as it is told."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        redaction.install()
         self._name = name
         self._settings = RunnerSettings.from_json(settings)
         self._digest = code_digest()

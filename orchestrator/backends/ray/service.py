@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from orchestrator.backends.ray.digest import code_digest
+from orchestrator.security import redaction
 
 BUSY_PAUSE_S = 0.005
 """Ends that come together are taken together; each end waits for it, so that short jobs pay for a longer one."""
@@ -31,6 +32,7 @@ class LoopActor:
     """Errors of a round that end the actor for good: a restart would only meet them again."""
 
     def __init__(self) -> None:
+        redaction.install()
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._digest = code_digest()
         self._news = threading.Event()
@@ -67,7 +69,7 @@ class LoopActor:
                 return
             except Exception as error:  # noqa: BLE001 - the loop is all there is: it must outlive whatever one round meets
                 _LOG.exception("a round of %s failed; the next one is in %.1f s", type(self).__name__, backoff_s)
-                self._last_error = f"{type(error).__name__}: {error}"
+                self._last_error = redaction.redacted(f"{type(error).__name__}: {error}")
                 pause_s = backoff_s
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
             else:

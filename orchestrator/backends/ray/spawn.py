@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -13,7 +14,7 @@ from orchestrator.backends.ray.gang_shape import COORDINATOR, NODE_LABEL
 from orchestrator.backends.ray.reservations import off_the_head
 from orchestrator.backends.ray.runner import MAX_CONCURRENT_CALLS, Runner
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
+from orchestrator.contract import Resources, Spot
 from orchestrator.units import GIB
 
 
@@ -28,6 +29,8 @@ class Site:
     excluded: tuple[str, ...] = ()
     """Names of nodes where it must not be."""
     excluded_ids: tuple[str, ...] = ()
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Ray labels that a node must have which is yet to come; of one that is there the scheduler knows."""
 
     def suits(self, node: str) -> bool:
         """Whether a runner on a node, as far as that is known, may be used."""
@@ -37,6 +40,18 @@ class Site:
 
 
 ANY_SITE = Site()
+_MARKET, _ACCELERATOR = "ray.io/market-type", "ray.io/accelerator-type"
+_MARKETS = {Spot.REQUIRE: "spot", Spot.NEVER: "!spot"}
+
+
+def selector_of(asked: Resources) -> dict[str, str]:
+    """The conditions of an attempt as Ray's label selector: an autoscaler then adds nodes that meet them."""
+    selector = dict(asked.labels)
+    if asked.spot in _MARKETS:
+        selector[_MARKET] = _MARKETS[asked.spot]
+    if asked.accelerator:
+        selector[_ACCELERATOR] = asked.accelerator
+    return selector
 
 
 def create_runner(
@@ -67,6 +82,6 @@ def _constraints(resources: Resources, site: Site) -> dict[str, Any]:
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(site.node_id, soft=is_coordinator)}
     if is_coordinator and (strategy := off_the_head()):
         return {"scheduling_strategy": strategy}
-    if site.excluded_ids:
-        return {"label_selector": {NODE_LABEL: f"!in({','.join(site.excluded_ids)})"}}
-    return {}
+    avoided = {NODE_LABEL: f"!in({','.join(site.excluded_ids)})"} if site.excluded_ids else {}
+    selector = avoided if is_coordinator else {**site.selector, **avoided}
+    return {"label_selector": selector} if selector else {}

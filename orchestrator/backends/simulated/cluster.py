@@ -108,6 +108,8 @@ class SimulatedCluster:
         attempt = self.attempts.get(attempt_id)
         if attempt is None or attempt.report is not None or attempt.is_stopping:
             return
+        if attempt.fate.ending is Ending.DEAF and attempt.phase is not Phase.WAITING:
+            return
         attempt.is_stopping, attempt.stopped_at_s = True, self.clock()
         if attempt.phase is Phase.WAITING:
             self._waiting.remove(attempt)
@@ -190,7 +192,7 @@ class SimulatedCluster:
     def _end_fated(self, attempt: LiveAttempt) -> None:
         fate = attempt.fate
         match fate.ending:
-            case Ending.COMMIT:
+            case Ending.COMMIT | Ending.DEAF:
                 self._end_committed(attempt)
             case Ending.COMMIT_AND_DIE:
                 with suppress(OrchestratorError):

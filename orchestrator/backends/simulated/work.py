@@ -45,6 +45,8 @@ class Ending(StrEnum):
     """It reports a success, and nothing is committed: its record was lost, or its code is wrong."""
     GHOST = "ghost"
     """It is reported lost, goes on all the same and commits: a node that the cluster has given up too early."""
+    DEAF = "deaf"
+    """It commits, and does not end when it is asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Fate:
     message: str = ""
 
 
-COMMITTING = frozenset({Ending.COMMIT, Ending.COMMIT_AND_DIE, Ending.PRETEND, Ending.GHOST})
+COMMITTING = frozenset({Ending.COMMIT, Ending.COMMIT_AND_DIE, Ending.PRETEND, Ending.GHOST, Ending.DEAF})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,79 @@
+"""Before many jobs of a sort start, one of them goes ahead until it has trained two steps. Pure.
+
+A model that does not fit, a recipe that diverges at once or a shard that cannot be read then costs one attempt and not
+a thousand GPUs' worth of them. Nothing is run for the test alone: the one that goes ahead goes on to its end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from orchestrator.plan.graph import Job
+from orchestrator.state.demand import Demand
+from orchestrator.state.holdings import Held
+from orchestrator.state.job_view import JobView
+from orchestrator.state.transitions import JobState
+
+MIN_JOBS = 8
+"""Jobs of a sort below which a preflight saves little."""
+MIN_GPU_HOURS = 24.0
+"""What they take in all, below which it is not worth its wait."""
+NUM_STEPS = 2
+SILENT_S = 600.0
+"""An attempt that runs for so long has shown enough, too, if it never says how many steps it made."""
+
+_Sort: TypeAlias = tuple[str, str, Demand]
+"""Kind, model with recipe, and shape."""
+
+
+class Preflight:
+    """The large sorts of one plan's jobs, by number, and which of them have not been seen to work yet."""
+
+    def __init__(self, jobs: Sequence[Job], demands: Sequence[Demand], seconds: Sequence[float]) -> None:
+        by_sort: dict[_Sort, list[int]] = {}
+        for place, (job, demand) in enumerate(zip(jobs, demands, strict=True)):
+            if demand.gpus:
+                by_sort.setdefault((job.kind, _told(job), demand), []).append(place)
+        self._members = [
+            places
+            for (_, _, demand), places in by_sort.items()
+            if len(places) >= MIN_JOBS
+            and sum(seconds[place] for place in places) * demand.gpus >= 3600.0 * MIN_GPU_HOURS
+        ]
+        self._numbers = {place: number for number, places in enumerate(self._members) for place in places}
+        self._open = set(range(len(self._members)))
+
+    def watch(
+        self,
+        views: Sequence[JobView],
+        live: Mapping[str, Held],
+        places: Mapping[str, int],
+        *,
+        stepping: Collection[str],
+        now: float,
+    ) -> dict[int, str]:
+        """Jobs that go ahead, by the number of their sort. ``stepping`` are attempts known to have made two steps."""
+        ahead: dict[int, str] = {}
+        if not self._open:
+            return ahead
+        for attempt_id, held in live.items():
+            number = self._numbers.get(places.get(held.attempt.job, -1), -1)
+            if attempt_id in stepping or now - held.attempt.launched_at_s >= SILENT_S:
+                self._open.discard(number)
+            ahead[number] = held.attempt.job
+        for number in list(self._open):
+            if any(views[place].state is JobState.SUCCEEDED for place in self._members[number]):
+                self._open.discard(number)
+        return {number: job for number, job in ahead.items() if number in self._open}
+
+    def sort_of(self, place: int) -> int | None:
+        """Number of the sort of a job, if it has to wait for the first of its sort."""
+        number = self._numbers.get(place)
+        return number if number in self._open else None
+
+
+def _told(job: Job) -> str:
+    parameters = job.identity.get("parameters", {})
+    return json.dumps([parameters.get("model"), parameters.get("recipe")], sort_keys=True, default=str)

@@ -1,0 +1,75 @@
+"""Reservations of gangs that die before anybody has heard of them; the cluster has no dashboard."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.orphans import orphaned_groups
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.contract import Resources
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
+
+SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
+TWO_CPUS = Resources(cpus=2.0)
+
+
+def reservations(ray_cluster) -> set[str]:
+    """Ids of placement groups that are there, whether they hold something or wait."""
+    table = ray_cluster.util.placement_group_table()
+    return {name for name, group in table.items() if group["state"] != "REMOVED"}
+
+
+def kill_runner(ray_cluster, namespace) -> None:
+    actors = ray_cluster.util.list_named_actors(all_namespaces=True)
+    (name,) = [actor["name"] for actor in actors if actor["namespace"] == namespace]
+    described = ray_cluster.get(ray_cluster.get_actor(name, namespace=namespace).describe.remote())
+    os.kill(described["pid"], signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_gang_killed_before_anybody_heard_of_its_reservation_gives_it_back(
+    ray_cluster, namespace, store, gate, until
+) -> None:
+    backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    backend.announce(1)
+    before = reservations(ray_cluster)
+    attempt = request(store, job("orphan", gate=str(gate.path)), num_workers=2)
+    backend.launch(attempt, TWO_CPUS)
+    # The backend is not asked anything until the runner is dead: it cannot have learned of the group.
+    until(lambda: reservations(ray_cluster) - before)
+    kill_runner(ray_cluster, namespace)
+    until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
+    until(lambda: look(backend, attempt.attempt_id) and reservations(ray_cluster) == before)
+
+
+@pytest.mark.slow
+def test_gang_killed_while_there_is_no_controller_is_cleared_up_by_the_next_one(
+    ray_cluster, namespace, store, gate, until
+) -> None:
+    first = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    first.announce(1)
+    before = reservations(ray_cluster)
+    attempt = request(store, job("unseen", gate=str(gate.path)), num_workers=2)
+    first.launch(attempt, TWO_CPUS)
+    until(lambda: reservations(ray_cluster) - before)
+    first.close()
+    kill_runner(ray_cluster, namespace)
+    until(lambda: set(orphaned_groups()))
+    successor = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    successor.announce(2)
+    until(lambda: look(successor, attempt.attempt_id).status is AttemptStatus.LOST and reservations(ray_cluster) == before)
+
+
+def test_gang_that_lives_is_no_orphan(ray_cluster, namespace, store, finish) -> None:
+    backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    backend.announce(1)
+    attempt = request(store, job("alive"), num_workers=2)
+    backend.launch(attempt, TWO_CPUS)
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED, report
+    assert set(orphaned_groups()) == set()

@@ -1,0 +1,83 @@
+"""Several sweeps forecast as one study."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.errors import UserError
+from orchestrator.simulation.study import join_plans
+from tests.scripted_sweep import make_job, make_plan
+
+DATA, SHARED = make_job("dataset/tree"), make_job("pretrain/shared", "dataset/tree")
+FIRST = make_plan(DATA, SHARED, make_job("probe/a", "pretrain/shared", key="probe-a-1"), sweep="first")
+SECOND = make_plan(
+    DATA,
+    replace(SHARED, name="pretrain/same"),
+    make_job("probe/a", "pretrain/same", key="probe-a-2"),
+    sweep="second",
+)
+
+
+def test_study_of_one_plan_is_that_plan():
+    study = join_plans([FIRST])
+    assert study.plan is FIRST
+    assert study.names == ({job.name: job.name for job in FIRST.jobs},)
+
+
+def test_study_has_common_jobs_once_and_all_others():
+    study = join_plans([FIRST, SECOND])
+    assert [job.name for job in study.plan.jobs] == [
+        "first/dataset/tree",
+        "first/pretrain/shared",
+        "first/probe/a",
+        "second/probe/a",
+    ]
+    assert study.plan.by_name()["second/probe/a"].needs == ("first/pretrain/shared",)
+    assert study.names[1]["pretrain/same"] == "first/pretrain/shared"
+    assert study.plan.sweep == "first+second"
+
+
+def test_study_of_a_sweep_named_twice_is_refused():
+    with pytest.raises(UserError, match="first, first; name each once"):
+        join_plans([FIRST, FIRST])
+
+
+def test_forecast_of_two_sweeps_takes_less_than_both_alone(tmp_path):
+    texts = {name: _sweep(name, seeds) for name, seeds in (("left", "[0, 1]"), ("right", "[1, 2]"))}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    left, right, both = (_forecast(tmp_path, *names) for names in (["left"], ["right"], ["left", "right"]))
+    assert both["state"] == "succeeded"
+    assert both["num_jobs"] < left["num_jobs"] + right["num_jobs"]
+    assert both["kept_bytes"] < left["kept_bytes"] + right["kept_bytes"]
+    assert max(left["hours"]["work"], right["hours"]["work"]) < both["hours"]["work"]
+    assert both["hours"]["work"] < left["hours"]["work"] + right["hours"]["work"]
+
+
+def _forecast(folder, *names):
+    files = [str(folder / f"{name}.yaml") for name in names]
+    arguments = ["forecast", *files, "--cpus", "8", "-o", "json", "--store", (folder / "store").as_uri()]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def _sweep(name, seeds):
+    return f"""
+version: 1
+name: {name}
+datasets:
+  tree: {{builtin: synthetic-hierarchy, branching: [2, 2], num_train: 512, num_val: 64}}
+labels:
+  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {{name: resnet18, image_size: 32}}
+  labels: ["levels/*"]
+  recipe: {{epochs: 2, batch_size: 64, lr: 0.1}}
+  seeds: {seeds}
+"""
