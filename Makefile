@@ -55,6 +55,21 @@ lint: $(VENV)/.installed-dev ## ruff, mypy, import layers, sizes and names
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/unit/test_house_style.py
 
+.PHONY: sbom
+sbom: $(VENV)/.installed .audit/.installed ## write sbom.json, what the environment is made of (CycloneDX)
+	.audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-format JSON --output-file sbom.json \
+		$(BIN)/python
+
+.PHONY: audit
+audit: .audit/.installed ## ask for known vulnerabilities of the pinned packages; needs the network
+	.audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
+
+# Apart: what looks at the environment must not be part of it.
+.audit/.installed:
+	$(PYTHON) -m venv --clear .audit
+	.audit/bin/python -m pip install --disable-pip-version-check -q cyclonedx-bom==7.5.0 pip-audit==2.10.1
+	@touch $@
+
 .PHONY: clean
 clean: ## remove .venv, caches and build output (keeps .orchestrator, where results live)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .grimp_cache

@@ -16,8 +16,11 @@ from unittest.mock import patch
 from rich.console import Console
 
 from orchestrator.cli.plan import PlanOptions, show_plan
+from orchestrator.cli.report import compute
+from orchestrator.cli.status import open_existing_store
 from orchestrator.cli.watch import Watching, view
 from orchestrator.planning.fleets import StatedCluster
+from orchestrator.report.render_terminal import render_terminal
 from orchestrator.storage.local import LocalStore
 from tests.live_sweep import SWEEP, write_live_sweep
 
@@ -46,9 +49,16 @@ def capture_watch(console: Console) -> None:
             console.print(view(watching, console))
 
 
+def capture_report(console: Console) -> None:
+    """The answer of the quickstart, from this directory's store (``make demo`` fills it) or ``ORCHESTRATOR_STORE``."""
+    _, report = compute(open_existing_store(""), "quickstart")
+    console.print(render_terminal(report))
+
+
 CAPTURES: Mapping[str, tuple[str, Callable[[Console], None]]] = {
     "watch": (f"orchestrator watch {SWEEP}", capture_watch),
     "plan": ("orchestrator plan quickstart --cpus 4", capture_plan),
+    "report": ("orchestrator report quickstart", capture_report),
 }
 """By file name: the command as people type it, and what records it."""
 

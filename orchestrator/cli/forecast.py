@@ -28,7 +28,7 @@ from orchestrator.planning.fleets import StatedCluster, stated_fleet, this_machi
 from orchestrator.planning.outlook import Outlook, make_outlook
 from orchestrator.planning.sources import read_sweep
 from orchestrator.simulation import Forecast, forecast
-from orchestrator.simulation.study import join_plans
+from orchestrator.simulation.study import imagined, join_plans
 from orchestrator.state.transitions import SweepState
 from orchestrator.units import format_bytes, format_duration, format_percent
 
@@ -155,7 +155,7 @@ def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Fo
     )
     say = _Ticker()
     return forecast(
-        expected.plan,
+        imagined(expected.plan),
         _spec_of(fleet, is_spot=options.spot > 0.0),
         expected.durations_s,
         hazards=hazards,

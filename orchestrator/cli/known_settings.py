@@ -108,6 +108,11 @@ SETTINGS = (
         default="all",
     ),
     Setting(
+        name="notify_file",
+        variable="ORCHESTRATOR_NOTIFY_FILE",
+        meaning="YAML file with `notify:` for all sweeps of the cluster, read by its controller",
+    ),
+    Setting(
         name="allowed_uris",
         variable="ORCHESTRATOR_ALLOWED_URIS",
         meaning="URIs, below one of which every store, shard and file of a sweep must be",

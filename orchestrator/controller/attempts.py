@@ -155,7 +155,21 @@ def _success(store: ObjectStore, attempt: Attempt, report: AttemptReport, now: f
         timings=Timings() if result is None else result.timings,
         resumed_from_step=None if result is None else result.resumed_from_step,
         node=report.node,
+        quarantined=_quarantined(record),
     )
+
+
+def _quarantined(record: Record) -> tuple[str, ...]:
+    """What a training says of samples that it could not read and replaced."""
+    splits = record.summary.get("bad_samples")
+    if not isinstance(splits, Mapping):
+        return ()
+    told = []
+    for split, reasons in splits.items():
+        counts = ", ".join(f"{found['count']} {reason}" for reason, found in reasons.items())
+        first = "; ".join(sample for found in reasons.values() for sample in found["first"][:1])
+        told.append(f"{split}: {counts} ({first})"[:_MAX_TEXT])
+    return tuple(told)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -179,6 +179,7 @@ class Controller:
             for view in holding.snapshot.jobs.values():
                 if view.attempt is None and view.last_attempt_id and view.last_attempt_id not in leaving:
                     self._backend.release(view.last_attempt_id)
+                holding.board.quarantine(view.name, view.quarantined)
             for attempt in holding.snapshot.live_attempts:
                 self._resume_stop(attempt)
 
@@ -271,6 +272,8 @@ class Controller:
         fleet.append(holding, ended)
         # A runner keeps the outcome until here: a crash before this line lets the next controller ask again.
         for event in ended:
+            if isinstance(event, AttemptSucceeded):
+                holding.board.quarantine(event.job, event.quarantined)
             self._stops.forget(event.attempt_id)
             self._remaining_s.pop(event.attempt_id, None)
             self._backend.release(event.attempt_id)
@@ -327,6 +330,7 @@ class Controller:
             durations=self._durations.of(snapshots),
             remaining_s=self._remaining_s,
             user_caps=self._quotas,
+            former=[one.snapshot for one in fleet.holdings() if one.snapshot.state.is_final and one.snapshot.excluded],
             stepping=None if self._preflight is PreflightRule.NEVER else self._heartbeats.stepping,
         )
         commands = [command for command in commands if command.sweep in served]

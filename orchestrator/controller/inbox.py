@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -132,7 +132,8 @@ def new_message_id(now: float) -> str:
 
 def post(store: ObjectStore, sweep: str, message: ClientMessage) -> None:
     """Put a message into a sweep's inbox."""
-    document = {"type": _NAMES[type(message)], **asdict(message)}
+    # Not ``asdict``, which copies the plan of a submit for a second per 10,000 jobs.
+    document = {"type": _NAMES[type(message)]} | {item.name: getattr(message, item.name) for item in fields(message)}
     store.put_if_absent(inbox_message(sweep, message.message_id), json.dumps(document).encode())
 
 

@@ -47,6 +47,7 @@ class ProgressBoard:
         self._current: dict[str, _Line] = {}
         self._waits: Mapping[str, str] = {}
         self._warnings: tuple[str, ...] = ()
+        self._quarantined: dict[str, tuple[str, ...]] = {}
         self._written: tuple[dict[str, _Line], tuple[str, ...]] = {}, ()
         self._write_at_s = 0.0
 
@@ -77,7 +78,16 @@ class ProgressBoard:
 
     def warn(self, *warnings: str) -> None:
         """Note what people should know of the sweep as a whole, in place of what was told before."""
-        self._warnings = tuple(warning for warning in warnings if warning)
+        found = [warning for warning in warnings if warning]
+        for job, told in list(self._quarantined.items())[:1]:
+            others = f" and {len(self._quarantined) - 1} more jobs" if len(self._quarantined) > 1 else ""
+            found.append(f"{job}{others} did without samples that cannot be read: {'; '.join(told)}")
+        self._warnings = tuple(found)
+
+    def quarantine(self, job: str, told: tuple[str, ...]) -> None:
+        """Note that a job has done without some of its samples; that stays."""
+        if told:
+            self._quarantined[job] = told
 
     def flush(self, now: float) -> None:
         """Write what has changed, when it is time."""

@@ -6,6 +6,7 @@ Runners redact what they know; a controller may know secrets that a runner does 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.security.redaction import redacted
 from orchestrator.state.events import Event
@@ -17,5 +18,5 @@ _WORDS = ("message", "reason", "traceback")
 def without_secrets(event: Event) -> Event:
     """The event with its prose redacted."""
     told = {name: text for name in _WORDS if (text := getattr(event, name, ""))}
-    cleaned = {name: clean for name, text in told.items() if (clean := redacted(text)) != text}
+    cleaned: dict[str, Any] = {name: clean for name, text in told.items() if (clean := redacted(text)) != text}
     return replace(event, **cleaned) if cleaned else event

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from orchestrator.contract import JobKind
 from orchestrator.plan.flops import FORWARD_PASSES_PER_STEP, OPERATIONS_PER_MAC, Fit, Network, Work, network_of
 from orchestrator.plan.graph import Job, Plan
+from orchestrator.plan.search_work import filled, num_full_trials, times, typical_trial
 
 _FLOAT_BYTES = 4
 _FEATURE_BYTES = 2
@@ -67,7 +68,15 @@ class Volumes:
 
     def of(self, job: Job) -> Volume:
         """Volume of a job of the plan."""
-        return _BY_KIND.get(job.kind, _of_unknown)(self, job)
+        return _BY_KIND.get(job.kind, _of_unknown)(self, self._with_recipe(job))
+
+    def _with_recipe(self, job: Job) -> Job:
+        """The job with typical values of what a search finds for it."""
+        search, parameters = self.input(job, "search"), job.identity["parameters"]
+        if search is None or "recipe" not in parameters or search.identity["parameters"]["over"] != "recipe":
+            return job
+        recipe = filled(parameters["recipe"], search.identity["parameters"]["space"])
+        return replace(job, identity={**job.identity, "parameters": {**parameters, "recipe": recipe}})
 
     @cached_property
     def by_key(self) -> Mapping[str, Job]:
@@ -300,6 +309,19 @@ def _of_labels(volumes: Volumes, job: Job) -> Volume:
     return Volume(work=label_work(), kept_bytes=kept_bytes)
 
 
+def _of_search(volumes: Volumes, job: Job) -> Volume:
+    """Of all trials together, which share what the search holds; their artifacts stay, those of stopped ones go."""
+    trial = volumes.of(typical_trial(job))
+    number = num_full_trials(job)
+    return replace(
+        trial,
+        work=times(trial.work, number),
+        kept_bytes=_RECORD_BYTES + math.ceil(number) * trial.kept_bytes,
+        checkpoint_bytes=job.execution.num_workers * trial.checkpoint_bytes,
+        is_measured=False,
+    )
+
+
 def _of_unknown(_: Volumes, job: Job) -> Volume:
     return Volume(work=Work(core_s=1.0), caveat=f"nothing is known about the work of {job.kind} jobs")
 
@@ -327,4 +349,5 @@ _BY_KIND: Mapping[JobKind, Callable[[Volumes, Job], Volume]] = {
     JobKind.FINETUNE: _of_training,
     JobKind.PROBE: _of_training,
     JobKind.KNN: _of_features,
+    JobKind.SEARCH: _of_search,
 }

@@ -12,6 +12,7 @@ from orchestrator.plan.budget import refusals
 from orchestrator.plan.clusters import long_clusterings
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.critical_path import CriticalPath, critical_path
+from orchestrator.plan.declared_counts import miscounted
 from orchestrator.plan.estimates import Estimates, estimate
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.history import ModelError
@@ -41,7 +42,7 @@ class Outlook:
     model_error: ModelError | None
     """None while the store holds no measurements."""
     refusals: tuple[str, ...] = ()
-    """Of the budget guard."""
+    """Of the budget guard, and where the file contradicts what is committed."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -122,7 +123,10 @@ def make_outlook(
         fleet=fleet,
         makespan=makespan,
         model_error=history.model_error(),
-        refusals=tuple(refusals(plan, estimates, makespan, now=time.time() if now is None else now)),
+        refusals=(
+            *miscounted(plan, {key: record.metrics for key, record in found.records.items()}),
+            *refusals(plan, estimates, makespan, now=time.time() if now is None else now),
+        ),
         notes=(*missing_datasets(sweep), *long_clusterings(sweep)),
     )
 

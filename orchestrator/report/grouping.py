@@ -69,7 +69,7 @@ def backbones_of(job: Job, jobs: Mapping[str, Job]) -> set[str]:
     found: set[str] = set()
     for name in job.needs:
         need = jobs.get(name)
-        if need is not None and need.kind.value in {"pretrain", "embed"} and name not in found:
+        if need is not None and need.kind.value in {"pretrain", "embed", "search"} and name not in found:
             found.add(name)
             if need.kind.value == "embed":
                 found |= backbones_of(need, jobs)

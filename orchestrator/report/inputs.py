@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.contract import JobKind
 from orchestrator.errors import NotFoundError
@@ -14,7 +15,7 @@ from orchestrator.storage.protocol import ObjectStore
 
 TRANSFER_KINDS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
 REPORTED_KINDS = TRANSFER_KINDS | {JobKind.LABELS, JobKind.PRETRAIN}
-TIMED_KINDS = REPORTED_KINDS | {JobKind.EMBED}
+TIMED_KINDS = REPORTED_KINDS | {JobKind.EMBED, JobKind.SEARCH}
 _NUM_READERS = 32
 """Requests in flight: on S3 each waits some 20 ms for its answer; on a local disk two would do."""
 
@@ -28,6 +29,8 @@ class Committed:
     """Seconds that the attempt which committed took, as far as it said so."""
     has_changed_numerics: bool = False
     """Whether it was resumed on other hardware or libraries, which ends the promise of the same bits."""
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """What a search found; empty for other jobs."""
 
     @classmethod
     def of(cls, record: Record) -> Committed:
@@ -36,6 +39,7 @@ class Committed:
             metrics=record.metrics,
             measured_s=_measured_s(record.summary.get("measured")),
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
+            search=record.summary.get("search", {}),
         )
 
 

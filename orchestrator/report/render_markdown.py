@@ -8,6 +8,7 @@ from orchestrator.report.ablation_text import ablation_table, pairs_table
 from orchestrator.report.answers import Answer, answers
 from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.results import Report, Table
+from orchestrator.report.search_text import search_table
 from orchestrator.report.text import TextTable, caveats, text_table
 
 _METHOD = (
@@ -27,6 +28,7 @@ def render_markdown(report: Report) -> str:
     for table in report.headlines:
         sections += _sections(table)
     sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
+    sections += [markdown_table(search_table(search)) for search in report.searches]
     sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
     sections += [f"**Note:** {caveat}" for caveat in caveats(report)]
     return "\n\n".join(sections) + "\n"

@@ -15,6 +15,7 @@ from orchestrator.report.ablation_text import ablation_table
 from orchestrator.report.answers import answers
 from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.results import Report
+from orchestrator.report.search_text import search_table
 from orchestrator.report.text import TextTable, caveats, columns_left, text_table
 
 _UNLIMITED = 10_000
@@ -26,6 +27,7 @@ def render_terminal(report: Report) -> Group:
     tables = [text_table(table) for table in report.headlines]
     tables += [kinds for table in report.headlines if (kinds := kinds_table(table)) is not None]
     tables += [ablation_table(ablation) for ablation in report.ablations]
+    tables += [search_table(search) for search in report.searches]
     parts: list[RenderableType] = [FittingTable(table=table) for table in tables]
     for answer in answers(report):
         parts += [Text(answer.title, style="bold"), *(Text(f"  {sentence}") for sentence in answer.sentences)]

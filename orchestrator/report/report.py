@@ -18,6 +18,7 @@ from orchestrator.report.render_csv import render_csv
 from orchestrator.report.render_markdown import render_markdown
 from orchestrator.report.render_parquet import render_parquet
 from orchestrator.report.results import Report
+from orchestrator.report.searches import build_searches
 from orchestrator.report.tables import TableBuilder
 from orchestrator.state.job_view import JobView
 from orchestrator.storage.layout import report_name
@@ -67,6 +68,7 @@ def compute_report(
         absent=builder.absent(),
         backbones=builder.backbones(),
         ablations=build_ablations(builder, grouped, tables),
+        searches=build_searches(plan.jobs, {name: found.search for name, found in committed.items()}),
     )
     notes = (*notes_on(plan, committed, states, builder.published.unused), *notes_on_statistics(report))
     return replace(report, notes=notes)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from orchestrator.plan.published import Published
+from orchestrator.report.searches import SearchReport
 from orchestrator.report.statistics import PairedDifference, SeedPair, Summary
 
 REPORT_VERSION = 2
@@ -230,6 +231,8 @@ class Report:
     backbones: Mapping[str, float] = field(default_factory=dict)
     """The metric of the backbones on their own labels, by job; comparable only between those of one label space."""
     ablations: tuple[Ablation, ...] = ()
+    searches: tuple[SearchReport, ...] = ()
+    """Those that are committed."""
     version: int = field(default=REPORT_VERSION)
 
     def __repr__(self) -> str:

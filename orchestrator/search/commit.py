@@ -20,7 +20,8 @@ def commit_search(study: Study, request: JobRequest, store: ObjectStore, now: fl
         UserError: no trial completed.
     """
     best = study.best()
-    summary = search_summary(study.plan, study.trials, best, study.ladder.values)
+    num_workers = request.execution.num_workers
+    summary = search_summary(study.plan, study.trials, best, study.ladder.values, num_workers=num_workers)
     found = summary["search"]
     writer = ArtifactWriter(store, request)
     writer.add("trials.json", json.dumps(found["trials"], indent=1, sort_keys=True).encode())

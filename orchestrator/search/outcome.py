@@ -91,9 +91,14 @@ def risks_of(rungs: Mapping[float, Mapping[int, float]], trials: Sequence[TrialV
 
 
 def search_summary(
-    plan: SearchPlan, trials: Sequence[TrialView], best: TrialView, rungs: Mapping[float, Mapping[int, float]]
+    plan: SearchPlan,
+    trials: Sequence[TrialView],
+    best: TrialView,
+    rungs: Mapping[float, Mapping[int, float]],
+    *,
+    num_workers: int,
 ) -> dict[str, Any]:
-    """The ``summary`` of a search's record."""
+    """The ``summary`` of a search's record; ``num_workers`` trials ran at the same time."""
     saving = saving_of(plan, trials)
     return {
         "search": {
@@ -106,7 +111,7 @@ def search_summary(
             "risk": [asdict(one) for one in risks_of(rungs, trials)],
         },
         "chosen": plan.chosen_by(best.params, best.key),
-        "measured": {"work_s": saving.spent_s},
+        "measured": {"work_s": saving.spent_s / num_workers},  # of all that the search held
         "notes": notes_on(plan, trials, saving, best),
     }
 

@@ -16,26 +16,30 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TextIO, TypeAlias
 
-from orchestrator.security.forms import secret_forms
+from orchestrator.security.forms import WITH_USER, form_of, secret_forms
 from orchestrator.security.known import MIN_CHARACTERS, read_small, secret_values
 
 HIDDEN = "[hidden]"
 _MAX_LINE = 1_000_000
 """Longer lines are cut into pieces, each of which is redacted for itself."""
-_USER = re.compile(r"://[^\s/@]*@$")
 _KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_HEADER = re.compile(r"(?i)\b((?:basic|bearer)\s+)[A-Za-z0-9+/=._~-]{12,}")
+# Texts come as they are, within JSON, or encoded as in URIs.
+_BLANK, _QUOTES = r"(?:\s|%20|\+)", r"(?:[\"'\\]|%2[27]){0,4}"
+_VALUE = r"[^\s\"'\\,;&)}\]]"
+_HEADER = re.compile(rf"(?i)((?<![A-Za-z])(?:basic|bearer){_BLANK}{{1,8}})[A-Za-z0-9+/=._~%-]{{12,}}")
 _NAMES = (
     r"(?:passw(?:or)?d|pwd|secret|secret[_-]?key|secret[_-]?access[_-]?key|api[_-]?key|private[_-]?key|access[_-]?key"
     r"|(?:(?:auth|access|session|security|refresh|id)[_-]?)?token|credentials?|x-amz-(?:signature|credential)|sig)"
 )
 _HINT = re.compile(r"(?i)pass|pwd|secret|key|token|credential|sig")
 """A text without any of these has nothing to do with the two patterns below, which take longer."""
-_ASSIGNED = re.compile(rf"(?i)((?<![A-Za-z]){_NAMES}[\"']?\s*=\s*[\"']?)[^\s\"',;&)}}\]]{{8,}}")
+_ASSIGNED = re.compile(
+    rf"(?i)((?<![A-Za-z]){_NAMES}{_QUOTES}{_BLANK}{{0,8}}(?:=|%3D){_BLANK}{{0,8}}{_QUOTES}){_VALUE}{{8,}}"
+)
 # After a colon stands prose as well; what has letters and digits is none.
 _NAMED = re.compile(
-    rf"(?i)((?<![A-Za-z]){_NAMES}[\"']?\s*:\s*[\"']?)(?=[^\s\"',;&)}}\]]{{0,200}}\d)(?=[^\s\"',;&)}}\]]{{0,200}}[a-z])"
-    r"[^\s\"',;&)}\]/]{8,}"
+    rf"(?i)((?<![A-Za-z]){_NAMES}{_QUOTES}{_BLANK}{{0,8}}(?::|%3A){_BLANK}{{0,8}}{_QUOTES})"
+    rf"(?={_VALUE}{{0,200}}\d)(?={_VALUE}{{0,200}}[a-z])[^\s\"'\\,;&)}}\]/]{{8,}}"
 )
 _ExceptionInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
@@ -87,9 +91,9 @@ def redacted_values(text: str) -> str:
     text = _HEADER.sub(_after_name, _KEY_BLOCK.sub(HIDDEN, _KNOWN.hide(text)))
     pieces, end = [], 0
     for found in secret_forms(text):
-        user = _USER.search(found.group())
-        pieces += [text[end : found.start()], found.group()[: user.start()] if user else "", "://" if user else ""]
-        pieces += [f"{HIDDEN}@" if user else HIDDEN]
+        scheme = re.match(r"[\w+.-]+", found.group()) if form_of(found) == WITH_USER else None
+        shown = f"{scheme.group()}://{HIDDEN}@" if scheme else HIDDEN
+        pieces += [text[end : found.start()], shown]
         end = found.end()
     return "".join([*pieces, text[end:]]) if pieces else text
 

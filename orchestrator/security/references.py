@@ -60,7 +60,7 @@ def _from_file(path: str, what: str) -> str:
         raise UserError(f"{what}: {path} cannot be read ({type(error).__name__}); check its permissions") from None
 
 
-def _from_secrets_manager(name: str, what: str) -> str:
+def _from_secrets_service(name: str, what: str) -> str:
     name, _, field = name.partition("#")
     text = _ask_aws("secretsmanager", lambda client: str(client.get_secret_value(SecretId=name)["SecretString"]), what)
     if not field:
@@ -95,6 +95,6 @@ def _ask_aws(service: str, ask: Callable[..., str], what: str) -> str:
 _READERS = {
     "env": _from_environment,
     "file": _from_file,
-    "aws-secretsmanager": _from_secrets_manager,
+    "aws-secretsmanager": _from_secrets_service,
     "aws-ssm": _from_parameter_store,
 }

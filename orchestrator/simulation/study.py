@@ -43,3 +43,9 @@ def join_plans(plans: Sequence[Plan]) -> Study:
         names.append(mine)
     study = replace(plans[0], sweep="+".join(titles), jobs=tuple(by_key.values()))
     return Study(plan=study, names=tuple(names))
+
+
+def imagined(plan: Plan) -> Plan:
+    """A plan of which nothing is read: data that are declared, and not there yet, keep no forecast from running."""
+    jobs = [replace(job, execution=replace(job.execution, data_location={})) for job in plan.jobs]
+    return replace(plan, jobs=tuple(jobs))

@@ -44,6 +44,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "compute": ("ComputeSpec",),
     "tracking": ("TrackingSpec",),
     "policy": ("PolicySpec", "BudgetSpec"),
+    "notify": ("NotifySpec", "EmailSpec"),
 }
 _LONG_DEFAULT = 40
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from orchestrator.errors import SpecError
 from orchestrator.spec.notify import Channel, Email, Occasion, Security
 from orchestrator.spec.problems import validate
-from orchestrator.spec.schema_notify import NotifySpec
+from orchestrator.spec.schema_notify import EmailSpec, NotifySpec
 from orchestrator.spec.schema_policy import duration_s
 from orchestrator.spec.tree import parse_tree
 
@@ -31,20 +31,22 @@ def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
 
 
 def _channel(entry: NotifySpec) -> Channel:
-    email = entry.email
     return Channel(
         on=tuple(Occasion(name) for name in dict.fromkeys(entry.on)),
         webhook=entry.webhook,
         secret=entry.secret,
         slack=entry.slack,
-        email=email
-        and Email(
-            to=tuple(email.to),
-            sender=email.sender,
-            server=email.server,
-            user=email.user,
-            password=email.password,
-            security=Security(email.security),
-        ),
+        email=_email(entry.email) if entry.email is not None else None,
         stalled_after_s=duration_s(entry.stalled_after) or 0.0,
+    )
+
+
+def _email(entry: EmailSpec) -> Email:
+    return Email(
+        to=tuple(entry.to),
+        sender=entry.sender,
+        server=entry.server,
+        user=entry.user,
+        password=entry.password,
+        security=Security(entry.security),
     )

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.security.urls import forbidden_host
 from orchestrator.spec.fields import Count, Fraction, Strict
 
 
@@ -52,7 +53,7 @@ class TrackingSpec(Strict):
     def _refuse_credentials(cls, uri: str) -> str:
         # No message shows the URI: what stands before an @ may be a password.
         try:
-            authority = urlsplit(uri).netloc
+            authority, host = urlsplit(uri).netloc, urlsplit(uri).hostname or ""
         except ValueError:
             message = "this is not a URI; write http(s)://host:port or sqlite:///absolute/path"
             raise PydanticCustomError("refused", message) from None
@@ -63,4 +64,7 @@ class TrackingSpec(Strict):
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
             )
             raise PydanticCustomError("refused", message)
+        if reason := forbidden_host(host):
+            message = f"the host is {host}, {reason}; name a tracking server of your own"
+            raise PydanticCustomError("refused", message.replace("{", "{{"))  # type: ignore[arg-type]
         return uri

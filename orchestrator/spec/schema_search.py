@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.spec.fields import Count, OneRule, Seed, Strict
@@ -61,6 +62,17 @@ class RangeSpec(OneRule):
         return self
 
 
+def _form_of(values: object) -> str:
+    """Only the form that was meant is complained of."""
+    return "range" if isinstance(values, Mapping | RangeSpec) else "values"
+
+
+Values = Annotated[
+    Annotated[list[Any], Tag("values")] | Annotated[RangeSpec, Tag("range")],
+    Discriminator(_form_of),
+]
+
+
 class SearchSpec(OneRule):
     """Trials of values for a recipe, or of label spaces, in place of a grid; the best one is used."""
 
@@ -75,7 +87,7 @@ class SearchSpec(OneRule):
         "pretraining's, for each label space; labels: which label space to pretrain with. The latter two are judged by "
         "a cached probe of the target, never by accuracy on their own labels.",
     )
-    space: dict[str, list[Any] | RangeSpec] | None = Field(
+    space: dict[str, Values] | None = Field(
         None, description="Recipe fields, each with a list of values or a range; not with over: labels."
     )
     trials: Count | None = Field(

@@ -20,8 +20,8 @@ from orchestrator.stack.environment import LOOPBACK, child_environment, python
 from orchestrator.units import MIB
 
 OBJECT_STORE_BYTES = 256 * MIB  # everything large goes through the object store of the project, not through Ray's
-READY_TIMEOUT_S = 90.0
-"""For Ray's head to come up on a busy machine."""
+READY_TIMEOUT_S = 180.0
+"""For Ray's head to come up on a very busy machine; one that has died is noticed at once."""
 GRACE_S = 10.0
 """From the request to end to the kill."""
 IDLE_TIMEOUT_S = 30 * 60.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from orchestrator.errors import FailureKind
 from orchestrator.state.commands import ExcludeNode
@@ -49,10 +49,14 @@ def excluded_nodes(snapshots: Iterable[Snapshot], now: float) -> dict[str, float
     return found
 
 
-def exclusions(indexes: Sequence[SweepIndex], machines: Machines, now: float) -> Iterator[ExcludeNode]:
-    """Nodes on which different jobs failed lately, more than elsewhere; never more than a tenth of the cluster."""
+def exclusions(
+    indexes: Sequence[SweepIndex], machines: Machines, excluded: Collection[str], now: float
+) -> Iterator[ExcludeNode]:
+    """Nodes on which different jobs failed lately, more than elsewhere; never more than a tenth of the cluster, those
+    that are left out already among them.
+    """
     num_nodes = 0 if machines.is_pool else len(machines.names)
-    already = excluded_nodes([index.snapshot for index in indexes], now).keys() & machines.places.keys()
+    already = machines.places.keys() & excluded
     room = max(1, int(MAX_EXCLUDED * num_nodes)) - len(already)
     failed = {node: _recent(indexes, node, now) for node in _nodes_with_failures(indexes)}
     total = sum(len(failures) for failures in failed.values())

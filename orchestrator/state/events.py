@@ -202,6 +202,8 @@ class AttemptSucceeded(AttemptEvent):
     resumed_from_step: int | None = None
     node: str = ""
     """Node on which it ran; of a gang, that of its runner."""
+    quarantined: tuple[str, ...] = ()
+    """What its training could not read and did without, by split: counts by reason, and the first samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,7 +152,7 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.ArtifactMissed) -> None:
-        self._change(event, failures={}, ended_at_s=None, metrics={}, timings=None)
+        self._change(event, failures={}, ended_at_s=None, metrics={}, timings=None, quarantined=())
 
     @_take.register
     def _(self, event: events.JobFailed) -> None:
@@ -202,7 +202,13 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.AttemptSucceeded) -> None:
-        self._end(event, metrics=event.metrics, timings=event.timings, resumed_from_step=event.resumed_from_step)
+        self._end(
+            event,
+            metrics=event.metrics,
+            timings=event.timings,
+            resumed_from_step=event.resumed_from_step,
+            quarantined=event.quarantined,
+        )
 
     @_take.register
     def _(self, event: events.AttemptFailed) -> None:

@@ -74,6 +74,8 @@ class JobView:
     metrics: Mapping[str, float] = field(default_factory=dict)
     timings: Timings | None = None
     resumed_from_step: int | None = None
+    quarantined: tuple[str, ...] = ()
+    """Samples that its training could not read and did without."""
 
     @property
     def overhead_s(self) -> float | None:

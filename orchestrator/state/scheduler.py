@@ -79,6 +79,7 @@ def decide(  # noqa: PLR0913 - the world, by name
     remaining_s: Mapping[str, float] | None = None,
     user_caps: Mapping[str, Cap] | None = None,
     stepping: Collection[str] | None = None,
+    former: Sequence[Snapshot] = (),
 ) -> list[Command]:
     """What a new `Scheduler` decides; see there."""
     return Scheduler().decide(
@@ -94,6 +95,7 @@ def decide(  # noqa: PLR0913 - the world, by name
         remaining_s=remaining_s,
         user_caps=user_caps,
         stepping=stepping,
+        former=former,
     )
 
 
@@ -146,6 +148,7 @@ class Scheduler:
         remaining_s: Mapping[str, float] | None = None,
         user_caps: Mapping[str, Cap] | None = None,
         stepping: Collection[str] | None = None,
+        former: Sequence[Snapshot] = (),
     ) -> list[Command]:
         """Commands that follow from where the sweeps stand.
 
@@ -161,24 +164,24 @@ class Scheduler:
             durations: by sweep and job, the seconds that a job was estimated to take at full size.
             remaining_s: by attempt, the seconds that it says it will still take.
             user_caps: bounds by owner, ``*`` for those without their own.
-            stepping: attempts that have trained ``preflight.NUM_STEPS`` steps; ``None`` = nobody tells, and no job
-                waits for the first steps of another.
+            stepping: attempts that have trained a few steps; ``None`` = nobody tells, and there is no preflight.
+            former: sweeps that have ended; what they found out about nodes still holds.
         """
         self.waits, self.warnings = {}, {}
         indexes = self._follow_all(snapshots, durations or {})
         machines = self._laid_out(tuple(nodes), total)
+        excluded = excluded_nodes([*snapshots, *former], now).keys()
         # Before the ends of sweeps: a sweep that has ended takes no more news.
-        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, now)]
+        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now)]
         commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, now=now)
         commands += [command for index in indexes for command in follow_up(index, committed, now)]
-        site = self._suited(machines, total, maximum, excluded_nodes(snapshots, now).keys())
+        site = self._suited(machines, total, maximum, excluded)
         occupancy = Occupancy(site, indexes, remaining_s=remaining_s or {}, now=now)
         over = {command.sweep for command in commands if isinstance(command, TripSweep | FinishSweep)}
         live_keys = set(claimed).union(*_live_keys(indexes))
         world = World(now=now, live_keys=live_keys, committed=committed, stepping=stepping)
         starting = [one for one in indexes if one.snapshot.state is SweepState.RUNNING and one.plan.sweep not in over]
         turns = [_turn(index, occupancy, world, machines.whole) for index in starting]
-        num_live = sum(len(index.holdings.live) for index in indexes)
         launching = Launching(
             site=site,
             occupancy=occupancy,
@@ -186,13 +189,9 @@ class Scheduler:
             world=world,
             users=_users(indexes, user_caps or {}),
             priorities={index.plan.sweep: _priority(index) for index in indexes},
-            num_launches=None if max_live_attempts is None else max(0, max_live_attempts - num_live),
+            num_launches=_left_to_launch(max_live_attempts, indexes),
         )
-        launched = launching.run()
-        if not launching.is_blocked and not launched:
-            launched += growths(turns, occupancy, site, now)
-        order = {index.plan.sweep: number for number, index in enumerate(indexes)}
-        commands += sorted(launched, key=lambda command: order[command.sweep])
+        commands += _in_order(launching.run() or _growths(launching, turns, occupancy, site, now), indexes)
         return [*commands, *(trip for turn in turns if (trip := self._tell(turn, now)) is not None)]
 
     def _follow_all(
@@ -241,6 +240,24 @@ class Scheduler:
             reason = f"{turn.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
             return TripSweep(sweep=turn.sweep, reason=reason)
         return None
+
+
+def _growths(
+    launching: Launching, turns: Sequence[Turn], occupancy: Occupancy, site: Site, now: float
+) -> list[Command]:
+    """Elastic jobs take what nothing else wants."""
+    return [] if launching.is_blocked else [*growths(turns, occupancy, site, now)]
+
+
+def _left_to_launch(max_live_attempts: int | None, indexes: Sequence[SweepIndex]) -> int | None:
+    num_live = sum(len(index.holdings.live) for index in indexes)
+    return None if max_live_attempts is None else max(0, max_live_attempts - num_live)
+
+
+def _in_order(commands: list[Command], indexes: Sequence[SweepIndex]) -> list[Command]:
+    """By sweep, in the order in which these are given."""
+    order = {index.plan.sweep: number for number, index in enumerate(indexes)}
+    return sorted(commands, key=lambda command: order[command.sweep])
 
 
 def _priority(index: SweepIndex) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from orchestrator.errors import FailureKind
 
@@ -104,6 +105,7 @@ SIGNATURES: tuple[Signature, ...] = (
 """Tried in this order: the first one that matches is the cause."""
 
 
+@lru_cache(maxsize=2048)  # each round of decisions asks about the same failures again
 def signature_of(text: str) -> Signature | None:
     """The known cause that a text shows, if any."""
     return next((signature for signature in SIGNATURES if signature.pattern.search(text)), None)

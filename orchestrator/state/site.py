@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from orchestrator.contract import Resources
+from orchestrator.contract import JobKind, Resources
 from orchestrator.state.amounts import amount_of, count_workers
 from orchestrator.state.demand import Demand
 from orchestrator.state.machines import Machines
@@ -60,10 +60,10 @@ class Site:
         if demand.num_workers > 1:
             asked += f" for {demand.num_workers} workers ({demand.resources.share(demand.num_workers)} each)"
             told += "" if self.can_grow else f", the cluster {self._total}"
-        return (
-            f"infeasible: it asks for {asked}, but {told}; lower `resources` of {kind} jobs in sweep.yaml, or "
-            "add a larger node and resubmit"
-        )
+        is_search = kind == JobKind.SEARCH
+        less = "search.concurrent, or what its trials ask for," if is_search else f"`resources` of {kind} jobs"
+        remedy = f"lower {less} in sweep.yaml, or add a larger node and resubmit"
+        return f"infeasible: it asks for {asked}, but {told}; {remedy}"
 
     def _suitable(self, demand: Demand) -> frozenset[int]:
         asked = Resources(

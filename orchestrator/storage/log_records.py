@@ -25,6 +25,7 @@ _START = b'{"time":"'
 _TIME = slice(9, 36)
 """Where the time stands in a line."""
 _LEVEL_AT = 47
+_MESSAGE = b'","message":"'
 _CLASSIC = re.compile(
     r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\S+): (.*)", re.DOTALL
 )
@@ -126,6 +127,8 @@ class LineReader:
     def __init__(self, context: LogContext) -> None:
         self._context = context
         self._rest = b""
+        self._last = b""
+        """The last record's line, whose time is that of the text that follows."""
         self._time = ""
         self._is_in_traceback = False
 
@@ -140,7 +143,10 @@ class LineReader:
         since, lowest = query.since.encode(), LEVELS[query.level]
         for line in lines:
             if line.startswith(_START):
+                self._last = line
                 if (since and line[_TIME] < since) or (literal and literal not in line) or _rank(line) < lowest:
+                    continue
+                if query.pattern is not None and _surely_differs(line, query.pattern):
                     continue
                 record = self._decode(line)
             else:
@@ -154,11 +160,14 @@ class LineReader:
             time, level = str(document["time"]), str(document["level"])
             source, message = str(document["source"]), str(document["message"])
         except (ValueError, KeyError, TypeError):
+            self._last = b""  # it only began as records do
             return self._read_text(line.decode(errors="replace"))
-        self._time, self._is_in_traceback = time, False
         return LogRecord(context=self._context, time=time, level=level, source=source, message=message)
 
     def _read_text(self, line: str) -> LogRecord:
+        if self._last:
+            self._time, self._is_in_traceback = self._last[_TIME].decode(errors="replace"), False
+            self._last = b""
         record = LogRecord(context=self._context, time=self._time, level="info", source=TEXT, message=line)
         classic = _CLASSIC.fullmatch(line)
         if classic is not None:
@@ -172,6 +181,14 @@ class LineReader:
             self._is_in_traceback = line.startswith(" ") or not line
             return replace(record, level="error")
         return record
+
+
+def _surely_differs(line: bytes, pattern: re.Pattern[str]) -> bool:
+    """Whether a message does not match, told without parsing its line, which takes several times as long."""
+    start = line.find(_MESSAGE)
+    if start < 0 or b"\\" in line or not line.endswith(b'"}'):
+        return False
+    return pattern.search(line[start + len(_MESSAGE) : -2].decode(errors="replace")) is None
 
 
 def _rank(line: bytes) -> int:

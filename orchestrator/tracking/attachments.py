@@ -9,8 +9,10 @@ from pathlib import Path
 
 from orchestrator.errors import NotFoundError
 from orchestrator.plan.graph import Plan
+from orchestrator.report.learning import read_learning
+from orchestrator.report.page import PAGE, render_page
 from orchestrator.report.render_markdown import render_markdown
-from orchestrator.report.report import MARKDOWN, build_report, render_files, save_files
+from orchestrator.report.report import DOCUMENT, MARKDOWN, build_report, render_files, save_files
 from orchestrator.report.results import Report
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.layout import submission_name
@@ -56,6 +58,8 @@ class Attachments:
             report = render_files(self._report)
             save_files(self._store, self._plan.sweep, report)
             files |= report
+            if memory.attached.get(DOCUMENT) != _digest(report[DOCUMENT]):  # 5 MB, made only when it would differ
+                files[PAGE] = render_page(self._report, self._plan, read_learning(self._store, self._plan.jobs))
         fresh = {name: content for name, content in files.items() if memory.attached.get(name) != _digest(content)}
         if fresh:
             self._attach(run_id, fresh)

@@ -56,24 +56,35 @@ class RayNodes:
         """All of it."""
         self.start_node(_HEAD)
         for name in self.names:
-            self.start_node(name)
+            self._spawn(name)
+        for name in self.names:
+            self._await(name)
 
     def start_node(self, name: str) -> None:
         """Start a node that is not there, and wait until it is up."""
+        self._spawn(name)
+        self._await(name)
+
+    def _spawn(self, name: str) -> None:
         # Where members of the same host know the head's address, ``ray start`` would take it for a head that lives.
         (self.home / "r" / "ray_current_cluster").unlink(missing_ok=True)
         command = self._head_command() if name == _HEAD else self._member_command()
-        log_path = self.home / f"{name}.log"
-        with log_path.open("wb") as log:
-            child = subprocess.Popen(
+        with self._log_of(name).open("wb") as log:
+            self._children[name] = subprocess.Popen(
                 command, cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
-        self._children[name] = child
-        deadline_s = time.monotonic() + READY_S
+
+    def _await(self, name: str) -> None:
+        log_path, deadline_s = self._log_of(name), time.monotonic() + READY_S
         while not any(word in log_path.read_bytes() for word in _UP):
-            assert child.poll() is None, log_path.read_text()
             assert time.monotonic() < deadline_s, log_path.read_text()
+            if self._children[name].poll() is not None:  # Ray gives a node up that does not start in its time
+                self.kill(name)
+                self._spawn(name)
             time.sleep(0.05)
+
+    def _log_of(self, name: str) -> Path:
+        return self.home / f"{name}.log"
 
     def kill(self, name: str) -> None:
         """SIGKILL to all processes of a node at once, as if the machine had lost its power."""

@@ -21,6 +21,7 @@ from tests.chaos.ray_nodes import ROOT, RayNodes, new_home
 from tests.chaos.verdict import journal_events, judge
 from tests.clusters.metadata_server import serve_metadata
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CLUSTER, SWEEP, GATE = "spot", "spot", "gate"
 SPOT_LABELS = '{"ray.io/market-type": "spot"}'
 WITHIN_S = 90.0
@@ -33,7 +34,7 @@ class SpotNodes(RayNodes):
         return ["env", f"RAY_OVERRIDE_LABELS={SPOT_LABELS}", *super()._member_command()]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nodes():
     home = new_home()
     made = SpotNodes(home, {}, num_nodes=2, dashboard=False)
@@ -90,7 +91,13 @@ def traces_of(store, job):
     return sorted(read_traces(store, job.key), key=lambda trace: trace.attempt_id)
 
 
-@pytest.mark.timeout(400)
+def test_node_of_a_machine_with_several_must_be_named(nodes):
+    command = [sys.executable, "-m", "orchestrator.cluster.leave", "--address", nodes.address, "--node", ""]
+    done = subprocess.run(command, cwd=ROOT, env=nodes.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "name it with --node" in done.stderr
+
+
 def test_attempt_of_a_node_with_a_notice_goes_on_elsewhere_from_its_checkpoint(nodes, spot_store, long_job):
     plan = Plan(sweep=SWEEP, revision=0, store_uri=spot_store.uri, jobs=(long_job,), baseline="")
     serve(nodes, spot_store)
@@ -122,10 +129,3 @@ def test_attempt_of_a_node_with_a_notice_goes_on_elsewhere_from_its_checkpoint(n
     first, last = [trace for trace in traces_of(spot_store, long_job) if trace.end != "started"]
     assert first.end == "preempted"
     assert last.first_step == first.last_step > 0
-
-
-def test_head_is_never_drained(nodes):
-    command = [sys.executable, "-m", "orchestrator.cluster.leave", "--address", nodes.address, "--node", ""]
-    done = subprocess.run(command, cwd=ROOT, env=nodes.environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "name it with --node" in done.stderr

@@ -36,8 +36,11 @@ def member(name: str, content: bytes = b"", **fields: object) -> bytes:
     info.size = len(content)
     for field, value in fields.items():
         setattr(info, field, value)
-    form = tarfile.PAX_FORMAT if info.pax_headers else tarfile.GNU_FORMAT
-    return info.tobuf(form, errors="surrogateescape") + content + b"\0" * (-len(content) % 512)
+    if info.pax_headers:
+        header = info.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape")
+    else:
+        header = info.tobuf(tarfile.GNU_FORMAT, errors="surrogateescape")
+    return header + content + b"\0" * (-len(content) % 512)
 
 
 def tar(*members: bytes) -> bytes:

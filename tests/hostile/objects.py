@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.ids import canonical_json, sha256_hex
 from tests.hostile.payloads import payload
 
+_VALUES: tuple[Any, ...] = (None, 1, "os.system", [1], [[1]], {"a": 1}, [[[]]])
 _TRAVERSALS = ("../../../../etc/passwd", "/etc/passwd", "parts/../../../../x", "a\0b", "$(touch pwned)", "..", "")
 
 
@@ -79,10 +80,10 @@ def plans(sound: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, name in enumerate((*_TRAVERSALS, "a/../b", "a b", "a\nb", "`x`", "<b>")):
         yield f"name-{number}", _with_job(sound, {**job, "name": name})
     for field in ("jobs", "policy", "sweep", "store_uri"):
-        for number, value in enumerate((None, 1, "x", [1], {"a": 1}, [[[]]])):
+        for number, value in enumerate(_VALUES):
             yield f"{field}-{number}", _with(sound, field, value)
     for field in ("kind", "identity", "needs", "resources", "execution", "facets"):
-        for number, value in enumerate((None, 1, "os.system", [1], [[1]])):
+        for number, value in enumerate(_VALUES):
             yield f"job-{field}-{number}", _with_job(sound, {**job, field: value})
     yield "unknown", {**sound, "__class__": "x"}
     yield "twice", {**sound, "jobs": [job, job]}

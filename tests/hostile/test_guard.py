@@ -55,4 +55,4 @@ def test_guard_harmless_work_passes(tmp_path: Path) -> None:
     with watched(tmp_path):
         (tmp_path / "a").write_text("x")
         (tmp_path / "b").mkdir()
-        assert Command("x")
+        assert Command("x").command == "x"

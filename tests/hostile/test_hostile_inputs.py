@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_image_hostile_is_refused_by_checks_and_decoders(content: bytes, root: P
 
     refused_or_small(check, content, root)
     for name in DECODERS:
-        refused_or_small(lambda name=name: decoder_of(name).decode(content), content, root)
+        refused_or_small(partial(decoder_of(name).decode, content), content, root)
 
 
 def refused_or_small(deed: Callable[[], object], content: bytes, root: Path) -> None:

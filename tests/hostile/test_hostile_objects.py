@@ -61,7 +61,11 @@ def altered(store: MemoryStore, name: str, content: bytes) -> Callable[[], None]
     """Put something in an object's place; what is returned puts the object back."""
     sound = store.get(name)
     store.put(name, content)
-    return lambda: store.put(name, sound) and None
+
+    def restore() -> None:
+        store.put(name, sound)
+
+    return restore
 
 
 def outcomes(
@@ -124,7 +128,7 @@ def test_plan_stored_altered_is_refused_in_words(finished, tmp_path: Path) -> No
 def test_small_object_altered_is_an_error_of_ours_or_passed_over(place: str, tmp_path: Path) -> None:
     store = MemoryStore()
     names: dict[str, tuple[str, Callable[[], object]]] = {
-        "claim": (claim_name("dataset-x"), lambda: Claims(store, CLUSTER, lambda: 1.0).take("dataset-x", "s")),
+        "claim": (claim_name("dataset-x"), lambda: Claims(store, CLUSTER).take("dataset-x", "s", 1.0)),
         "lease": (lease_name(CLUSTER), lambda: Controller(store, ScriptedBackend(store), CLUSTER, "me").tick()),
         "memory": (f"{sweep_folder('s')}/tracking/x.json", lambda: _memory(store).load()),
         "submission": (f"{sweep_folder('s')}/provenance/m.json", lambda: load(store, "s", "m")),
@@ -133,7 +137,7 @@ def test_small_object_altered_is_an_error_of_ours_or_passed_over(place: str, tmp
     for _, content in objects.garbage():
         store.put(name, content)
         # What a reader passes on to a guard of its own; never a RecursionError, which none of them would catch.
-        with watched(tmp_path), suppress(OrchestratorError, ValueError, TypeError, KeyError, AttributeError):
+        with watched(tmp_path), suppress(OrchestratorError, ValueError, KeyError, TypeError, AttributeError):
             read()
 
 

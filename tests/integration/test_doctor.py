@@ -49,7 +49,7 @@ class Doctor:
         self.shown = ""
 
     def __call__(self, store: str) -> int:
-        result = CliRunner().invoke(app, ["doctor", "--store", store, "-o", "json"])
+        result = CliRunner().invoke(app, ["doctor", "--local", "--store", store, "-o", "json"])
         assert result.stdout, result.output
         self.shown = result.output
         self.checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
@@ -119,7 +119,7 @@ def test_doctor_good_server_passes_every_check_and_leaves_nothing(doctor: Doctor
 
 
 def test_doctor_table_tells_the_same(doctor: Doctor, s3_server) -> None:
-    result = CliRunner().invoke(app, ["doctor", "--store", uri("nowhere-at-all")])
+    result = CliRunner().invoke(app, ["doctor", "--local", "--store", uri("nowhere-at-all")])
     assert result.exit_code == ExitCode.FAILURE
     assert "create the bucket" in " ".join(result.stdout.split())
 

@@ -44,7 +44,7 @@ def test_gang_killed_before_anybody_heard_of_its_reservation_gives_it_back(
     until(lambda: reservations(ray_cluster) - before)
     kill_runner(ray_cluster, namespace)
     until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
-    until(lambda: look(backend, attempt.attempt_id) and reservations(ray_cluster) == before)
+    until(lambda: look(backend, attempt.attempt_id).lost_reason and reservations(ray_cluster) == before)
 
 
 @pytest.mark.slow
@@ -62,9 +62,11 @@ def test_gang_killed_while_there_is_no_controller_is_cleared_up_by_the_next_one(
     until(lambda: set(orphaned_groups()))
     successor = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     successor.announce(2)
-    until(lambda: look(successor, attempt.attempt_id).status is AttemptStatus.LOST and reservations(ray_cluster) == before)
+    until(lambda: look(successor, attempt.attempt_id).status is AttemptStatus.LOST)
+    until(lambda: look(successor, attempt.attempt_id).lost_reason and reservations(ray_cluster) == before)
 
 
+@pytest.mark.slow
 def test_gang_that_lives_is_no_orphan(ray_cluster, namespace, store, finish) -> None:
     backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     backend.announce(1)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
+from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +15,7 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.contract import Resources
 from orchestrator.errors import FailureKind
+from orchestrator.search.asha import Ladder, Rule
 from orchestrator.search.events import fold_search
 from orchestrator.search.log import read_search
 from orchestrator.storage.artifacts import is_committed, read_record
@@ -50,6 +54,36 @@ def runner_pid(ray_cluster, namespace) -> int:
 
 def ended(store, key) -> list[int]:
     return [view.number for view in fold_search(read_search(store, key)).values() if view.ended_at_s is not None]
+
+
+@pytest.mark.parametrize("reduction", [2.0, 3.0, 4.0])
+def test_ladder_decides_as_the_scheduler_of_ray_tune(reduction):
+    from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
+
+    rule = Rule(grace_epochs=1, reduction=reduction, max_epochs=40)
+    ladder = Ladder(rule.rungs, reduction)
+    theirs = AsyncHyperBandScheduler(
+        time_attr="epoch", metric="error", mode="min", max_t=40, reduction_factor=reduction, stop_last_trials=False
+    )
+    random, epochs = Random(int(reduction)), Counter[int]()  # noqa: S311 - no secret
+    trials = [SimpleNamespace(trial_id=str(number)) for number in range(40)]
+    running = list(range(40))
+    for trial in trials:
+        theirs.on_trial_add(None, trial)
+    num_stopped = 0
+    while running:
+        number = random.choice(running)
+        epochs[number] += 1
+        value = random.random() / epochs[number]
+        verdict = ladder.judge(number, float(epochs[number]), value)
+        result = {"epoch": epochs[number], "error": value}
+        action = theirs.on_trial_result(None, trials[number], result)
+        stops = verdict is not None and not verdict.goes_on
+        assert stops == (action == TrialScheduler.STOP), (number, epochs[number], verdict)
+        num_stopped += stops
+        if stops or epochs[number] == 39:
+            running.remove(number)
+    assert 5 < num_stopped < 40
 
 
 def test_search_on_ray_stops_what_falls_behind_and_commits_the_best(ray_cluster, backend, store, tmp_path, finish):
@@ -101,6 +135,7 @@ def test_search_runner_killed_goes_on_from_the_log_and_redoes_no_trial_that_ende
     assert len(state) == 4
 
 
+@pytest.mark.slow
 def test_search_stopped_writes_checkpoints_and_resumes(backend, store, tmp_path, gate, finish, until):
     gated = search_request(store, tmp_path, RANDOM, gates={"5": str(gate.path)})
     backend.launch(gated, TWO_CPUS)

@@ -148,7 +148,7 @@ MUTANTS = (
         where=f"{_FLEET}.is_blind",
         old="bool(self._unseen)",
         new="False",
-        family=Family.STORMS,
+        family=Family.ALL,
     ),
     Mutant(
         name="claim is skipped",
@@ -198,7 +198,7 @@ MUTANTS = (
         where=f"{_FOLDING}._reopen",
         old="failures={}",
         new="failures=view.failures",
-        family=Family.CLIENTS,
+        family=Family.STORMS,
     ),
     Mutant(
         name="attempt is not told of memory failures",
@@ -209,8 +209,8 @@ MUTANTS = (
     Mutant(
         name="dropped jobs' attempts are forgotten",
         where=f"{_FOLDING}._retire",
-        old="not in kept:",
-        new="in ():",
+        old="(view.name, view.key) in kept",
+        new="view.name",
         family=Family.CLIENTS,
     ),
     # Scheduling

@@ -6,6 +6,7 @@ everything, and each of the others one kind alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from random import Random
@@ -66,7 +67,8 @@ def scenario_of(seed: int, *, num_jobs: int = 0) -> Scenario:
     if num_jobs:
         return base
     random = Random(f"{seed}/family")  # noqa: S311 - a simulation
-    return _MAKERS[family_of(seed)](base, random)
+    make = _MAKERS[family_of(seed)]
+    return make(base, random)
 
 
 def _clients(base: Scenario, random: Random) -> Scenario:
@@ -197,7 +199,7 @@ def _some(base: Scenario, random: Random, part: float) -> list[str]:
     return [key for key in base.works if random.random() < part]
 
 
-_MAKERS = {
+_MAKERS: dict[Family, Callable[[Scenario, Random], Scenario]] = {
     Family.ALL: lambda base, _: base,
     Family.CLIENTS: _clients,
     Family.STORMS: _storms,

@@ -14,11 +14,11 @@ LARGE = 1000
 """Jobs."""
 
 
-PART = 0.02
+PART = 0.015
 """Of the appends of a small run, those after which a second world begins."""
 NUM_PREFIXES = 20
 """Second worlds of a large run, each of which goes on for `LOOK_S`: to the end would take as long as the run itself."""
-LOOK_S = 300.0
+LOOK_S = 120.0
 
 
 def run_with_recoveries(scenario: Scenario, *, verbose: bool = False) -> World:
@@ -29,12 +29,13 @@ def run_with_recoveries(scenario: Scenario, *, verbose: bool = False) -> World:
     """
     world = World(scenario, verbose=verbose)
     random = Random(scenario.seed + 2)  # noqa: S311 - a simulation
-    is_large = sum(len(sweep.jobs) for sweep in scenario.sweeps) >= LARGE
-    due_s = sorted(random.uniform(0.0, scenario.calm_after_s) for _ in range(NUM_PREFIXES)) if is_large else []
+    num_jobs = sum(len(sweep.jobs) for sweep in scenario.sweeps)
+    is_large = num_jobs >= LARGE
+    due = sorted(random.randrange(2 * num_jobs) for _ in range(NUM_PREFIXES)) if is_large else []
 
     def after_append() -> None:
-        if due_s and world.elapsed_s >= due_s[0]:
-            del due_s[0]
+        if due and world.audit.num_events >= due[0]:
+            del due[0]
             recover(world, for_s=LOOK_S)
         elif not is_large and random.random() < PART:
             recover(world)

@@ -103,9 +103,10 @@ class WatchedCluster(SimulatedCluster):
         gpus: dict[str, float] = defaultdict(float)
         for name in placement.nodes:
             gpus[name] += share.gpus
-        for attempt in self.working():
-            for name in attempt.placement.nodes:
-                gpus[name] += attempt.share.gpus
+        asked = set(placement.nodes)
+        for attempt in self.working() if asked else ():
+            for name in asked.intersection(attempt.placement.nodes):
+                gpus[name] += attempt.placement.nodes.count(name) * attempt.resources.gpus / attempt.num_workers
         for name in placement.nodes:
             has = self.nodes[name].group.shape.gpus
             require(gpus[name] <= has + 1e-6, f"{gpus[name]:g} of {has:g} GPUs of {name} are asked for")

@@ -211,6 +211,13 @@ def test_search_finds_what_looking_at_every_record_finds(texts, pattern, level, 
     assert found == [one for one in written if query.admits(one)]
 
 
+def test_text_after_records_that_are_not_wanted_has_their_time() -> None:
+    lines = [encode(record(str(at), at_s=float(at))) + f"stack {at}\n" for at in (1, 2, 3)]
+    query = LogQuery(since=format_time(2.0))
+    found = list(LineReader(CONTEXT).take("".join(lines).encode(), query, is_whole=True))
+    assert [one.message for one in found] == ["2", "stack 2", "3", "stack 3"]
+
+
 def test_literal_is_only_what_stands_for_itself_in_json() -> None:
     texts = {"ValueError: no": b"ValueError: no", 'a"b': b"", "a\\d": b"", "a.b": b"", "é": b"", "(?i)x": b""}
     assert {text: LogQuery(pattern=re.compile(text)).literal for text in texts} == texts

@@ -11,8 +11,10 @@ import pytest
 from orchestrator.contract import JobKind
 from orchestrator.errors import BadDataError, NotFoundError
 from orchestrator.plan.build import build_plan
+from orchestrator.plan.declared_counts import miscounted
 from orchestrator.plan.graph import Plan
 from orchestrator.spec import load_sweep
+from orchestrator.storage.artifacts import read_record
 from tests.data_jobs import Member, encoded, tar_of
 from tests.shared_writing import Written
 from workloads.data.index import SampleIndex
@@ -114,7 +116,6 @@ def test_mixture_tells_every_job_where_each_component_lies(mixture: Mixture, tmp
 def test_count_that_is_declared_after_the_index_is_compared_with_it(mixture: Mixture, split: str, number: int) -> None:
     before = mixture.plan()
     mixture.index(before)
-    entry = mixture.written  # the index is committed, so that nothing scans the shards again
     uri = (mixture.folder / "a").as_uri()
     declared: dict[str, Any] = {
         "shards": {name: f"{uri}/{name}-000.tar" for name in ("train", "val")},
@@ -123,9 +124,12 @@ def test_count_that_is_declared_after_the_index_is_compared_with_it(mixture: Mix
         "num_val": 2,
         f"num_{split}": number,
     }
-    job = mixture.plan_of({"both": declared}).by_name()["index/both"]
+    plan = mixture.plan_of({"both": declared})
+    job = plan.by_name()["index/both"]  # it is committed, so that nothing scans the shards again
     assert job.key == before.by_name()["index/a"].key
-    with pytest.raises(
-        BadDataError, match=rf"num_{split} declares {number} samples, but the shards of split .* hold 2"
-    ):
-        SampleIndex.open(entry.store, job.key, mixture.folder / "cache", job.execution.data_location)
+    metrics = {job.key: read_record(mixture.written.store, job.key).metrics}
+    (refusal,) = miscounted(plan, metrics)
+    assert refusal.startswith(f"datasets.both.num_{split} declares {number} samples, but its index, {job.key}, has 2;")
+    assert list(miscounted(before, metrics)) == []
+    with pytest.raises(BadDataError, match=rf"num_{split} declares {number} samples, but the shards of split"):
+        SampleIndex.open(mixture.written.store, job.key, mixture.folder / "cache", job.execution.data_location)

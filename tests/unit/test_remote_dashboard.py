@@ -47,68 +47,65 @@ class Cluster:
     address: str = ""
 
 
-def handler_of(  # noqa: C901 - a server in one place
-    cluster: Cluster,
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def _reply(self, code: int, document: Any = None) -> None:
-            self.send_response(code)
+class Handler(BaseHTTPRequestHandler):
+    cluster: Cluster
+
+    def _reply(self, code: int, document: Any = None) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(document).encode())
+
+    def _may_pass(self) -> bool:
+        if self.cluster.leads_to:
+            self.send_response(302)
+            self.send_header("Location", self.cluster.leads_to)
             self.end_headers()
-            self.wfile.write(json.dumps(document).encode())
-
-        def _may_pass(self) -> bool:
-            if cluster.leads_to:
-                self.send_response(302)
-                self.send_header("Location", cluster.leads_to)
-                self.end_headers()
-                return False
-            given = self.headers.get("Authorization")
-            if given == f"Bearer {TOKEN}":
-                return True
-            self._reply(403 if given else 401)
             return False
+        given = self.headers.get("Authorization")
+        if given == f"Bearer {TOKEN}":
+            return True
+        self._reply(403 if given else 401)
+        return False
 
-        def do_GET(self) -> None:
-            if not self._may_pass():
-                return
-            name = self.path.rsplit("/", 1)[-1]
-            if self.path == "/api/version":
-                self._reply(200, {"ray_version": "2.60.0"})
-            elif self.path.startswith("/api/packages/"):
-                self._reply(200 if name in cluster.packages else 404)
-            elif self.path.endswith("/logs"):
-                self._reply(200, {"logs": cluster.log})
-            elif name in cluster.jobs:
-                self._reply(200, {"status": cluster.status, "message": "as told\nand more"})
-            else:
-                self._reply(404)
+    def do_GET(self) -> None:
+        if not self._may_pass():
+            return
+        name = self.path.rsplit("/", 1)[-1]
+        if self.path == "/api/version":
+            self._reply(200, {"ray_version": "2.60.0"})
+        elif self.path.startswith("/api/packages/"):
+            self._reply(200 if name in self.cluster.packages else 404)
+        elif self.path.endswith("/logs"):
+            self._reply(200, {"logs": self.cluster.log})
+        elif name in self.cluster.jobs:
+            self._reply(200, {"status": self.cluster.status, "message": "as told\nand more"})
+        else:
+            self._reply(404)
 
-        def do_PUT(self) -> None:
-            content = self.rfile.read(int(self.headers["Content-Length"]))
-            if self._may_pass():
-                cluster.packages[self.path.rsplit("/", 1)[-1]] = content
-                self._reply(200)
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if self._may_pass():
+            self.cluster.packages[self.path.rsplit("/", 1)[-1]] = content
+            self._reply(200)
 
-        def do_POST(self) -> None:
-            job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if not self._may_pass():
-                return
-            if job["submission_id"] in cluster.jobs:
-                self._reply(400, "already exists")
-                return
-            cluster.jobs[job["submission_id"]] = job
-            if cluster.answers:
-                cluster.log = f"noise\n{cluster.answers.pop(0).to_line()}\n"
-            if cluster.loses_next_answer:
-                cluster.loses_next_answer = False
-                self.close_connection = True
-                return
-            self._reply(200, {"submission_id": job["submission_id"]})
+    def do_POST(self) -> None:
+        job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._may_pass():
+            return
+        if job["submission_id"] in self.cluster.jobs:
+            self._reply(400, "already exists")
+            return
+        self.cluster.jobs[job["submission_id"]] = job
+        if self.cluster.answers:
+            self.cluster.log = f"noise\n{self.cluster.answers.pop(0).to_line()}\n"
+        if self.cluster.loses_next_answer:
+            self.cluster.loses_next_answer = False
+            self.close_connection = True
+            return
+        self._reply(200, {"submission_id": job["submission_id"]})
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            pass
-
-    return Handler
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +118,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     known = Cluster()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(known))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"cluster": known}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     known.address = f"http://127.0.0.1:{server.server_port}"

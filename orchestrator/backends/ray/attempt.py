@@ -22,7 +22,7 @@ from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.search import run_search
 from orchestrator.backends.ray.search_desk import SearchDesk, desk_of
-from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
+from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.errors import FailureKind
@@ -165,8 +165,7 @@ class AttemptRun:
         request = self.request
         store = open_store(request.store_uri)
         scratch = Path(tempfile.mkdtemp(prefix="attempt-"))
-        cache = cache_directory()
-        cache.mkdir(parents=True, exist_ok=True)
+        cache = make_cache()
         context = ExecutionContext(
             store=store, scratch=scratch, cache=cache, report=self._show, should_stop=self._stop.is_set
         )

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.attempt import EntryPoint
 from orchestrator.backends.ray.log import AttemptLog
-from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
+from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import logged_process
 from orchestrator.contract import ExecutionContext, JobRequest, Progress
 from orchestrator.observability.attempts import AttemptMetrics
@@ -55,8 +55,7 @@ def _execute(
 ) -> dict[str, Any]:
     store = open_store(request.store_uri)
     scratch = Path(tempfile.mkdtemp(prefix="attempt-"))
-    cache = cache_directory()
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = make_cache()
     metrics = AttemptMetrics(request)
 
     def show(progress: Progress) -> None:

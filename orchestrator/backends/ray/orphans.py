@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from ray._private.state import state as cluster_state
-from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData
+from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 
 from orchestrator.backends.ray.reservations import remove_reservation

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.contract import ENTRY_POINT
+from orchestrator.errors import StorageDeniedError
 
 CACHE_VARIABLE = "ORCHESTRATOR_CACHE_DIR"
 """Environment variable of a node's workers: where its attempts share downloads."""
@@ -45,3 +46,18 @@ def cache_directory() -> Path:
     """The directory that all attempts on this node share, from the environment of this process."""
     default = Path(tempfile.gettempdir(), f"orchestrator-cache-{os.getuid()}")
     return Path(os.environ.get(CACHE_VARIABLE) or default)
+
+
+def make_cache() -> Path:
+    """The same, which exists now.
+
+    Raises:
+        StorageDeniedError: somebody else has made the usual one, whose name can be guessed, and could change what
+            attempts read from it.
+    """
+    cache = cache_directory()
+    is_usual = CACHE_VARIABLE not in os.environ
+    cache.mkdir(mode=0o700 if is_usual else 0o777, parents=True, exist_ok=True)
+    if is_usual and (cache.is_symlink() or cache.stat().st_uid != os.getuid()):
+        raise StorageDeniedError(f"{cache} is somebody else's; remove it, or set {CACHE_VARIABLE} to a folder of yours")
+    return cache

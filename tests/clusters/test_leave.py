@@ -1,0 +1,115 @@
+"""A node that leaves its Ray cluster, with a stand-in for Ray's control store."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from orchestrator.backends.ray.draining import DrainError, RayNode
+from orchestrator.cluster import leave as leaving
+from orchestrator.cluster.leave import Leave, Waiting, leave
+
+HERE = socket.gethostname()
+HEAD = RayNode(node_id="aa11", address="10.0.0.1", host="head", is_head=True)
+MINE = RayNode(node_id="bb22", address="10.0.0.2", host=HERE)
+OTHER = RayNode(node_id="cc33", address="10.0.0.3", host="other")
+
+
+class Store:
+    """Drained nodes are gone after some looks."""
+
+    def __init__(self, *nodes: RayNode, looks: float = 2) -> None:
+        self.all, self.looks, self.drained = list(nodes), looks, []
+
+    def nodes(self) -> list[RayNode]:
+        if self.drained:
+            self.looks -= 1
+        gone = {node_id for node_id, *_ in self.drained} if self.looks <= 0 else set()
+        return [node for node in self.all if node.node_id not in gone]
+
+    def drain(self, node_id, reason, seconds_left):
+        self.drained.append((node_id, reason, seconds_left))
+
+
+@pytest.fixture
+def use(monkeypatch):
+    def put(store):
+        monkeypatch.setattr(leaving, "ControlStore", lambda _address: store)
+        return store
+
+    return put
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def run(**wish):
+    time = Time()
+    asked = Leave(**{"reason": "spot", "seconds_left": 30.0, "address": "head:6379", **wish})
+    return leave(asked, clock=time, sleep=time.sleep), time.now
+
+
+def test_node_of_this_machine_is_drained_and_waited_for(use):
+    store = use(Store(HEAD, MINE, OTHER))
+    is_free, waited_s = run()
+    assert store.drained == [("bb22", "spot", 30.0)]
+    assert is_free
+    assert waited_s < 5.0
+
+
+def test_node_that_stays_busy_is_waited_for_no_longer_than_it_has(use):
+    use(Store(HEAD, MINE, looks=float("inf")))
+    assert run(seconds_left=10.0) == (False, 10.0)
+
+
+def test_leave_without_waiting_comes_back_at_once(use):
+    use(Store(HEAD, MINE, looks=float("inf")))
+    assert run(waiting=Waiting.NOT) == (True, 0.0)
+
+
+def test_notice_that_is_overdue_still_drains(use):
+    store = use(Store(HEAD, MINE, looks=0))
+    run(seconds_left=0.0)
+    assert store.drained == [("bb22", "spot", 1.0)]
+
+
+def test_node_is_chosen_by_the_beginning_of_its_id(use):
+    store = use(Store(HEAD, MINE, OTHER))
+    run(node="cc")
+    assert [node_id for node_id, *_ in store.drained] == ["cc33"]
+
+
+@pytest.mark.parametrize("node", ["dd", ""])
+def test_node_that_is_not_one_is_refused_with_those_that_there_are(use, node):
+    store = use(Store(HEAD, OTHER))
+    with pytest.raises(DrainError, match=r"0 nodes are .*There are: aa11 on head, cc33 on other"):
+        run(node=node)
+    assert store.drained == []
+
+
+def test_head_is_never_drained(use):
+    store = use(Store(HEAD, MINE))
+    with pytest.raises(DrainError, match="this is the head"):
+        run(node="aa")
+    assert store.drained == []
+
+
+def test_head_that_does_not_answer_while_waiting_is_asked_again(use):
+    class Busy(Store):
+        def nodes(self):
+            found = super().nodes()
+            if self.drained and self.looks == 2:
+                raise DrainError("busy")
+            return found
+
+    use(Busy(HEAD, MINE, looks=3))
+    assert run()[0]

@@ -1,0 +1,249 @@
+"""From what nodes tell to verdicts and remedies."""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from orchestrator.checks import CheckResult, Verdict
+from orchestrator.cli.doctor import _grouped
+from orchestrator.doctor.cluster import Question
+from orchestrator.doctor.examination import examine_cluster
+from orchestrator.doctor.judge import Here, judge
+from orchestrator.units import GIB
+
+PACKAGES = {"ray": "2.60.0", "torch": "2.15.0"}
+HERE = Here(python="3.11.7", packages=PACKAGES, digest="aaaa")
+FACTS: dict[str, Any] = {
+    "host": "a",
+    "address": "10.0.0.1",
+    "free_port": 1,
+    "python": "3.11.7",
+    "packages": PACKAGES,
+    "digest": "aaaa",
+    "open_files": 65536,
+    "shared_memory": {"total": 8 * GIB, "free": 8 * GIB},
+    "cache": {"folder": "/cache", "total": 100 * GIB, "free": 50 * GIB, "written_per_s": 1e9},
+    "gpus": {"devices": []},
+    "asks_for_token": True,
+}
+GPU = {"index": "0", "name": "H100", "driver": "580.1", "memory_mib": "81559", "used_mib": "3", "ecc_errors": "0"}
+
+
+def node(name: str = "a", gpus: float = 0.0) -> dict[str, Any]:
+    return {"node_id": f"{name * 10}", "host": name, "address": "10.0.0.1", "gpus": gpus, "cpus": 4.0}
+
+
+def verdicts(change: dict[str, Any], gpus: float = 0.0) -> dict[str, CheckResult]:
+    """Of one node whose facts are as usual but for a change (keys are paths)."""
+    facts = copy.deepcopy(FACTS)
+    for path, value in change.items():
+        *steps, last = path.split(".")
+        place = facts
+        for step in steps:
+            place = place[step]
+        place[last] = value
+    known = {"nodes": {"nodes": [node(gpus=gpus)]}}
+    return {result.name: result for result in judge("facts", {"a" * 10: facts}, known, HERE)}
+
+
+def test_node_as_it_should_be_has_nothing_but_ok() -> None:
+    found = verdicts({})
+    assert {result.verdict for result in found.values()} == {Verdict.OK}
+    assert set(found) == {"versions", "code", "GPUs", "cache disk", "shared memory", "token"}
+    assert all(result.node == "a/aaaaaaaa" for result in found.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "gpus", "check", "verdict", "told"),
+    [
+        ({"python": "3.12.1"}, 0, "versions", "failed", "3.12.1 (here 3.11.7)"),
+        ({"python": "3.11.9"}, 0, "versions", "warning", "3.11.9"),
+        ({"packages.ray": "2.61.0"}, 0, "versions", "failed", "ray 2.61.0 (here 2.60.0)"),
+        ({"packages.torch": ""}, 0, "versions", "warning", "torch none"),
+        ({"digest": ""}, 0, "code", "failed", "cannot be imported"),
+        ({"digest": "bbbb"}, 0, "code", "warning", "bbbb (here aaaa)"),
+        ({"gpus.devices": [GPU]}, 1, "GPUs", "ok", "1 x H100, driver 580.1"),
+        ({"gpus.devices": [GPU]}, 2, "GPUs", "failed", "the driver has 1 GPUs, Ray 2"),
+        ({"gpus.devices": [GPU]}, 0, "GPUs", "warning", "Ray 0"),
+        ({"gpus.devices": [{**GPU, "ecc_errors": "7"}]}, 1, "GPUs", "failed", "uncorrected memory errors on GPU 0"),
+        ({"gpus.devices": [{**GPU, "ecc_errors": "[N/A]"}]}, 1, "GPUs", "ok", "H100"),
+        ({"gpus": {"devices": [], "error": "nvidia-smi fails"}}, 1, "GPUs", "failed", "nvidia-smi fails"),
+        ({"cache.free": GIB // 2}, 0, "cache disk", "failed", "only 512.0 MiB free"),
+        ({"cache.free": 5 * GIB}, 0, "cache disk", "warning", "only 5.0 GiB"),
+        ({"cache.written_per_s": 1e7}, 0, "cache disk", "warning", "9.5 MiB/s"),
+        ({"cache.error": "/cache cannot be written to"}, 0, "cache disk", "failed", "cannot be written"),
+        ({"shared_memory": {"total": 64 * 1024**2, "free": 64 * 1024**2}}, 0, "shared memory", "failed", "64.0 MiB"),
+        ({"shared_memory": {"total": 8 * GIB, "free": GIB // 4}}, 0, "shared memory", "warning", "only 256.0 MiB"),
+        ({"open_files": 1024}, 0, "open files", "warning", "1024"),
+        ({"asks_for_token": False}, 0, "token", "failed", "whoever reaches it can run anything"),
+        ({"asks_for_token": False, "address": "127.0.0.1"}, 0, "token", "warning", "on this machine only"),
+    ],
+)
+def test_fact_that_is_off_is_judged_with_a_remedy(change, gpus, check, verdict, told) -> None:
+    found = verdicts(change, gpus)
+    assert found[check].verdict.value == verdict
+    assert told in found[check].detail
+    assert bool(found[check].remedy) == (verdict != "ok")
+    assert {name for name, one in found.items() if one.verdict is not Verdict.OK} <= {check}
+
+
+def test_node_of_other_code_than_the_rest_fails_though_it_is_ours() -> None:
+    nodes = [node("a"), node("b"), node("c")]
+    found = {one["node_id"]: {**FACTS, "digest": "bbbb"} for one in nodes[:2]} | {nodes[2]["node_id"]: FACTS}
+    results = [one for one in judge("facts", found, {"nodes": {"nodes": nodes}}, HERE) if one.name == "code"]
+    assert [one.verdict.value for one in results] == ["warning", "warning", "failed"]
+
+
+def test_drivers_that_differ_between_nodes_are_told() -> None:
+    nodes = [node("a", 1.0), node("b", 1.0)]
+    devices = [{"devices": [{**GPU, "driver": version}]} for version in ("570.1", "580.1")]
+    found = {one["node_id"]: {**FACTS, "gpus": gpus} for one, gpus in zip(nodes, devices, strict=True)}
+    [result] = [one for one in judge("facts", found, {"nodes": {"nodes": nodes}}, HERE) if one.name == "GPU drivers"]
+    assert result.verdict is Verdict.WARNING
+    assert "570.1 on 1 nodes" in result.detail
+
+
+def test_node_that_does_not_answer_fails_and_the_others_are_judged() -> None:
+    nodes = [node("a"), node("b")]
+    found = {nodes[0]["node_id"]: {"error": "no answer within 12 s"}, nodes[1]["node_id"]: FACTS}
+    results = list(judge("facts", found, {"nodes": {"nodes": nodes}}, HERE))
+    assert [(one.name, one.node) for one in results if one.verdict is Verdict.FAILED] == [("node", "a/aaaaaaaa")]
+    assert {one.node for one in results if one.verdict is Verdict.OK} == {"b/bbbbbbbb"}
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "within_s", "verdict", "told"),
+    [
+        (0.001, 0.01, "ok", "as this machine's"),
+        (0.9, 0.01, "ok", "ahead of"),
+        (2.0, 0.01, "warning", "2.0s ahead of"),
+        (-2.0, 0.01, "warning", "2.0s behind"),
+        (2.0, 1.5, "ok", ""),
+        (-90.0, 0.1, "failed", "1m30s behind"),
+        (0.0, float("inf"), "warning", "did not answer"),
+    ],
+)
+def test_clock_is_judged_by_what_is_surely_off(ahead_s, within_s, verdict, told) -> None:
+    known = {"nodes": {"nodes": [node()]}}
+    [result] = judge("clocks", {"a" * 10: {"ahead_s": ahead_s, "within_s": within_s}}, known, HERE)
+    assert (result.verdict.value, result.node) == (verdict, "a/aaaaaaaa")
+    assert told in result.detail
+
+
+def store_of(**told: Any) -> dict[str, Any]:
+    return {"nodes": {"a" * 10: {"sees_driver": True, "took_s": 0.1, **told}}, "num_written": 1, "num_seen": 1}
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (store_of(sees_driver=False), "is another place"),
+        (store_of(error="the clock is off; set the clock"), "the clock is off"),
+        ({**store_of(), "num_seen": 0}, "0 are seen here"),
+    ],
+)
+def test_store_that_is_not_one_for_all_fails(found: dict[str, Any], told: str) -> None:
+    known = {"nodes": {"nodes": [node()]}}
+    failed = [one for one in judge("store", found, known, HERE) if one.verdict is Verdict.FAILED]
+    assert told in failed[0].detail
+    assert failed[0].remedy
+
+
+def test_all_reduce_that_fails_names_the_node_and_a_slow_one_is_told() -> None:
+    known = {"nodes": {"nodes": [node("a"), node("b")]}}
+    fast = {"took_s": 0.05, "num_bytes": 16 * 1024**2, "world_size": 2}
+    ranks = {"a" * 10 + "#0": fast, "b" * 10 + "#1": fast}
+    [result] = judge("gloo", ranks, known, HERE)
+    assert (result.verdict, result.name) == (Verdict.OK, "all-reduce gloo")
+    assert "2 ranks on 2 nodes" in result.detail
+    [result] = judge("nccl", {**ranks, "b" * 10 + "#1": {"error": "Connection refused"}}, known, HERE)
+    assert (result.verdict, result.node) == (Verdict.FAILED, "b/bbbbbbbb")
+    assert "NCCL_SOCKET_IFNAME" in result.remedy
+    [result] = judge("gloo", {**ranks, "b" * 10 + "#1": {**fast, "took_s": 3.0}}, known, HERE)
+    assert result.verdict is Verdict.WARNING
+
+
+def test_controller_that_hangs_or_runs_other_code_is_told() -> None:
+    pong = {"pid": 7, "digest": "aaaa", "turn_age_s": 0.1, "last_error": ""}
+    cases = {
+        "ok": pong,
+        "warning": {**pong, "turn_age_s": 90.0},
+        "failed": {"error": "no answer within 12 s"},
+    }
+    for verdict, told in cases.items():
+        [result] = judge("services", {"controller": told}, {}, HERE)
+        assert result.verdict.value == verdict
+    [result] = judge("services", {"controller": {**pong, "digest": "bbbb"}}, {}, HERE)
+    assert "other code" in result.detail
+    [result] = judge("services", {}, {}, HERE)
+    assert (result.verdict, result.name) == (Verdict.OK, "controller")
+
+
+def test_what_is_fine_on_many_nodes_takes_one_line_and_what_is_not_one_each() -> None:
+    fine = [CheckResult(name="code", verdict=Verdict.OK, detail="x", node=str(number)) for number in range(3)]
+    bad = [CheckResult(name="code", verdict=Verdict.FAILED, detail="x", node=name) for name in ("8", "9")]
+    assert [where for where, _ in _grouped([*fine, *bad])] == ["3 nodes", "8", "9"]
+
+
+# ------------------------------------------------------------------------------------------------ what does not answer
+@contextmanager
+def listener(answer: bytes) -> Iterator[str]:
+    """Takes connections, says ``answer`` and then nothing more, as a control store that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept: list[socket.socket] = []
+
+        def take() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                kept.append(connection)
+                connection.sendall(answer) if answer else None
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in kept:
+            connection.close()
+
+
+def question(address: str) -> Question:
+    return Question(address=address, home="/nowhere", namespace="x", store_uri="", tracking_uri="")
+
+
+def test_cluster_that_takes_connections_and_stays_silent_is_given_up_soon(monkeypatch) -> None:
+    monkeypatch.setattr("orchestrator.stack.answers.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("orchestrator.stack.answers.check_answers.__defaults__", (0.3,))
+    with listener(b"") as address:
+        [result] = examine_cluster(question(address), address, 10.0)
+    assert result.verdict is Verdict.FAILED
+    assert "nobody answers" in result.detail
+
+
+def test_driver_that_hangs_is_ended_at_the_deadline() -> None:
+    began_s = time.monotonic()
+    with listener(b"\0\0\0\x04\0\0\0\0\0") as address:
+        results = list(examine_cluster(question(address), address, 3.0))
+    assert time.monotonic() - began_s < 20.0
+    assert results[-1].verdict is Verdict.FAILED
+    assert "no answer within 3 s" in results[-1].detail
+
+
+def test_question_comes_back() -> None:
+    asked = Question(
+        address="a:1", home="/h", namespace="n", store_uri="s3://b", tracking_uri="", token="", shards=(("u", "n"),)
+    )
+    assert Question.from_json(asked.to_json()) == asked
+    assert json.loads(asked.to_json())["shards"] == [["u", "n"]]

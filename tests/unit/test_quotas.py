@@ -1,0 +1,104 @@
+"""Bounds of users on a cluster, and what a sweep's progress warns of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import JobRequest, Outcome, Progress
+from orchestrator.controller import client
+from orchestrator.controller.client import Cap
+from orchestrator.controller.progress import ProgressBoard
+from orchestrator.errors import ControllerError
+from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.layout import quotas_name
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.testing import ScriptedBackend, Succeed, scripted
+from tests.scripted_sweep import CLUSTER, World, make_job
+
+
+def make_world(root: Path, num_jobs: int) -> World:
+    world = World(root)
+    names = [f"dataset/{number}" for number in range(num_jobs)]
+    world.backend = ScriptedBackend(world.store, {name: [Succeed(after_observes=4)] for name in names})
+    world.new_controller()
+    return world
+
+
+def test_quota_bounds_all_sweeps_of_a_user_and_is_obeyed_from_the_next_look_on(tmp_path: Path) -> None:
+    world = make_world(tmp_path, 4)
+    client.write_quotas(world.store, CLUSTER, {"*": Cap(max_concurrent=2)})
+    world.submit(*(make_job(f"dataset/{number}") for number in range(4)))
+    most = 0
+
+    def has_ended() -> bool:
+        nonlocal most
+        most = max(most, len(world.backend.live))
+        return world.snapshot().state.is_final
+
+    world.tick_until(has_ended)
+    assert most == 2
+
+
+def test_quotas_are_read_as_written_and_refused_if_they_make_no_sense(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert client.read_quotas(store, CLUSTER) == {}
+    quotas = {"ada": Cap(max_gpus=8.0), "*": Cap(max_concurrent=3)}
+    client.write_quotas(store, CLUSTER, quotas)
+    assert client.read_quotas(store, CLUSTER) == quotas
+    with pytest.raises(ControllerError, match="ada"):
+        client.write_quotas(store, CLUSTER, {"ada": Cap(max_gpus=-1.0)})
+    store.put(quotas_name(CLUSTER), b"{")
+    with pytest.raises(ControllerError, match="write it anew"):
+        client.read_quotas(store, CLUSTER)
+
+
+def test_damaged_quotas_leave_those_that_hold_and_stop_nothing(tmp_path: Path) -> None:
+    world = make_world(tmp_path, 1)
+    world.store.put(quotas_name(CLUSTER), b"[1, 2")
+    world.submit(make_job("dataset/0"))
+    world.tick_until(lambda: world.snapshot().state.is_final)
+
+
+def test_warnings_are_shown_beside_the_progress_until_they_are_over(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert client.read_warnings(store, "sweep") == ()
+    board = ProgressBoard(store, "sweep")
+    board.show("pretrain/a", "a.1", Progress(phase="train", step=3))
+    board.warn("the budget is 20 GPU-hours", "")
+    board.flush(1.0)
+    assert client.read_warnings(store, "sweep") == ("the budget is 20 GPU-hours",)
+    assert client.read_progress(store, "sweep")["pretrain/a"].progress.step == 3
+    board.warn()
+    board.flush(1.5)  # too soon
+    assert client.read_warnings(store, "sweep") == ("the budget is 20 GPU-hours",)
+    board.flush(9.0)
+    assert client.read_warnings(store, "sweep") == ()
+
+
+def commit_without_some_samples(store: ObjectStore, request: JobRequest, metrics: Mapping[str, float]) -> Outcome:
+    bad = {"train": {"corrupt": {"count": 3, "first": ["shard-0001.tar:00012: cut off", "x"]}}}
+    writer = ArtifactWriter(store, request)
+    writer.add("payload", b"weights")
+    return writer.commit(now=0.0, metrics=metrics, summary={"bad_samples": bad})
+
+
+def test_samples_that_a_training_did_without_are_in_the_journal_and_among_the_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripted, "_commit", commit_without_some_samples)
+    world = World(tmp_path)
+    world.submit(make_job("dataset/0"), make_job("dataset/1", "dataset/0"))
+    world.tick_until(lambda: world.snapshot().state.is_final)
+    told = ("train: 3 corrupt (shard-0001.tar:00012: cut off)",)
+    assert [view.quarantined for view in world.snapshot().jobs.values()] == [told, told]
+    board = ProgressBoard(world.store, "sweep")
+    for view in world.snapshot().jobs.values():
+        board.quarantine(view.name, view.quarantined)
+    board.warn("")
+    board.flush(1e12)
+    (warning,) = client.read_warnings(world.store, "sweep")
+    assert warning == f"dataset/0 and 1 more jobs did without samples that cannot be read: {told[0]}"

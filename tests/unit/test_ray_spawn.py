@@ -1,0 +1,40 @@
+"""Where a runner may come up, in Ray's words."""
+
+from __future__ import annotations
+
+from orchestrator.backends.ray.gang import _selectors
+from orchestrator.backends.ray.gang_shape import COORDINATOR, NODE_LABEL, GangShape
+from orchestrator.backends.ray.spawn import Site, _constraints, selector_of
+from orchestrator.contract import Resources, Spot
+
+ASKED = Resources(cpus=4.0, gpus=1.0, accelerator="A100", spot=Spot.NEVER, labels=(("zone", "b"),))
+SELECTOR = {"zone": "b", "ray.io/market-type": "!spot", "ray.io/accelerator-type": "A100"}
+
+
+def test_conditions_of_an_attempt_become_rays_labels() -> None:
+    assert selector_of(ASKED) == SELECTOR
+    assert selector_of(Resources(spot=Spot.REQUIRE)) == {"ray.io/market-type": "spot"}
+    assert selector_of(Resources(gpus=8.0)) == {}
+
+
+def test_runner_for_a_node_that_is_yet_to_come_asks_for_its_sort_and_avoids_excluded_ones() -> None:
+    site = Site(excluded=("bad/1234",), excluded_ids=("1234",), selector=SELECTOR)
+    assert _constraints(ASKED, site) == {"label_selector": {**SELECTOR, NODE_LABEL: "!in(1234)"}}
+    assert _constraints(ASKED, Site()) == {}
+
+
+def test_runner_for_a_chosen_node_goes_there_and_nowhere_else() -> None:
+    (strategy,) = _constraints(ASKED, Site(node="a/1", node_id="ab" * 28)).values()
+    assert strategy.node_id == "ab" * 28
+    assert not strategy.soft
+    (strategy,) = _constraints(COORDINATOR, Site(node="a/1", node_id="ab" * 28)).values()
+    assert strategy.soft
+
+
+def test_workers_of_a_gang_go_to_their_nodes_or_to_nodes_of_their_sort() -> None:
+    free = GangShape(num_workers=2, total=ASKED, excluded_ids=("1234",), selector=SELECTOR)
+    assert _selectors(free) == {**SELECTOR, NODE_LABEL: "!in(1234)"}
+    placed = GangShape(num_workers=2, total=ASKED, node_ids=("1", "2"), selector=SELECTOR)
+    assert _selectors(placed) == [{NODE_LABEL: "1"}, {NODE_LABEL: "2"}]
+    assert _selectors(GangShape(num_workers=2, total=ASKED)) is None
+    assert GangShape.from_json(free.to_json()) == free

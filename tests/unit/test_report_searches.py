@@ -1,0 +1,126 @@
+"""Searches in reports: the best first, what was saved, and at what risk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator.contract import JobKind, Resources
+from orchestrator.plan.estimates import estimate
+from orchestrator.plan.graph import Job, Plan
+from orchestrator.plan.search_work import num_full_trials
+from orchestrator.report.inputs import Committed
+from orchestrator.report.plain import json_ready
+from orchestrator.report.render_markdown import render_markdown
+from orchestrator.report.report import compute_report
+from orchestrator.report.search_text import search_table, sentences
+from orchestrator.report.searches import SearchReport
+
+TRIALS = [
+    {
+        "trial": 0,
+        "params": {"lr": 0.1},
+        "state": "completed",
+        "epoch": 9.0,
+        "value": 0.2,
+        "spent_s": 3600.0,
+        "reason": "",
+    },
+    {
+        "trial": 1,
+        "params": {"lr": 0.5},
+        "state": "stopped",
+        "epoch": 1.0,
+        "value": 0.1,
+        "spent_s": 400.0,
+        "reason": "x",
+    },
+    {
+        "trial": 2,
+        "params": {"lr": 0.3},
+        "state": "completed",
+        "epoch": 9.0,
+        "value": 0.1,
+        "spent_s": 3600.0,
+        "reason": "",
+    },
+    {
+        "trial": 3,
+        "params": {"lr": 9.0},
+        "state": "failed",
+        "epoch": 0.0,
+        "value": None,
+        "spent_s": 0.0,
+        "reason": "NaN",
+    },
+]
+FOUND = {
+    "over": "recipe",
+    "algorithm": "asha",
+    "metric": "select_error",
+    "best": {"trial": 2},
+    "trials": TRIALS,
+    "saving": {"epochs": 19.0, "full_epochs": 27.0, "spent_s": 7600.0, "full_s": 10800.0, "share": 0.296},
+    "risk": [{"rung": 1.0, "num_stopped": 1, "num_pairs": 1, "num_swapped": 1}],
+}
+JOB = Job(
+    name="search/tuned/levels/depth1",
+    kind=JobKind.SEARCH,
+    key="search-x-0",
+    identity={"kind": "search", "parameters": {}, "inputs": {}},
+    resources=Resources(cpus=8, gpus=2),
+    facets={},
+)
+
+
+def test_search_table_has_the_best_first_and_says_what_was_saved():
+    table = search_table(SearchReport.of(JOB, FOUND))
+    assert [row[0] for row in table.rows] == ["2", "0", "1", "3"]
+    assert table.best == 0
+    assert table.rows[3][-1] == "-"
+    assert "19 of 27 epochs were trained, 4.22 GPU-hours of 6" in table.caption
+    assert "30 % saved" in table.caption
+    assert "1 of 1 pairs of trials that came through changed places" in table.caption
+
+
+def test_search_without_stops_claims_no_saving():
+    every = {**FOUND, "trials": [TRIALS[0], TRIALS[2]]}
+    assert sentences(SearchReport.of(JOB, every)) == ["All trials ran to their ends: 4.22 GPU-hours."]
+
+
+def test_report_shows_committed_searches_in_markdown_and_json():
+    plan = Plan(sweep="s", revision=1, store_uri="file:///x", jobs=(JOB,), baseline="")
+    report = compute_report(plan, {JOB.name: Committed(metrics={}, search=FOUND)})
+    assert "## search/tuned/levels/depth1: asha over recipe, by select_error" in render_markdown(report)
+    assert json.loads(json.dumps(json_ready(report.to_json())))["searches"][0]["best"] == 2
+    assert compute_report(plan, {}).searches == ()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [({"random": {}}, 9.0), ({"asha": {"grace_epochs": 1, "reduction": 3.0}}, (9 * 1 + 3 * 2 + 1 * 6) / 9)],
+)
+def test_estimates_count_only_the_epochs_that_halving_leaves(algorithm, expected):
+    trial = {"kind": "finetune", "parameters": {"recipe": {"epochs": 9, "batch_size": 4}}}
+    parameters = {"trials": 9, "algorithm": algorithm, "space": {"lr": {"log": [0.01, 1.0]}}, "trial": trial}
+    job = Job(
+        name="s", kind=JobKind.SEARCH, key="k", identity={"kind": "search", "parameters": parameters, "inputs": {}}
+    )
+    assert num_full_trials(job) == pytest.approx(expected)
+
+
+def test_plan_with_searched_batch_sizes_and_epochs_is_estimated(tmp_path):
+    from orchestrator.plan.build import build_plan
+    from orchestrator.spec.load import load_sweep
+    from tests.integration.search_jobs import SWEEP
+
+    text = SWEEP.replace("recipe: {epochs: 9, batch_size: 16}", "recipe: {lr: 0.1}")
+    space = "{random: {}, trials: 6, space: {epochs: [3, 9], batch_size: {log_integer: [8, 32]}}}"
+    (tmp_path / "sweep.yaml").write_text(text.replace("SEARCH", space))
+    sweep, _ = load_sweep(str(tmp_path / "sweep.yaml"))
+    plan = build_plan(sweep, store_uri="file:///store")
+    seconds = {name: job.seconds for name, job in estimate(plan).jobs.items()}
+    (search,) = [name for name in seconds if name.startswith("search/")]
+    (tuned,) = [name for name in seconds if name.startswith("finetune/")]
+    assert seconds[search] > 2 * seconds[tuned]

@@ -1,0 +1,131 @@
+"""The jobs of searches: who waits for whom, what they hold, and whose keys stay what they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.contract import JobKind, Resources
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Plan
+from orchestrator.search.plan import SearchPlan, combined
+from orchestrator.spec.load import load_sweep
+from orchestrator.state.commands import FailJob
+from orchestrator.state.nodes import Node
+from tests.integration.search_jobs import SWEEP, search_request
+from tests.scheduler_cases import after, decide
+
+RANDOM = "{random: {}, space: {lr: {log: [0.01, 1.0]}}, trials: 3, concurrent: 8}"
+OVER_LABELS = "{asha: {}, over: labels, concurrent: 2}"
+
+
+def plan_of(tmp_path, search: str, *, recipe: str = "{epochs: 9, batch_size: 16}", more: str = "") -> Plan:
+    text = SWEEP.replace("SEARCH", search).replace(
+        "recipe: {epochs: 9, batch_size: 16}\n    search", f"recipe: {recipe}\n    search"
+    )
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text.replace("    labels: [levels/depth2]\n", "") + more)
+    sweep, _ = load_sweep(str(path))
+    return build_plan(sweep, store_uri="file:///store")
+
+
+def test_search_over_a_recipe_stands_between_backbones_and_their_transfers(tmp_path):
+    jobs = plan_of(tmp_path, RANDOM).by_name()
+    search = jobs["search/tuned/levels/depth2"]
+    assert search.resources == Resources(cpus=8.0)
+    assert search.execution.num_workers == 8
+    assert "pretrain/levels/depth2/seed0" in search.needs
+    transfer = jobs["finetune/tuned/levels/depth2/seed0/seed0"]
+    assert {"search/tuned/levels/depth2", "pretrain/levels/depth2/seed0"} <= set(transfer.needs)
+    assert "lr" not in transfer.identity["parameters"]["recipe"]
+    assert [job.name for job in jobs.values() if job.kind is JobKind.SEARCH] == [
+        "search/tuned/levels/depth1",
+        "search/tuned/levels/depth2",
+    ]
+
+
+def test_search_over_labels_makes_the_backbones_itself(tmp_path):
+    jobs = plan_of(tmp_path, OVER_LABELS, recipe="{epochs: 9, batch_size: 16, lr: 0.1}").by_name()
+    assert not [name for name in jobs if name.startswith("pretrain/")]
+    search = jobs["search/tuned/seed0"]
+    assert search.identity["parameters"]["metric"] == "target_select_error"
+    assert search.identity["parameters"]["space"] == {"label_space": {"values": ["levels/depth1", "levels/depth2"]}}
+    best = jobs["finetune/tuned/best/seed0/seed0"]
+    assert best.identity["inputs"]["search"] == search.key
+    assert "backbone" not in best.identity["inputs"]
+
+
+def test_trials_over_labels_are_the_pretrainings_that_a_plan_without_a_search_has(tmp_path):
+    """So either reuses what the other finished."""
+    searched = plan_of(tmp_path, OVER_LABELS, recipe="{epochs: 9, batch_size: 16, lr: 0.1}")
+    (search,) = [job for job in searched.jobs if job.kind is JobKind.SEARCH]
+    plain = (
+        "  - {name: plain, target: levels/depth1, protocol: finetune, recipe: {epochs: 9, batch_size: 16, lr: 0.1}}\n"
+    )
+    both = plan_of(tmp_path, OVER_LABELS, recipe="{epochs: 9, batch_size: 16, lr: 0.1}", more=plain).by_name()
+    request = search_request_of(search)
+    for space in ("levels/depth1", "levels/depth2"):
+        assert SearchPlan.of(request).key_of({"label_space": space}) == both[f"pretrain/{space}/seed0"].key
+
+
+def search_request_of(job):
+    from orchestrator.contract import JobRequest
+
+    return JobRequest(
+        attempt_id="a",
+        attempt_number=1,
+        sweep="s",
+        job=job.name,
+        key=job.key,
+        kind=job.kind,
+        identity=job.identity,
+        store_uri="",
+    )
+
+
+def test_trial_over_a_recipe_is_the_transfer_that_names_the_same_values(tmp_path, store_at):
+    request = search_request(store_at, tmp_path, "{random: {}, space: {lr: [0.1, 0.2], momentum: [0.5, 0.9]}}")
+    recipe = "{epochs: 9, batch_size: 16, lr: 0.2, momentum: 0.5, select_holdout: 0.1}"
+    text = SWEEP.replace("recipe: {epochs: 9, batch_size: 16}\n", f"recipe: {recipe}\n").replace(
+        "    search: SEARCH\n", ""
+    )
+    (tmp_path / "plain.yaml").write_text(text)
+    sweep, _ = load_sweep(str(tmp_path / "plain.yaml"))
+    plain = build_plan(sweep, store_uri="file:///store").by_name()["finetune/tuned/levels/depth2/seed0/seed0"]
+    assert SearchPlan.of(request).key_of({"lr": 0.2, "momentum": 0.5}) == plain.key
+
+
+@pytest.fixture
+def store_at(tmp_path):
+    from orchestrator.storage.local import LocalStore
+
+    return LocalStore(tmp_path / "store")
+
+
+def test_combined_recipe_of_a_resolved_one_is_itself(tmp_path):
+    recipe = plan_of(tmp_path, RANDOM).by_name()["pretrain/levels/depth1/seed0"].identity["parameters"]["recipe"]
+    assert combined(recipe, {}, "") == recipe
+    assert combined(recipe, {"optimizer": "adamw"}, "")["optimizer"] == "adamw"
+
+
+def test_concurrency_changes_no_key(tmp_path):
+    one, many = (plan_of(tmp_path, RANDOM.replace("8", number)) for number in "18")
+    assert [job.key for job in one.jobs] == [job.key for job in many.jobs]
+
+
+def test_search_larger_than_the_cluster_is_infeasible_and_names_the_knob(tmp_path):
+    plan = plan_of(tmp_path, RANDOM)
+    before = [
+        job for job in plan.jobs if job.kind in {JobKind.DATASET, JobKind.INDEX, JobKind.LABELS, JobKind.PRETRAIN}
+    ]
+    snapshot = after(plan, *(reused(job) for job in before))
+    commands = decide(snapshot, nodes=(Node(name="a", resources=Resources(cpus=4.0)),))
+    failed = [one for one in commands if isinstance(one, FailJob) and one.job.startswith("search/")]
+    assert len(failed) == 2
+    assert "8 CPU for 8 workers (1 CPU each)" in failed[0].reason
+    assert "lower search.concurrent" in failed[0].reason
+
+
+def reused(job):
+    from orchestrator.state import events
+
+    return events.JobReused(at_s=1.0, job=job.name, key=job.key)
