@@ -14,7 +14,6 @@ from orchestrator.cluster.check_launcher import is_bought_on_spot
 from orchestrator.errors import UserError
 
 _LIMIT_S = 40.0
-_RETRIES = {"retries": {"mode": "standard", "max_attempts": 3}, "connect_timeout": 5, "read_timeout": 15}
 NewClient = Callable[[str, str], Any]
 """From the name of a service and a region to boto3's client."""
 
@@ -35,8 +34,9 @@ def new_client(service: str, region: str) -> Any:  # noqa: ANN401 - boto3 makes 
     import boto3
     from botocore.config import Config
 
+    config = Config(retries={"mode": "standard", "max_attempts": 3}, connect_timeout=5, read_timeout=15)
     client: Any = boto3.client
-    return client(service, region_name=region, config=Config(**_RETRIES))
+    return client(service, region_name=region, config=config)
 
 
 def aws_checks(config: Mapping[str, Any], make: NewClient = new_client) -> Iterator[Check]:

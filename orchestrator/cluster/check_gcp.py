@@ -122,7 +122,8 @@ def fetch_document(url: str) -> Mapping[str, Any]:
         from google.auth.transport.requests import AuthorizedSession  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/compute.readonly"])
-        response = AuthorizedSession(credentials).get(url, timeout=15)
+        session: Any = AuthorizedSession(credentials)  # type: ignore[no-untyped-call,unused-ignore]
+        response = session.get(url, timeout=15)
         response.raise_for_status()
         document: Mapping[str, Any] = response.json()
     except ImportError as error:

@@ -50,7 +50,7 @@ def validate(config: Mapping[str, Any]) -> str:
         raise UserError(f"{place}: {error.message}; see Ray's reference of cluster configurations") from error
     except (ValueError, RuntimeError, KeyError, NotImplementedError, click.ClickException, SystemExit) as error:
         told = said.getvalue().strip().splitlines()
-        raise UserError(f"Ray {ray_version} refuses the file: {error or (told[-1] if told else '')}") from error
+        raise UserError(f"Ray {ray_version} refuses the file: {str(error) or (told[-1] if told else '')}") from error
     return f"valid for Ray {ray_version}"
 
 

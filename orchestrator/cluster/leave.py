@@ -107,7 +107,7 @@ def _choose(nodes: Iterable[RayNode], prefix: str) -> RayNode:
 def _own_addresses() -> set[str]:
     from ray.util import get_node_ip_address
 
-    return {str(get_node_ip_address())}
+    return {str(get_node_ip_address())}  # type: ignore[no-untyped-call]
 
 
 def main() -> int:

@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 
-def submit(
+def submit(  # noqa: PLR0913 - what a message holds, by name
     store: ObjectStore,
     plan: Plan,
     spec_text: str,

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import yaml
-
 from orchestrator.contract import Resources
-from orchestrator.errors import UserError
+from orchestrator.errors import SpecError, UserError
+from orchestrator.spec.tree import parse_value
 
 CPU_ENTRY = "cpu"
 _EXAMPLE = "{currency: USD, A100: {hour: 2.2, spot: 0.9}, cpu: {hour: 0.05}}"
@@ -36,9 +35,10 @@ class PriceTable:
     def parse(cls, text: str, file: str) -> Self:
         """From YAML. Raises ``UserError`` saying what is wrong and where."""
         try:
-            document = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"{file}: not YAML ({error}); write a table such as {_EXAMPLE}") from error
+            # As a sweep.yaml: aliases that multiply would fill any memory as they are shown in an error.
+            document = parse_value(text, file)
+        except SpecError as error:
+            raise UserError(f"{error}; this is not YAML of a table of prices such as {_EXAMPLE}") from error
         if not isinstance(document, Mapping) or not document:
             raise UserError(f"{file}: no table of prices; write one such as {_EXAMPLE}")
         entries = {str(name): entry for name, entry in document.items() if name != "currency"}

@@ -59,7 +59,7 @@ class Dashboard:
         check_url(address, what="the dashboard's address")
         self.address = address.rstrip("/")
         self._token = token
-        self._opener: OpenerDirector = build_opener()
+        self._opener: OpenerDirector = build_opener(_NoRedirects)
 
     @property
     def sends_token_in_clear(self) -> bool:

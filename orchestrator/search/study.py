@@ -243,7 +243,7 @@ class Study:
         """An event of the log; the ladder follows what was told, whatever came of it."""
         self._state = apply_search_event(self._state, event)
         if isinstance(event, Told):
-            pass
+            self._ladder.judge(event.trial, event.epoch, event.value)
 
     def _show(self, numbers: Sequence[int]) -> None:
         """For people, and for MLflow: never worth the end of a search."""

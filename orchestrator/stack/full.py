@@ -21,8 +21,8 @@ from orchestrator.stack.postgres import ACCOUNTS_DATABASE, TRACKING_DATABASE, Po
 from orchestrator.stack.private import ensure_password, shell_lines, write_private
 
 MLFLOW_USER: Final = "admin"
-MLFLOW_TIMEOUT_S: Final = 120.0
-"""The first start makes its tables: 10 s on an idle machine."""
+MLFLOW_TIMEOUT_S: Final = 300.0
+"""The first start makes its tables: 10 s on an idle machine. One that has died is noticed at once."""
 _NEEDED: Final = {"psycopg": "talks to PostgreSQL", "flask_wtf": "MLflow's passwords need it"}
 _POLL_S = 0.1
 _LOG = logging.getLogger("orchestrator.stack")

@@ -17,7 +17,7 @@ from orchestrator.stack.description import IS_FULL, LOG_FOLDER, WITH_S3, Stack, 
 from orchestrator.stack.environment import child_environment, python
 
 START_LOCK_FILE = "stack-start.lock"
-FULL_READY_TIMEOUT_S = 300.0
+FULL_READY_TIMEOUT_S = 600.0
 """PostgreSQL and MLflow make their tables at the first start."""
 _POLL_S = 0.05
 

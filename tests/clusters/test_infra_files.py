@@ -46,7 +46,7 @@ def terraform():
 
 
 def resources(terraform, kind):
-    found = {}
+    found: dict[str, dict[str, object]] = {}
     for document in terraform.values():
         for block in document.get("resource", []):
             for written, one in block.items():

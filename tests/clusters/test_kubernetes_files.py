@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import kubernetes_validate
+import kubernetes_validate  # type: ignore[import-untyped] # it ships no types
 import pytest
 import yaml
 

@@ -20,7 +20,8 @@ class Store:
     """Drained nodes are gone after some looks."""
 
     def __init__(self, *nodes: RayNode, looks: float = 2) -> None:
-        self.all, self.looks, self.drained = list(nodes), looks, []
+        self.all, self.looks = list(nodes), looks
+        self.drained: list[tuple[str, str, float]] = []
 
     def nodes(self) -> list[RayNode]:
         if self.drained:

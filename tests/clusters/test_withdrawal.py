@@ -7,6 +7,7 @@ import math
 import pytest
 
 from orchestrator.contract import Resources
+from orchestrator.errors import FailureKind
 from orchestrator.state import events
 from orchestrator.state.commands import LaunchJob, PreemptAttempt, StopAttempt
 from orchestrator.state.nodes import Node
@@ -74,7 +75,7 @@ def test_leaving_node_takes_nothing_new():
 def test_job_that_fits_nowhere_else_waits_for_another_node():
     """It ran here before, so that its node is lost for now; the job is not refused as too large."""
     preempted = events.AttemptFailed(
-        at_s=90.0, job=JOB.name, attempt_id=ATTEMPT, kind=events.FailureKind.PREEMPTED, message="stopped"
+        at_s=90.0, job=JOB.name, attempt_id=ATTEMPT, kind=FailureKind.PREEMPTED, message="stopped"
     )
     snapshot = after(plan_of("sweep", JOB), launched(JOB, "goes"), preempted)
     small = Node(name="small", resources=Resources(cpus=1.0))

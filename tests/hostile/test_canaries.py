@@ -22,7 +22,7 @@ from tests.hostile.canaries import Canaries, plant
 from tests.hostile.listening import is_loopback, listeners_of
 from tests.hostile.telltale import FAILING_SEED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
 MIN_CANARIES = 50
 SWEEP = f"""
@@ -104,7 +104,7 @@ def ran() -> Iterator[Ran]:
 
 def _run(arguments: list[str], environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=folder, capture_output=True, check=False, timeout=500
+        [sys.executable, *arguments], env=environment, cwd=folder, capture_output=True, check=False, timeout=900
     )
 
 

@@ -31,6 +31,7 @@ def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in document["checks"]}
 
 
+@pytest.mark.slow
 def test_doctor_asks_every_node_of_a_cluster(address: str, capsys, tmp_path: Path, ray_cluster) -> None:
     result = run_command(capsys, "doctor", "-o", "json")
     checks = by_name(result.document)

@@ -296,7 +296,8 @@ def test_end_of_a_sweep_arrives_at_a_webhook_and_a_mail_server(tmp_path: Path, m
             user="u",
             password="${env:TEST_MAIL_KEY}",  # noqa: S106 - a reference
         )
-        world = Told(tmp_path / "store", Channel(webhook=hook.url, secret="${env:TEST_HOOK_KEY}"), Channel(email=email))
+        hooked = Channel(webhook=hook.url, secret="${env:TEST_HOOK_KEY}")  # noqa: S106 - a reference
+        world = Told(tmp_path / "store", hooked, Channel(email=email))
         notifier = Notifier(world.store, CLUSTER, lambda: world.controller.snapshots, now=world.clock)
         world.send()
         world.finish()

@@ -60,7 +60,7 @@ class Guest:
     def __init__(self, home: Path, python: Path) -> None:
         self.home = home
         user = pwd.getpwnam(GUEST)
-        self._ids = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        self._user, self._group = user.pw_uid, user.pw_gid
         self._command = [str(python), "-m", "orchestrator.cli"]
         self.environment = {
             "HOME": str(home),
@@ -91,7 +91,9 @@ class Guest:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            **self._ids,  # type: ignore[call-overload]
+            user=self._user,
+            group=self._group,
+            extra_groups=[],
         )
 
     def run(self, *arguments: str) -> Ended:

@@ -5,6 +5,8 @@ in a round must not do so
 
 - beyond its due, while another one could start a job and stay within its own;
 - within its due, while another one that waits has the smaller share for its weight.
+
+A sweep that has waited for long, and runs nothing, has a turn before all others.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from tests.simulation.audit import Audit, SweepAudit, require
 from tests.simulation.watched import WatchedCluster
 
 _ROUNDING = 1e-9
+_PATIENCE_S = 2160.0
+"""A tenth of six hours: after that, waiting counts as much as one step of priority."""
 
 
 class ShareWatch:
@@ -21,6 +25,8 @@ class ShareWatch:
     def __init__(self, audit: Audit, cluster: WatchedCluster) -> None:
         self._audit, self._cluster = audit, cluster
         self._launched: dict[str, int] = {}
+        self._busy_at_s: dict[str, float] = {}
+        """When each sweep ran anything last."""
         self.num_contested = 0
         """Rounds in which something was started while another sweep had to wait."""
 
@@ -28,15 +34,21 @@ class ShareWatch:
         """Raise ``Violation`` if a sweep got what was another's due."""
         num_gpus = sum(node.group.shape.gpus for node in self._cluster.known_nodes())
         sweeps = [one for one in self._audit.sweeps.values() if one.cluster == self._cluster.name]
+        for sweep in sweeps:
+            self._busy_at_s.setdefault(sweep.name, self._cluster.clock())
         started = [sweep for sweep in sweeps if self._has_started(sweep)]
         waiting = [sweep for sweep in sweeps if sweep.state == "running" and _waits(sweep)]
         wanting = {sweep.name: sweep for sweep in (*started, *waiting)}
         total = sum(_weight(sweep) for sweep in wanting.values())
         for one in started:
             for other in waiting:
-                if other is not one:
+                if other is not one and not self._has_waited(one):
                     self.num_contested += 1
                     _compare(one, other, num_gpus / total)
+        self._busy_at_s |= {sweep.name: self._cluster.clock() for sweep in sweeps if sweep.live}
+
+    def _has_waited(self, sweep: SweepAudit) -> bool:
+        return self._cluster.clock() - self._busy_at_s[sweep.name] >= _PATIENCE_S
 
     def _has_started(self, sweep: SweepAudit) -> bool:
         """Whether anything of it was launched since the last look."""

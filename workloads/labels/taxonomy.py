@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from orchestrator.errors import BadDataError, NotFoundError, UserError
+from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.open import open_store
 from orchestrator.storage.uris import split_object_uri
 from workloads.labels.label_map import ClassLabels
@@ -185,6 +186,7 @@ def _joined(definition: Mapping[str, Any], setting: Setting) -> list[dict[str, A
 def _content(uri: str) -> bytes:
     try:
         if "://" not in uri:
+            check_allowed(Path(uri).absolute().as_uri())
             return Path(uri).read_bytes()
         folder, name = split_object_uri(uri)
         return open_store(folder).get(name)

@@ -19,6 +19,7 @@ from typing import Final, Self
 import numpy as np
 
 from orchestrator.errors import BadDataError, NotFoundError, UserError
+from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.open import open_store
 from orchestrator.storage.uris import split_object_uri
 from workloads.data.streams import Purpose, Stage, seed_sequence
@@ -195,6 +196,8 @@ def _read(uri: str) -> str:
         path = Path(uri)
         path = path / _FILE if path.is_dir() else path
         try:
+            if path.parent not in PLACES:  # packages put it there, not whoever wrote the sweep
+                check_allowed(path.absolute().as_uri())
             return path.read_text(encoding="latin-1")
         except OSError as error:
             raise UserError(f"WordNet cannot be read: {path}: {error.strerror}; {_ADVICE}") from error

@@ -48,7 +48,7 @@ class ControlStore:
 
     def __init__(self, address: str) -> None:
         """``address`` is host:port of the head. Raises ``DrainError`` if nothing answers there."""
-        from ray._raylet import GcsClient
+        from ray._raylet import GcsClient  # type: ignore[attr-defined] # compiled
 
         self._address = address
         try:
@@ -69,7 +69,8 @@ class ControlStore:
         from ray.core.generated import autoscaler_pb2
 
         deadline_ms = int((time.time() + seconds_left) * 1000)
-        kind = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # the only one that Ray never refuses
+        # The only reason that Ray never refuses.
+        kind = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # type: ignore[attr-defined] # generated
         try:
             is_accepted, refusal = self._client.drain_node(node_id, kind, reason, deadline_ms, timeout=_TIMEOUT_S)
         except Exception as error:

@@ -22,7 +22,7 @@ from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.attempt import DEVICE_ERROR, EntryPoint
 from orchestrator.backends.ray.gang_worker import RunnerLine
 from orchestrator.backends.ray.log import AttemptLog
-from orchestrator.backends.ray.settings import RunnerSettings, cache_directory
+from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import logged_process
 from orchestrator.contract import (
     Evaluation,
@@ -165,8 +165,7 @@ class _TrialRun:
         request, setting = self._request, self._setting
         settings = RunnerSettings.from_json(setting.settings)
         store = open_store(request.store_uri)
-        scratch, cache = Path(tempfile.mkdtemp(prefix="trial-")), cache_directory()
-        cache.mkdir(parents=True, exist_ok=True)
+        scratch, cache = Path(tempfile.mkdtemp(prefix="trial-")), make_cache()
         context = ExecutionContext(
             store=store,
             scratch=scratch,
