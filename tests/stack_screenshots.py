@@ -99,7 +99,7 @@ def take(directory: Path, folder: Path) -> None:
                 )
                 _save(page, folder / "ray-train.png")
         with mlflow_page(browser, stack, directory) as page:
-            page.get_by_text("pretrain/").first.wait_for(timeout=_PATIENCE_MS)
+            page.get_by_text("matching runs").first.wait_for(timeout=_PATIENCE_MS)
             _save(page, folder / "mlflow-runs.png")
         page = browser.new_page(viewport=_SIZE)  # type: ignore[arg-type]
         page.goto(f"{stack.prometheus_url}/alerts")

@@ -122,7 +122,7 @@ def judging_probe(transfer_recipe: Mapping[str, Any], target: LabelSpace | None)
     if transfer_recipe.get("features") == "cached" and transfer_recipe.get("solver") == "lbfgs":
         return transfer_recipe
     loss = "sigmoid" if target is not None and target.multi_label else "softmax"
-    return LogisticSpec(loss=loss).resolved()  # type: ignore[call-arg,arg-type]
+    return LogisticSpec(loss=loss).resolved()  # type: ignore[arg-type]
 
 
 def check_searches(

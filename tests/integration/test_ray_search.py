@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_ladder_decides_as_the_scheduler_of_ray_tune(reduction):
 
     rule = Rule(grace_epochs=1, reduction=reduction, max_epochs=40)
     ladder = Ladder(rule.rungs, reduction)
-    theirs = AsyncHyperBandScheduler(
+    theirs: Any = AsyncHyperBandScheduler(
         time_attr="epoch", metric="error", mode="min", max_t=40, reduction_factor=reduction, stop_last_trials=False
     )
     random, epochs = Random(int(reduction)), Counter[int]()  # noqa: S311 - no secret

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,16 +28,22 @@ def test_rungs_are_powers_before_the_end(grace, reduction, epochs, rungs):
     assert Rule(grace_epochs=grace, reduction=reduction, max_epochs=epochs).rungs == rungs
 
 
+def goes_on(ladder: Ladder, trial: int, epoch: float, value: float) -> bool:
+    verdict = ladder.judge(trial, epoch, value)
+    assert verdict is not None
+    return verdict.goes_on
+
+
 def test_ladder_stops_what_is_worse_than_the_best_share_and_spares_the_first():
     ladder = Ladder((1.0, 3.0), 2.0)
-    assert [ladder.judge(trial, 1.0, value).goes_on for trial, value in enumerate([0.5, 0.6, 0.4, 0.55])] == [
+    assert [goes_on(ladder, trial, 1.0, value) for trial, value in enumerate([0.5, 0.6, 0.4, 0.55])] == [
         True,
         False,
         True,
         False,
     ]
     assert ladder.judge(0, 2.0, 0.1) is None, "there is no rung"
-    assert ladder.judge(0, 3.0, 0.9).goes_on, "the first at its rung"
+    assert goes_on(ladder, 0, 3.0, 0.9), "the first at its rung"
     assert ladder.judge(0, 3.0, 0.0) is None, "a rung is judged once"
     assert ladder.judge(1, 1.5, 0.0) is None
 
@@ -44,7 +52,7 @@ def test_ladder_takes_a_trial_that_is_no_number_for_the_worst():
     ladder = Ladder((1.0,), 2.0)
     for trial in range(3):
         ladder.judge(trial, 1.0, 0.5)
-    assert not ladder.judge(3, 1.0, math.nan).goes_on
+    assert not goes_on(ladder, 3, 1.0, math.nan)
     assert cutoff_of([math.inf, math.inf, math.inf], 2.0) == math.inf
 
 
@@ -78,7 +86,7 @@ def test_whole_dimension_gives_whole_numbers_and_reaches_both_ends(low, width, u
 def test_random_sampler_is_a_function_of_the_trial_and_repeats_nothing():
     space = Space.from_json({"lr": {"log": [0.01, 1.0]}, "momentum": {"values": [0.0, 0.9]}})
     sampler = RandomSampler(space, 7)
-    tried = []
+    tried: list[Mapping[str, Any]] = []
     for number in range(8):
         tried.append(sampler.ask(number, tried, ()))
     assert RandomSampler(space, 7).ask(5, tried[:5], [Answered(params=tried[0], value=0.1)]) == tried[5]
@@ -88,7 +96,7 @@ def test_random_sampler_is_a_function_of_the_trial_and_repeats_nothing():
 
 def test_random_sampler_finds_every_combination_of_a_small_space_and_then_says_so():
     space = Space.from_json({"a": {"values": [1, 2]}, "b": {"values": [True, None, "x"]}})
-    tried = []
+    tried: list[Mapping[str, Any]] = []
     for number in range(6):
         tried.append(RandomSampler(space, 0).ask(number, tried, ()))
     assert len({mark_of(params) for params in tried}) == 6

@@ -12,7 +12,7 @@ from orchestrator.search.commit import commit_search
 from orchestrator.search.events import decode_search_event, encode_search_event, fold_search
 from orchestrator.search.kept import kept_trials
 from orchestrator.search.log import SearchFencedError, SearchLog, read_search
-from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError
+from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError, TrialTask
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import search_log_segment
 from orchestrator.storage.local import LocalStore
@@ -61,6 +61,12 @@ class Runner:
             if epoch in task.rungs and not self.study.tell(task.number, told):
                 return failure(task.request, FailureKind.PREEMPTED)
         return JobResult(attempt_id="", key=task.request.key, outcome=Outcome.COMMITTED, metrics=metrics)
+
+
+def next_of(study: Study) -> TrialTask:
+    task = study.next_task()
+    assert task is not None
+    return task
 
 
 def failure(request, kind, message="it broke"):
@@ -117,11 +123,11 @@ def test_log_of_a_newer_version_is_refused(store, tmp_path):
 def test_value_that_was_told_before_a_crash_is_not_told_twice(store, tmp_path):
     request = search_request(store, tmp_path, ASHA)
     first = Runner(store, request).study
-    task = first.next_task()
+    task = next_of(first)
     told = Evaluation(step=1, epoch=1.0, metrics={"select_error": 0.5}, spent_s=1.0)
     assert first.tell(task.number, told)
     again = Runner(store, request).study
-    assert again.next_task().number == task.number
+    assert next_of(again).number == task.number
     before = len(read_search(store, request.key))
     assert again.tell(task.number, told)
     assert len(read_search(store, request.key)) == before
@@ -129,17 +135,17 @@ def test_value_that_was_told_before_a_crash_is_not_told_twice(store, tmp_path):
 
 def test_failure_that_would_come_again_is_the_trials_answer(store, tmp_path):
     study = Runner(store, search_request(store, tmp_path, ASHA)).study
-    task = study.next_task()
+    task = next_of(study)
     study.end(task.number, failure(task.request, FailureKind.NUMERICS, "the loss is NaN"), 1.0)
     (view,) = study.trials
     assert (view.state, view.reason, view.failure) == (TrialState.FAILED, "the loss is NaN", FailureKind.NUMERICS)
-    assert study.next_task().number == 1
+    assert next_of(study).number == 1
 
 
 def test_trial_that_is_cut_off_runs_again_but_not_for_ever(store, tmp_path):
     study = Runner(store, search_request(store, tmp_path, ASHA)).study
     for _ in range(MOST_LOSSES - 1):
-        task = study.next_task()
+        task = next_of(study)
         assert task.number == 0
         study.lose(task.number, "its worker died")
     study.next_task()
@@ -151,14 +157,14 @@ def test_trial_that_is_cut_off_runs_again_but_not_for_ever(store, tmp_path):
 def test_preempted_trials_cost_no_tries(store, tmp_path):
     study = Runner(store, search_request(store, tmp_path, ASHA)).study
     for _ in range(2 * MOST_LOSSES):
-        task = study.next_task()
+        task = next_of(study)
         study.end(task.number, failure(task.request, FailureKind.PREEMPTED), 1.0)
     assert study.trials[0].num_lost == 2 * MOST_LOSSES
 
 
 def test_trials_without_the_metric_end_the_search_with_what_they_tell(store, tmp_path):
     study = Runner(store, search_request(store, tmp_path, ASHA)).study
-    task = study.next_task()
+    task = next_of(study)
     with pytest.raises(UserError, match=r"tell \['val_error'\], but not select_error"):
         study.tell(task.number, Evaluation(step=1, epoch=1.0, metrics={"val_error": 0.5}, spent_s=1.0))
 

@@ -90,7 +90,7 @@ class _Permit(Enum):
     END = "end"
 
 
-class TrialActor(Trainable):  # type: ignore[misc]
+class TrialActor(Trainable):
     """One process that runs trials, one after the other."""
 
     def setup(self, config: dict[str, Any]) -> None:

@@ -150,7 +150,7 @@ class _Driver:
         self._desk.num_ended, self._desk.num_trials = len(ended), self._study.num_trials
 
 
-class _Searcher(Searcher):  # type: ignore[misc]
+class _Searcher(Searcher):
     """Tune's questions, answered by the driver. Never pickled: Tune's own snapshots are worth nothing to us."""
 
     def __init__(self, driver: _Driver) -> None:
@@ -173,11 +173,11 @@ class _Searcher(Searcher):  # type: ignore[misc]
         """Nothing: see above."""
 
 
-class _Scheduler(FIFOScheduler):  # type: ignore[misc]
+class _Scheduler(FIFOScheduler):
     """Trials in the order in which they were asked for; the driver says who goes on."""
 
     def __init__(self, driver: _Driver) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._driver = driver
 
     def __getstate__(self) -> dict[str, Any]:
