@@ -178,11 +178,22 @@ def test_ports_of_ray_refuse_who_has_no_token(ran: Ran) -> None:
     for path in DASHBOARD:
         assert _status(f"{ran.stack.dashboard_url}/{path}", "") in {401, 403}
         assert _status(f"{ran.stack.dashboard_url}/{path}", "0" * 64) in {401, 403}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "HOME": "/nonexistent"}
-    code = f"import ray; ray.init(address={ran.stack.ray_address!r}, log_to_driver=False); print('IN')"
-    done = _run(["-c", code], environment, ran.project)
-    assert done.returncode != 0
-    assert b"IN" not in done.stdout
+    # Ray's own client, as any program could use it: without a token, with a wrong one, and as a check with the right one.
+    wrong = ran.project / "wrong_token"
+    wrong.write_text("0" * 64)
+    assert b"refused" in _nodes(ran, RAY_AUTH_MODE="disabled")
+    assert b"refused" in _nodes(ran, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(wrong))
+    assert b"let in" in _nodes(ran, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=ran.stack.token_path)
+
+
+def _nodes(ran: Ran, **variables: str) -> bytes:
+    """What Ray's control store tells of the cluster's nodes."""
+    code = (
+        "from ray._raylet import GcsClient\nfrom ray.exceptions import AuthenticationError\n"
+        f"try:\n    GcsClient(address={ran.stack.ray_address!r}).get_all_node_info(timeout=60)\n"
+        "except AuthenticationError:\n    print('refused')\nelse:\n    print('let in')\n"
+    )
+    return _run(["-c", code], {**os.environ, "HOME": "/nonexistent", **variables}, ran.project).stdout
 
 
 def test_secret_files_of_a_stack_are_its_users_alone(ran: Ran) -> None:

@@ -12,6 +12,7 @@ def test_capacity_of_mixed_nodes_keeps_every_shape(monkeypatch: pytest.MonkeyPat
     resources = [{"CPU": 64.0}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 64.0}]
     nodes = [*({"Alive": True, "Resources": one} for one in resources), {"Alive": False, "Resources": {"CPU": 99.0}}]
     monkeypatch.setattr(capacity, "_nodes", lambda: nodes)
+    monkeypatch.setattr(capacity, "leaving_nodes", dict)
     found = capacity.ClusterCapacity().read()
     assert found.total == Resources(cpus=136.0, gpus=1.0, memory_gib=0.0)
     assert set(found.nodes) == {
@@ -29,6 +30,7 @@ def test_capacity_tells_each_machine_its_labels_accelerator_and_market(monkeypat
         "Labels": {"ray.io/market-type": "spot", "ray.io/node-id": "abcdef0123456789", "rack": "r1"},
     }
     monkeypatch.setattr(capacity, "_nodes", lambda: [node])
+    monkeypatch.setattr(capacity, "leaving_nodes", dict)
     found = capacity.ClusterCapacity()
     (machine,) = found.read().machines
     assert (machine.accelerator, machine.is_spot, dict(machine.labels)) == ("A100", True, {"rack": "r1"})

@@ -1,0 +1,82 @@
+"""What the controller is told of nodes that leave and of nodes that may come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.ray import capacity, node_groups
+from orchestrator.backends.ray.node_groups import GROUPS_VARIABLE, growth
+from orchestrator.contract import Resources, Spot
+from orchestrator.plan.graph import Job
+from orchestrator.state.commands import FailJob, LaunchJob
+from orchestrator.state.scheduler import Scheduler
+from tests.scheduler_cases import after, of_type, plan_of
+from tests.scripted_sweep import make_job
+
+AWS = Path(__file__).parents[2] / "clusters" / "aws.yaml"
+HEAD = Resources(cpus=0.0)
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    node_groups._growth_of.cache_clear()
+
+
+def of_ray(name, cpus):
+    return {"Alive": True, "NodeID": name, "NodeManagerHostname": "host", "Resources": {"CPU": cpus}}
+
+
+def decided(job, maximum):
+    return Scheduler().decide([after(plan_of("sweep", job))], total=HEAD, nodes=(HEAD,), maximum=maximum, now=1.0)
+
+
+def gpu_job(**asked) -> Job:
+    job = make_job("pretrain/a")
+    return Job(name=job.name, kind=job.kind, key=job.key, identity=job.identity, resources=Resources(**asked))
+
+
+def test_capacity_counts_no_node_that_leaves(monkeypatch):
+    monkeypatch.setattr(capacity, "_nodes", lambda: [of_ray("aaaaaaaa1", 8.0), of_ray("bbbbbbbb2", 4.0)])
+    monkeypatch.setattr(capacity, "leaving_nodes", lambda: {"aaaaaaaa1": 100.0})
+    read = capacity.ClusterCapacity()
+    found = read.read()
+    assert found.total.cpus == 4.0
+    assert {machine.name: machine.leaves_at_s for machine in found.machines} == {
+        "host/aaaaaaaa": 100.0,
+        "host/bbbbbbbb": None,
+    }
+    assert read.is_leaving("host/aaaaaaaa")
+    assert not read.is_leaving("host/bbbbbbbb")
+
+
+def test_growth_is_what_the_named_file_says(monkeypatch):
+    monkeypatch.setenv(GROUPS_VARIABLE, str(AWS))
+    found = growth()
+    assert found is not None
+    assert [(node.accelerator, node.is_spot) for node in found] == [("H100", True), ("H100", False), ("", True)]
+
+
+def test_cluster_without_the_variable_does_not_grow(monkeypatch):
+    monkeypatch.delenv(GROUPS_VARIABLE, raising=False)
+    assert growth() is None
+
+
+@pytest.mark.parametrize("text", ["a: [", "version: 1"])
+def test_growth_of_a_wrong_file_is_none_and_told(monkeypatch, tmp_path, caplog, text):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    monkeypatch.setenv(GROUPS_VARIABLE, str(path))
+    assert growth() is None
+    assert "the cluster is taken not to grow" in caplog.text
+
+
+def test_job_for_nodes_that_may_come_is_launched_and_one_for_none_is_refused(monkeypatch):
+    monkeypatch.setenv(GROUPS_VARIABLE, str(AWS))
+    maximum = growth()
+    fits = gpu_job(cpus=96.0, gpus=8.0, accelerator="H100", spot=Spot.NEVER)
+    assert [command.nodes for command in of_type(decided(fits, maximum), LaunchJob)] == [()]
+    too_large = gpu_job(cpus=96.0, gpus=16.0)
+    (refusal,) = of_type(decided(too_large, maximum), FailJob)
+    assert "infeasible" in refusal.reason
