@@ -51,7 +51,7 @@ def examine(options: DoctorOptions) -> ExitCode:
         SpecError: the sweep is wrong.
     """
     settings = Settings()
-    sweep = load_sweep(options.sweep) if options.sweep else None
+    sweep = load_sweep(options.sweep)[0] if options.sweep else None
     uri = options.store or settings.store_uri(sweep)
     results = list(run_checks([*store_checks(uri), *_machine_checks(settings, sweep)]))
     if not options.local:

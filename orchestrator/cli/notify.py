@@ -72,7 +72,8 @@ def _channels(file: str) -> Sequence[Channel]:
             return parse_notify_file(path.read_text(encoding="utf-8"), file)
         except (SpecError, UnicodeDecodeError):
             pass  # a sweep.yaml says more, and says what is wrong with it
-    channels = load_sweep(file).notify
+    sweep, _ = load_sweep(file)
+    channels = sweep.notify
     if not channels:
         raise SpecError((f"{file}: it has no notify: nobody would be told; see docs/operations.md, Notifications",))
     return channels

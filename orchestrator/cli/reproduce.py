@@ -1,4 +1,4 @@
-"""``orchestrator reproduce``: the files from which a submitted sweep can be run again, and whether they plan the same."""
+"""``orchestrator reproduce``: files from which a submitted sweep can be run again, and whether they plan the same."""
 
 from __future__ import annotations
 

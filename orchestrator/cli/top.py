@@ -166,7 +166,7 @@ class TopApp(App[None]):
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Another sweep is chosen."""
-        if event.data_table.id != "sweeps" or event.row_key is None or event.row_key.value is None:
+        if event.data_table.id != "sweeps" or event.row_key.value is None:
             return
         if event.cursor_row != event.data_table.cursor_row:
             return  # filling the table moved the cursor for a moment

@@ -120,9 +120,9 @@ class Reader:
         shown = chosen if chosen in names else next(iter(names), "")
         watching = self._watched.get(shown)
         rows = tuple(self._sweep_row(name) for name in names)
-        error = next(iter(self._errors.values()), "")
+        told = next(iter(self._errors.values()), "")
         if watching is None:
-            return Frame(sweeps=rows, chosen=shown, error=error)
+            return Frame(sweeps=rows, chosen=shown, error=told)
         standing = watching.standing
         jobs = [view for view in _ordered(standing) if (not states or view.state in states) and search in view.name]
         return Frame(
@@ -133,7 +133,7 @@ class Reader:
             counts={state.value: number for state, number in standing.snapshot.counts.items()},
             nodes=tuple(_node_rows([one.standing for one in self._watched.values()])),
             notes=tuple(list(standing_lines(standing))[:_MAX_NOTES]),
-            error=error,
+            error=told,
             settled={message: standing.snapshot.refusals.get(message, "") for message in standing.snapshot.handled},
         )
 

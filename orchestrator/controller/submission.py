@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.contract import MISSING_DATA
 from orchestrator.controller.inbox import Consent, Submit
@@ -71,10 +72,14 @@ def _unsafe(job: Job) -> str:
 
 def _is_well_formed(job: Job) -> bool:
     """Whether what later steps build upon has the right types; JSON of others may hold anything anywhere."""
-    parts = (
-        (job.identity.get(name, {}) for name in ("parameters", "inputs")) if isinstance(job.identity, Mapping) else ()
+    identity: Any = job.identity
+    parts = [identity.get(name, {}) for name in ("parameters", "inputs")] if isinstance(identity, Mapping) else []
+    amounts: tuple[Any, ...] = (
+        job.resources.cpus,
+        job.resources.gpus,
+        job.resources.memory_gib,
+        job.resources.min_gpus,
     )
-    amounts = (job.resources.cpus, job.resources.gpus, job.resources.memory_gib, job.resources.min_gpus)
     return (
         all(isinstance(text, str) for text in (job.name, job.key, *job.needs))
         and all(isinstance(mapping, Mapping) for mapping in (job.identity, job.facets, *parts))

@@ -108,7 +108,7 @@ def _doctor_on(node_id: str) -> Any:  # noqa: ANN401 - Ray's handles are untyped
     from orchestrator.doctor import node
 
     with suppress(ValueError):  # it is registered already
-        cloudpickle.register_pickle_by_value(node)
+        cloudpickle.register_pickle_by_value(node)  # type: ignore[no-untyped-call]
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor: Any = ray.remote(node.NodeDoctor).options(
         num_cpus=0, max_concurrency=8, max_restarts=0, scheduling_strategy=strategy

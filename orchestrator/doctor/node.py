@@ -40,7 +40,7 @@ class NodeDoctor:
 
         return {
             "host": socket.gethostname(),
-            "address": ray.util.get_node_ip_address(),
+            "address": ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
             "free_port": _free_port(),
             "python": platform.python_version(),
             "packages": {name: _version(name) for name in _PACKAGES},

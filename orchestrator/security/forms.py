@@ -39,7 +39,9 @@ _MARK = re.compile(
 )
 """Every form has one of these, which are found in a fraction of the time."""
 # "tokenizer" and "tokens" are words of this field, not of secrets.
-_VARIABLE = re.compile(r"(?i)secret|passw|_pwd(?=$|_)|token(?!iz|s(?![a-z]))|credential|private_?key|api_?key|access_?key")
+_VARIABLE = re.compile(
+    r"(?i)secret|passw|_pwd(?=$|_)|token(?!iz|s(?![a-z]))|credential|private_?key|api_?key|access_?key"
+)
 _POINTER = re.compile(r"(?i)_(?:path|file|dir|directory|folder|mode|name|url|uri|ttl|expiration|expires?_?\w*)$")
 
 

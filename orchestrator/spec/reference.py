@@ -11,7 +11,15 @@ from orchestrator.spec.json_schema import build_schema
 MARK = "<!-- From here on: python -m orchestrator.spec.reference docs/sweep.md -->"
 
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "datasets": ("SyntheticHierarchy", "Digits", "ExternalShards", "BadSamplesSpec", "MixtureSpec", "ConvertedShards", "ConversionSpec"),
+    "datasets": (
+        "SyntheticHierarchy",
+        "Digits",
+        "ExternalShards",
+        "BadSamplesSpec",
+        "MixtureSpec",
+        "ConvertedShards",
+        "ConversionSpec",
+    ),
     "labels": (
         "LabelEntry",
         "RandomIds",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -87,11 +87,14 @@ class EmailSpec(Strict):
         return self
 
 
+_Occasion = Literal["finished", "failed", "stalled", "budget"]
+
+
 class NotifySpec(Strict):
     """One way to tell somebody: a webhook, Slack or mail."""
 
-    on: Annotated[list[Literal["finished", "failed", "stalled", "budget"]], Field(min_length=1)] = Field(
-        default_factory=lambda: ["finished", "failed", "stalled", "budget"],
+    on: Annotated[list[_Occasion], Field(min_length=1)] = Field(
+        default_factory=lambda: list(get_args(_Occasion)),
         description="What is told: the sweep finished, failed, stalled, or its budget is nearly or wholly spent.",
     )
     webhook: Annotated[str, AfterValidator(_url)] = Field(

@@ -66,5 +66,5 @@ class TrackingSpec(Strict):
             raise PydanticCustomError("refused", message)
         if reason := forbidden_host(host):
             message = f"the host is {host}, {reason}; name a tracking server of your own"
-            raise PydanticCustomError("refused", message.replace("{", "{{"))  # type: ignore[arg-type]
+            raise PydanticCustomError("refused", message.replace("{", "{{"))
         return uri

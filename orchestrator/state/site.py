@@ -75,7 +75,7 @@ class Site:
         return found
 
     def _would_hold(self, demand: Demand) -> bool:
-        if not self.machines.nodes:
+        if not self.machines.nodes and not self._maximum:
             return True
         for node in self._maximum:
             if node.suits(demand.resources) and count_workers(demand.worker, amount_of(node.resources)) > 0:

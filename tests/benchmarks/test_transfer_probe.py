@@ -122,8 +122,9 @@ def test_cached_probe_beside_the_online_probe_prints_ratios(tmp_path: Path) -> N
     backbone = bench.run(
         bench.training(model=MODEL, recipe=short, space={"hierarchy": "depth2"}, execution=EXECUTION)
     ).key
-    steps = {**RECIPE, "epochs": 20, "batch_size": 128, "warmup_epochs": 0, "weight_decay": 0.0}
-    steps |= {"std": [0.5] * 3, "eval_every_epochs": 20, "lr": 2.0}
+    # The best of lr 0.001 to 2 and weight decay 0 to 0.3 for 20 epochs; it stays above the error of the optimum.
+    steps = {**RECIPE, "epochs": 20, "batch_size": 128, "warmup_epochs": 0, "weight_decay": 0.03}
+    steps |= {"std": [0.5] * 3, "eval_every_epochs": 20, "lr": 0.03}
     look = {**LOOK, "mean": steps["mean"], "std": steps["std"], "model": MODEL}
     started = time.perf_counter(), time.process_time()
     inputs = {"index": bench.index, "backbone": backbone}

@@ -178,7 +178,7 @@ def test_ports_of_ray_refuse_who_has_no_token(ran: Ran) -> None:
     for path in DASHBOARD:
         assert _status(f"{ran.stack.dashboard_url}/{path}", "") in {401, 403}
         assert _status(f"{ran.stack.dashboard_url}/{path}", "0" * 64) in {401, 403}
-    # Ray's own client, as any program could use it: without a token, with a wrong one, and as a check with the right one.
+    # Ray's own client: without a token, with a wrong one, and with the right one, which shows that the question works.
     wrong = ran.project / "wrong_token"
     wrong.write_text("0" * 64)
     assert b"refused" in _nodes(ran, RAY_AUTH_MODE="disabled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -153,8 +154,9 @@ def test_messages_hostile_are_refused_and_other_sweeps_go_on(tmp_path: Path) -> 
     controller = Controller(store, backend, CLUSTER, "me")
     document = plan_of("victim", store).to_json()
     sent = list(_messages(document))
-    for number, (_, content) in enumerate(sent):
-        store.put(inbox_message("victim", new_message_id(float(number))), content)
+    ids = {name: new_message_id(float(number)) for number, (name, _) in enumerate(sent)}
+    for name, content in sent:
+        store.put(inbox_message("victim", ids[name]), content)
     submit(store, plan_of("bystander", store), "", CLUSTER)
     with watched(tmp_path):
         _tick_to_the_end(controller, store, "bystander")
@@ -164,6 +166,8 @@ def test_messages_hostile_are_refused_and_other_sweeps_go_on(tmp_path: Path) -> 
     snapshot = SweepLedger(store, "victim").refresh()
     assert len(snapshot.refusals) + len(snapshot.handled) >= len(sent)
     assert all(len(reason) > 8 for reason in snapshot.refusals.values())
+    paths = [name for name in ids if re.fullmatch(r"(key|name)-\d+", name)]
+    assert [name for name in paths if "plan the sweep again" not in snapshot.refusals.get(ids[name], "")] == []
     for request in backend.launched:
         assert "/" not in request.key
         assert ".." not in request.job

@@ -115,7 +115,7 @@ def query(stack: Stack, expression: str) -> list[dict[str, Any]]:
     return found
 
 
-def without_data(stack: Stack, expressions: list[str], deadline_s: float = DEADLINE_S) -> list[str]:
+def unanswered(stack: Stack, expressions: list[str], deadline_s: float = DEADLINE_S) -> list[str]:
     """Those that return nothing until the deadline."""
     end_s, left = time.monotonic() + deadline_s, expressions
     while left := [expression for expression in left if not query(stack, expression)]:
@@ -172,8 +172,8 @@ def test_every_query_of_the_dashboard_returns_data(stack, long_sweep) -> None:
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
     assert len(expressions) >= 30
-    assert not without_data(stack, expressions)
-    assert not without_data(stack, [metric.exported_name for metric in METRICS], 30.0)
+    assert not unanswered(stack, expressions)
+    assert not unanswered(stack, [metric.exported_name for metric in METRICS], 30.0)
 
 
 def test_metrics_have_the_labels_that_the_catalogue_names(stack, long_sweep) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ class Told(World):
         self.notifier = self.new_notifier()
         self.notifier.turn()
 
-    def new_notifier(self, **options: object) -> Notifier:
+    def new_notifier(self, **options: Any) -> Notifier:
         return Notifier(
             self.store, CLUSTER, lambda: self.controller.snapshots, send=self.sent, now=self.clock, **options
         )

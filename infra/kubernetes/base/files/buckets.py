@@ -1,4 +1,4 @@
-"""Create buckets; those that exist are left alone. Server and credentials come from the environment, as boto3 finds them."""
+"""Create buckets; those that exist are left alone. Server and credentials are what boto3 finds in the environment."""
 
 import sys
 
