@@ -12,6 +12,7 @@
 #   RAY_AUTH_TOKEN_PATH        file with the token that every member and client must show
 #   ORCHESTRATOR_IDLE_S        end the head when no sweep has been unfinished for so long; default: never
 #   ORCHESTRATOR_GRACE_S       seconds for checkpoints after SIGTERM; default 90
+#   ORCHESTRATOR_NOTICE_FILE   its appearance means the same as SIGTERM, where signals reach Ray's processes as well
 #   ORCHESTRATOR_NODE_ADDRESS  of this node, where it has several; default: the first one
 #   ORCHESTRATOR_NODE_CPUS     default: all; ORCHESTRATOR_NODE_GPUS: default: what Ray finds
 #   ORCHESTRATOR_NODE_LABELS   ray.io/market-type=spot,... ; see docs/scheduling.md
@@ -53,7 +54,7 @@ gpus="${ORCHESTRATOR_NODE_GPUS:-${SLURM_GPUS_ON_NODE:-}}"
 [[ -z $gpus ]] || common+=(--num-gpus="$gpus")
 [[ -z ${ORCHESTRATOR_OBJECT_STORE_BYTES:-} ]] || common+=(--object-store-memory="$ORCHESTRATOR_OBJECT_STORE_BYTES")
 
-ray_pid="" serve_pid="" told=""
+ray_pid="" serve_pid="" watcher_pid="" told=""
 
 say() { echo "$(date -Is) $role $name at $address: $*"; }
 head_address() { if [[ -n ${ORCHESTRATOR_HEAD:-} ]]; then echo "$ORCHESTRATOR_HEAD"; else cat "$shared/address" 2>/dev/null; fi; }
@@ -76,7 +77,7 @@ end_ray() {
   fi
   rm -rf "$temporary"
 }
-trap end_ray EXIT
+trap 'end_ray; [[ -z $watcher_pid ]] || kill "$watcher_pid" 2>/dev/null || true' EXIT
 
 serve_store() {
   ray start --head --port="$port" --temp-dir="$temporary" --dashboard-host=127.0.0.1 "${common[@]}" &
@@ -147,6 +148,14 @@ on_notice() {
   if is_running "$serve_pid"; then kill -TERM "$serve_pid"; elif [[ -n ${RAY_ADDRESS:-} ]]; then leave; fi
 }
 trap on_notice TERM
+if [[ -n ${ORCHESTRATOR_NOTICE_FILE:-} ]]; then
+  (
+    trap - TERM EXIT
+    while [[ ! -e $ORCHESTRATOR_NOTICE_FILE ]]; do sleep 1; done
+    kill -TERM "$$"
+  ) &
+  watcher_pid=$!
+fi
 
 if [[ $role == head ]]; then work=serve_store; else work=join_cluster; fi
 tries=3

@@ -39,7 +39,7 @@ from tests.clusters.small_sweep import (
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "clusters" / "node.sh"
 DEADLINE_S = 300.0
-NUM_EPOCHS = 80
+NUM_EPOCHS = 400
 PORT = 6379
 
 

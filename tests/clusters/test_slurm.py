@@ -28,7 +28,7 @@ from tests.clusters.small_sweep import (
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "clusters" / "slurm" / "ray.sbatch"
 DEADLINE_S = 300.0
-NUM_EPOCHS = 60
+NUM_EPOCHS = 100
 RESTED = "nothing runs any more"
 
 
