@@ -104,6 +104,7 @@ def test_sweep_of_a_preempted_allocation_goes_on_when_it_is_back(lab: Lab, tmp_p
     snapshot = find_snapshot(lab.store)
     assert snapshot is not None
     assert snapshot.state is SweepState.SUCCEEDED
-    assert RESTED in lab.site.logs("pretraining-*.log", num_characters=10**6), "no time was given for checkpoints"
+    log = lab.site.logs("pretraining-*.log", num_characters=10**6)
+    assert RESTED in log, f"no time was given for checkpoints\n{log}"
     assert any(view.resumed_from_step for view in snapshot.jobs.values()), "nothing was resumed"
     assert weights(lab.store, snapshot) == undisturbed_weights(tmp_path, lab.sweep_file)

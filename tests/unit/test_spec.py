@@ -147,7 +147,7 @@ WRONG = [
     ("name: small", "name: small\nstore: s3://B_/x", ["sweep.yaml:3:1: store: ", "names no bucket"]),
     ("name: small", "name: small\nstore: s3://bucket/.x", ["sweep.yaml:3:1: store: ", "no leading dot"]),
     ("name: small", "name: small\nstore: 's3://[x'", ["sweep.yaml:3:1: store: ", "not a URI"]),
-    ("name: small", 'name: small\nstore: "file:///a\\0b"', ["sweep.yaml:3:1: store: ", "NUL"]),
+    ("name: small", 'name: small\nstore: "file:///a\\0b"', ["sweep.yaml:3:1: store: ", "control characters"]),
     ("name: small", "name: small\ntracking: {uri: 'http://[x'}", ["sweep.yaml:3:12: tracking.uri", "not a URI"]),
     # Recipes and models that the data plane would refuse.
     ("lr: 1e-3", "lr: 1e-3, warmup_epochs: 2.5", ["sweep.yaml:13:49", "2.5 is refused", "of 2 epochs; use 0 to 2"]),

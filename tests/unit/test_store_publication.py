@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.actor import StorePublication
+from orchestrator.storage.journal import JournalDamagedError
 from orchestrator.storage.layout import journal_folder
 from orchestrator.storage.local import LocalStore
 from tests.scripted_sweep import World, diamond
@@ -78,7 +79,7 @@ def test_publication_of_a_damaged_journal_does_not_keep_the_others(store: Counti
     for name in store.list_children(journal_folder("a")):
         store.put(f"{journal_folder('a')}{name}", b"{}\n[]\n")
     publisher = NotingPublisher()
-    with pytest.raises(TypeError):
+    with pytest.raises(JournalDamagedError):
         StorePublication(store, "", lambda *_: publisher).run()
     assert publisher.published == ["b", "c"]
 
