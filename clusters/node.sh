@@ -137,7 +137,8 @@ join_cluster() {
 leave() {
   # Attempts here are asked for a checkpoint and start elsewhere; if the head goes with us, it has asked all of them.
   timeout "$grace_s" python3 -m orchestrator.cluster.leave --deadline "$grace_s" \
-    --reason "the allocation is taken back" || say "left without waiting for the attempts here"
+    --label "orchestrator/node=$name" --reason "the node is taken back" ||
+    say "left without waiting for the attempts here"
   ! is_running "$ray_pid" || kill -TERM "$ray_pid"
 }
 
@@ -147,26 +148,31 @@ on_notice() {
   say "told to end"
   if is_running "$serve_pid"; then kill -TERM "$serve_pid"; elif [[ -n ${RAY_ADDRESS:-} ]]; then leave; fi
 }
-trap on_notice TERM
-if [[ -n ${ORCHESTRATOR_NOTICE_FILE:-} ]]; then
-  (
-    trap - TERM EXIT
-    while [[ ! -e $ORCHESTRATOR_NOTICE_FILE ]]; do sleep 1; done
-    kill -TERM "$$"
-  ) &
-  watcher_pid=$!
-fi
+main() {
+  trap on_notice TERM
+  if [[ -n ${ORCHESTRATOR_NOTICE_FILE:-} ]]; then
+    (
+      trap - TERM EXIT
+      while [[ ! -e $ORCHESTRATOR_NOTICE_FILE ]]; do sleep 1; done
+      kill -TERM "$$"
+    ) &
+    watcher_pid=$!
+  fi
 
-if [[ $role == head ]]; then work=serve_store; else work=join_cluster; fi
-tries=3
-while true; do
-  status=0 began=$SECONDS
-  "$work" || status=$?
-  [[ $status != 0 && -z $told ]] || break
-  # A node that was up for a while has used up no try: links fail and come back.
-  if ((SECONDS - began > start_s)); then tries=3; else tries=$((tries - 1)); fi
-  say "ended with status $status; tries left: $tries"
-  ((tries > 0)) || break
-  end_ray
-done
-exit "$status"
+  if [[ $role == head ]]; then work=serve_store; else work=join_cluster; fi
+  tries=3
+  while true; do
+    status=0 began=$SECONDS
+    "$work" || status=$?
+    [[ $status != 0 && -z $told ]] || break
+    # A node that was up for a while has used up no try: links fail and come back.
+    if ((SECONDS - began > start_s)); then tries=3; else tries=$((tries - 1)); fi
+    say "ended with status $status; tries left: $tries"
+    ((tries > 0)) || break
+    end_ray
+  done
+  return "$status"
+}
+
+# On one line with its end: the script may be replaced while it runs.
+main; exit

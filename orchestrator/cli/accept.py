@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from orchestrator.cli.exits import ExitCode, exit_code_of
 from orchestrator.cli.plan_tables import diff_lines
 from orchestrator.cli.resubmit import Former, find_former
 from orchestrator.cli.settings import Settings
+from orchestrator.contract import JobKind
 from orchestrator.controller.client import Consent, SweepLedger, submit
 from orchestrator.errors import OrchestratorError, UserError
 from orchestrator.plan.graph import Plan
@@ -128,14 +129,25 @@ def _check_versions(plan: Plan) -> None:
     Raises:
         UserError: some kind of job has another ``code_version`` here.
     """
-    asked = {job.kind: job.identity.get("code_version") for job in plan.jobs}
-    other = {kind: number for kind, number in asked.items() if number != CODE_VERSIONS.get(kind)}
+    asked = {(job.kind, job.identity.get("code_version")) for job in plan.jobs}.union(_versions_of_trials(plan))
+    other = sorted({(kind, number) for kind, number in asked if number != CODE_VERSIONS.get(kind)}, key=str)
     if other:
-        told = ", ".join(f"{kind.value} {number} (here {CODE_VERSIONS.get(kind)})" for kind, number in other.items())
+        told = ", ".join(f"{kind.value} {number} (here {CODE_VERSIONS.get(kind)})" for kind, number in other)
         raise UserError(
             f"the plan was made by a program that computes other results than the cluster's: code_version of {told}; "
             "install the same release on both sides, or send the code along with --code wheel"
         )
+
+
+def _versions_of_trials(plan: Plan) -> Iterator[tuple[JobKind, Any]]:
+    """Of the jobs that searches make here, and of the probes that judge them."""
+    for job in plan.jobs:
+        if job.kind is JobKind.SEARCH:
+            parameters = job.identity["parameters"]
+            trial, probe = parameters["trial"], parameters.get("probe")
+            yield JobKind(trial["kind"]), trial["code_version"]
+            if probe:
+                yield JobKind.PROBE, probe["code_version"]
 
 
 def _refusal(former: Former | None, plan: Plan, payload: Payload) -> Answer | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.errors import OrchestratorError, SpecError
+from orchestrator.observability.channel_rules import check_channel_of_sweep
 from orchestrator.observability.notification_channels import deliver
 from orchestrator.observability.notifications import trial_notice
 from orchestrator.observability.outbox import DeliveryState, Entry, read_all
@@ -45,9 +46,11 @@ def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCo
 def try_channels(file: str, form: DocumentForm) -> ExitCode:
     """Send a trial over every channel of a file, from here: references are read in this environment."""
     results = []
-    for channel in _channels(file):
+    channels, check = _channels(file)
+    for channel in channels:
         error = ""
         try:
+            check(channel)
             deliver(trial_notice(time.time()), channel)
         except OrchestratorError as caught:
             error = redacted(str(caught))
@@ -65,18 +68,19 @@ def try_channels(file: str, form: DocumentForm) -> ExitCode:
     return ExitCode.OK if all(result["sent"] for result in results) else ExitCode.FAILURE
 
 
-def _channels(file: str) -> Sequence[Channel]:
+def _channels(file: str) -> tuple[Sequence[Channel], Callable[[Channel], None]]:
+    """The channels of a file, and what a controller checks of them before it uses them."""
     path = Path(file)
     if path.is_file():
         try:
-            return parse_notify_file(path.read_text(encoding="utf-8"), file)
+            return parse_notify_file(path.read_text(encoding="utf-8"), file), lambda _: None
         except (SpecError, UnicodeDecodeError):
             pass  # a sweep.yaml says more, and says what is wrong with it
     sweep, _ = load_sweep(file)
     channels = sweep.notify
     if not channels:
         raise SpecError((f"{file}: it has no notify: nobody would be told; see docs/operations.md, Notifications",))
-    return channels
+    return channels, check_channel_of_sweep
 
 
 def _called(channel: Channel) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -72,17 +74,23 @@ def serve(options: ServeOptions) -> ExitCode:
     settings = Settings()
     if not settings.driver_address:
         raise UserError("serve needs a Ray cluster of its own: set RAY_ADDRESS=host:port to its head")
+    with connect(settings, settings.store_uri(), foreground=False) as connection, _listening() as call:
+        _end_own_drain(connection)
+        _say(f"serving {connection.store.uri} as cluster {settings.cluster}")
+        if _stay(connection, call, options):
+            _say("no sweep is unfinished: done")
+            return ExitCode.OK
+        _say(f"{call.name}: every attempt is asked for a checkpoint")
+        return _bring_to_rest(connection, call.name, options.grace_s)
+
+
+@contextmanager
+def _listening() -> Iterator[_Call]:
+    """Take the signals to end. Entered after connecting: Ray sets handlers of its own, which would end this process."""
     call = _Call()
     former = {number: signal.signal(number, call.take) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with connect(settings, settings.store_uri(), foreground=False) as connection:
-            _end_own_drain(connection)
-            _say(f"serving {connection.store.uri} as cluster {settings.cluster}")
-            if _stay(connection, call, options):
-                _say("no sweep is unfinished: done")
-                return ExitCode.OK
-            _say(f"{call.name}: every attempt is asked for a checkpoint")
-            return _bring_to_rest(connection, call.name, options.grace_s)
+        yield call
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

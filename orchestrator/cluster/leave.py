@@ -40,6 +40,8 @@ class Leave:
     """Of the head, host:port; empty = what this node's Ray was started with."""
     node: str = ""
     """Beginning of Ray's id of the node; empty = the one on this machine."""
+    label: str = ""
+    """``key=value`` that the node has; tells nodes of one machine apart."""
     waiting: Waiting = Waiting.UNTIL_GONE
 
 
@@ -55,7 +57,7 @@ def leave(
     """
     ends_s = clock() + max(_LEAST_S, wish.seconds_left)
     store = ControlStore(_address(wish.address))
-    node = _choose(store.nodes(), wish.node)
+    node = _choose(store.nodes(), wish.node, wish.label)
     store.drain(node.node_id, wish.reason, max(_LEAST_S, wish.seconds_left))
     if wish.waiting is Waiting.NOT:
         return True
@@ -87,14 +89,17 @@ def _address(address: str) -> str:
     return str(found)
 
 
-def _choose(nodes: Iterable[RayNode], prefix: str) -> RayNode:
+def _choose(nodes: Iterable[RayNode], prefix: str, label: str = "") -> RayNode:
     every = list(nodes)
-    if prefix:
+    if label:
+        key, _, value = label.partition("=")
+        found = [one for one in every if one.labels.get(key) == value]
+    elif prefix:
         found = [one for one in every if one.node_id.startswith(prefix)]
     else:
         found = [one for one in every if one.host == socket.gethostname() or one.address in _own_addresses()]
     if len(found) != 1:
-        where = f"are called {prefix}..." if prefix else "are on this machine"
+        where = f"have {label}" if label else f"are called {prefix}..." if prefix else "are on this machine"
         names = ", ".join(f"{one.node_id[:12]} on {one.host}" for one in every)
         raise DrainError(f"{len(found)} nodes {where}, one is needed; name it with --node. There are: {names}")
     if found[0].is_head:
@@ -117,11 +122,17 @@ def main() -> int:
     parser.add_argument("--reason", default="the node is taken back")
     parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS", ""), help="head of the cluster, host:port")
     parser.add_argument("--node", default="", help="beginning of Ray's id of the node; default: this machine's")
+    parser.add_argument("--label", default="", help="key=value that the node has, where a machine has several nodes")
     parser.add_argument("--no-wait", action="store_true", help="come back at once")
     given = parser.parse_args()
     waiting = Waiting.NOT if given.no_wait else Waiting.UNTIL_GONE
     wish = Leave(
-        reason=given.reason, seconds_left=given.deadline, address=given.address, node=given.node, waiting=waiting
+        reason=given.reason,
+        seconds_left=given.deadline,
+        address=given.address,
+        node=given.node,
+        label=given.label,
+        waiting=waiting,
     )
     try:
         return 0 if leave(wish) else 1

@@ -22,6 +22,7 @@ from orchestrator.controller.metrics import ControllerMetrics
 from orchestrator.controller.notifying import start_notifying
 from orchestrator.errors import OrchestratorError
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 
@@ -202,7 +203,10 @@ class StorePublication:
 
     def _publish(self, sweep: str) -> None:
         plan = self._ledgers.setdefault(sweep, SweepLedger(self._store, sweep)).refresh().plan
-        publisher = self._publisher((plan.tracking_uri if plan else "") or self._tracking_uri)
+        uri = (plan.tracking_uri if plan else "") or self._tracking_uri
+        if uri != self._tracking_uri:
+            check_allowed(uri)  # whoever is published to is shown this cluster's credentials for tracking servers
+        publisher = self._publisher(uri)
         # Asked first: what happens after the answer may be missed, what happened before it is published.
         has_ended = publisher.has_ended(sweep)
         is_caught_up = publisher.publish_once(sweep) and has_ended

@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
 from orchestrator.contract import JobRequest, Outcome, Timings
@@ -164,12 +165,16 @@ def _quarantined(record: Record) -> tuple[str, ...]:
     splits = record.summary.get("bad_samples")
     if not isinstance(splits, Mapping):
         return ()
-    told = []
-    for split, reasons in splits.items():
-        counts = ", ".join(f"{found['count']} {reason}" for reason, found in reasons.items())
-        first = "; ".join(sample for found in reasons.values() for sample in found["first"][:1])
-        told.append(f"{split}: {counts} ({first})"[:_MAX_TEXT])
-    return tuple(told)
+    try:
+        return tuple(_told_of(split, reasons) for split, reasons in splits.items())
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return ()  # somebody else's summary: whatever it means, the result is committed
+
+
+def _told_of(split: str, reasons: Mapping[str, Mapping[str, Any]]) -> str:
+    counts = ", ".join(f"{found['count']} {reason}" for reason, found in reasons.items())
+    first = "; ".join(str(sample) for found in reasons.values() for sample in found["first"][:1])
+    return f"{split}: {counts} ({first})"[:_MAX_TEXT]
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -85,6 +85,8 @@ class Controller:
         self._durations = Durations()
         self._remaining_s: dict[str, float] = {}
         """What live attempts say of the time to their end."""
+        self._whereabouts: dict[str, str] = {}
+        """Nodes of live attempts, of gangs the first one."""
         self._drain: Drain | None = None
         self._quotas: Mapping[str, Cap] = {}
         self._orphans: set[str] = set()
@@ -262,6 +264,7 @@ class Controller:
                 forget(attempt.key)
             elif report is not None and report.progress is not None:
                 holding.board.show(attempt.job, attempt.attempt_id, report.progress)
+                self._whereabouts[attempt.attempt_id] = report.node
                 if report.progress.eta_s:
                     self._remaining_s[attempt.attempt_id] = report.progress.eta_s
                 # The end comes back as a report: an event before it could leave a live attempt under an ended one.
@@ -276,6 +279,7 @@ class Controller:
                 holding.board.quarantine(event.job, event.quarantined)
             self._stops.forget(event.attempt_id)
             self._remaining_s.pop(event.attempt_id, None)
+            self._whereabouts.pop(event.attempt_id, None)
             self._backend.release(event.attempt_id)
 
     def _bring_to_rest(self, fleet: Fleet) -> None:
@@ -329,6 +333,7 @@ class Controller:
             max_live_attempts=self._max_live_attempts,
             durations=self._durations.of(snapshots),
             remaining_s=self._remaining_s,
+            whereabouts=self._whereabouts,
             user_caps=self._quotas,
             former=[one.snapshot for one in fleet.holdings() if one.snapshot.state.is_final and one.snapshot.excluded],
             stepping=None if self._preflight is PreflightRule.NEVER else self._heartbeats.stepping,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from orchestrator.errors import ControllerError, NotFoundError
+from orchestrator.security.json_text import parse_json
 from orchestrator.state.budgets import Cap
 from orchestrator.state.codec import decode_value
 from orchestrator.state.scheduler import ANYBODY
@@ -52,10 +53,19 @@ def read_quotas(store: ObjectStore, cluster: str) -> Mapping[str, Cap]:
     except NotFoundError:
         return {}
     try:
-        return decode_value(_Quotas, json.loads(content)).users
-    except (ValueError, TypeError, KeyError) as error:
+        return _checked(decode_value(_Quotas, parse_json(content)).users)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         message = (
             f"{quotas_name(cluster)} in {store.uri} cannot be read ({error!r}); the bounds that were read before hold, "
             "write it anew"
         )
         raise ControllerError(message) from error
+
+
+def _checked(users: Mapping[str, Cap]) -> Mapping[str, Cap]:
+    """The same. Raises ``TypeError`` for a bound that is no number, which every round of decisions would trip over."""
+    for user, cap in users.items():
+        for bound in (cap.max_gpus, cap.max_concurrent):
+            if bound is not None and not isinstance(bound, int | float):
+                raise TypeError(f"a bound of {user} is {bound!r}")
+    return users

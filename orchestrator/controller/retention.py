@@ -34,6 +34,8 @@ class _SweepRoots:
     """Keys of jobs."""
     inputs: frozenset[str] = frozenset()
     """References in their identities."""
+    searches: frozenset[str] = frozenset()
+    """Keys of jobs that search: their trials come and go without a word in the journal."""
     live: frozenset[str] = frozenset()
     num_segments: int
     inbox: tuple[str, ...]
@@ -58,7 +60,8 @@ class RootReader:
         pinned = [key for pin in read_pins(self._store) for key in pin.keys]
         self._sweeps = dict(self._read_kept())
         found = self._sweeps.values()
-        planned = frozenset[str]().union(*(sweep.planned for sweep in found))
+        searches = frozenset[str]().union(*(sweep.searches for sweep in found))
+        planned = frozenset[str]().union(*(sweep.planned for sweep in found), _trials(self._store, searches))
         references = frozenset(pinned).union(*(sweep.inputs for sweep in found))
         lineage = self._follow(references, planned)
         return Roots(
@@ -84,7 +87,8 @@ class RootReader:
         jobs += [] if snapshot.plan is None else snapshot.plan.jobs
         jobs += _leaving_jobs(self._store, snapshot)
         return _SweepRoots(
-            planned=frozenset(job.key for job in jobs) | _trials(self._store, jobs),
+            planned=frozenset(job.key for job in jobs),
+            searches=frozenset(job.key for job in jobs if job.kind is JobKind.SEARCH),
             inputs=frozenset(reference for job in jobs for reference in references_in(job.identity)),
             live=frozenset(attempt.key for attempt in snapshot.live_attempts),
             num_segments=num_segments,
@@ -189,14 +193,14 @@ def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
         yield source
 
 
-def _trials(store: ObjectStore, jobs: Iterable[Job]) -> frozenset[str]:
+def _trials(store: ObjectStore, searches: Iterable[str]) -> frozenset[str]:
     """Keys of the trials of searches: jobs like any other, which no plan names.
 
     Raises:
         ControllerError: the log of a search is damaged, so that what it needs is unknown.
     """
     found: set[str] = set()
-    for key in {job.key for job in jobs if job.kind is JobKind.SEARCH}:
+    for key in searches:
         try:
             found |= kept_trials(store, key)
         except (ValueError, KeyError, TypeError) as error:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import NotFoundError, OrchestratorError, PreconditionFailedError
 from orchestrator.observability import outbox
+from orchestrator.observability.channel_rules import check_channel_of_sweep
 from orchestrator.observability.notification_channels import RefusedForeverError, deliver
 from orchestrator.observability.notifications import (
     Notice,
@@ -83,6 +84,8 @@ class Notifier:
         self._read_snapshots, self._read_channels = read_snapshots, read_channels
         self._send, self._now = send, now
         self._since_s: float | None = None
+        self._general: tuple[Channel, ...] = ()
+        """Those of the cluster's own file, as of this turn."""
         self._followed: dict[str, _Followed] = {}
         self._told: set[tuple[str, str]] = set()
         """Sweep and id of what is in the outbox for sure."""
@@ -96,14 +99,14 @@ class Notifier:
         """
         if self._since_s is None:
             self._since_s = self._begin()
-        general = tuple(self._read_channels())
+        self._general = tuple(self._read_channels())
         for snapshot in self._read_snapshots():
-            channels = (*(snapshot.plan.notify if snapshot.plan is not None else ()), *general)
+            channels = (*(snapshot.plan.notify if snapshot.plan is not None else ()), *self._general)
             if not channels or snapshot.cluster != self._cluster:
                 continue
             try:
                 self._look(snapshot, channels)
-            except (OrchestratorError, ValueError, TypeError, LookupError) as error:
+            except (OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
                 _LOG.warning("what happens to sweep %s is told later: %s", snapshot.sweep, redacted(str(error)))
         self._send_due()
 
@@ -227,6 +230,8 @@ class Notifier:
     def _try(self, entry: Entry, delivery: Delivery) -> None:
         notice, kind = entry.notice, delivery.channel.kind
         try:
+            if delivery.channel not in self._general:
+                check_channel_of_sweep(delivery.channel)
             self._send(notice, delivery.channel)
         except Exception as error:  # noqa: BLE001 - libraries of mail and TLS fail in many ways, none of which may end us
             # An error that nobody expected may quote anything: only ours are shown.

@@ -119,6 +119,6 @@ def read_all(store: ObjectStore, sweep: str) -> Sequence[Entry]:
     for name in store.list_children(notifications_folder(sweep)):
         try:
             entries.append(Entry.from_bytes(store.get(f"{notifications_folder(sweep)}{name}")))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             _LOG.warning("the notification %s of sweep %s cannot be read: %r", name, sweep, error)
     return sorted(entries, key=lambda entry: entry.notice.at_s)

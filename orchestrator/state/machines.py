@@ -23,10 +23,13 @@ class Machines:
     totals: list[Amount]
     whole: Amount
     """All of it together."""
+    leaving: tuple[Node, ...]
+    """Those that are about to go: nothing is sent there."""
 
     def __init__(self, nodes: tuple[Node | Resources, ...], total: Resources) -> None:
         known = [node if isinstance(node, Node) else Node(resources=node) for node in nodes]
         staying = [node for node in known if node.is_alive and node.leaves_at_s is None]
+        self.leaving = tuple(node for node in known if node.is_alive and node.leaves_at_s is not None)
         alive = [node for node in staying if node.resources.cpus > 0 or node.resources.gpus > 0]
         self.is_pool = not alive or any(not node.name for node in alive)
         self.whole = amount_of(total)

@@ -77,6 +77,7 @@ def decide(  # noqa: PLR0913 - the world, by name
     max_live_attempts: int | None = None,
     durations: Mapping[str, Mapping[str, float]] | None = None,
     remaining_s: Mapping[str, float] | None = None,
+    whereabouts: Mapping[str, str] | None = None,
     user_caps: Mapping[str, Cap] | None = None,
     stepping: Collection[str] | None = None,
     former: Sequence[Snapshot] = (),
@@ -93,6 +94,7 @@ def decide(  # noqa: PLR0913 - the world, by name
         max_live_attempts=max_live_attempts,
         durations=durations,
         remaining_s=remaining_s,
+        whereabouts=whereabouts,
         user_caps=user_caps,
         stepping=stepping,
         former=former,
@@ -146,6 +148,7 @@ class Scheduler:
         max_live_attempts: int | None = None,
         durations: Mapping[str, Mapping[str, float]] | None = None,
         remaining_s: Mapping[str, float] | None = None,
+        whereabouts: Mapping[str, str] | None = None,
         user_caps: Mapping[str, Cap] | None = None,
         stepping: Collection[str] | None = None,
         former: Sequence[Snapshot] = (),
@@ -163,6 +166,7 @@ class Scheduler:
             max_live_attempts: how many attempts run at once, whatever fits.
             durations: by sweep and job, the seconds that a job was estimated to take at full size.
             remaining_s: by attempt, the seconds that it says it will still take.
+            whereabouts: by attempt, the node that it is on.
             user_caps: bounds by owner, ``*`` for those without their own.
             stepping: attempts that have trained a few steps; ``None`` = nobody tells, and there is no preflight.
             former: sweeps that have ended; what they found out about nodes still holds.
@@ -173,15 +177,13 @@ class Scheduler:
         excluded = excluded_nodes([*snapshots, *former], now).keys()
         # Before the ends of sweeps: a sweep that has ended takes no more news.
         commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now)]
-        commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, now=now)
+        commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, whereabouts=whereabouts or {}, now=now)
         commands += [command for index in indexes for command in follow_up(index, committed, now)]
         site = self._suited(machines, total, maximum, excluded)
         occupancy = Occupancy(site, indexes, remaining_s=remaining_s or {}, now=now)
-        over = {command.sweep for command in commands if isinstance(command, TripSweep | FinishSweep)}
         live_keys = set(claimed).union(*_live_keys(indexes))
         world = World(now=now, live_keys=live_keys, committed=committed, stepping=stepping)
-        starting = [one for one in indexes if one.snapshot.state is SweepState.RUNNING and one.plan.sweep not in over]
-        turns = [_turn(index, occupancy, world, machines.whole) for index in starting]
+        turns = [_turn(index, occupancy, world, machines.whole) for index in _starting(indexes, commands)]
         launching = Launching(
             site=site,
             occupancy=occupancy,
@@ -247,6 +249,12 @@ def _growths(
 ) -> list[Command]:
     """Elastic jobs take what nothing else wants."""
     return [] if launching.is_blocked else [*growths(turns, occupancy, site, now)]
+
+
+def _starting(indexes: Sequence[SweepIndex], commands: Sequence[Command]) -> list[SweepIndex]:
+    """Those that may start jobs: they run, and no command ends them."""
+    over = {command.sweep for command in commands if isinstance(command, TripSweep | FinishSweep)}
+    return [one for one in indexes if one.snapshot.state is SweepState.RUNNING and one.plan.sweep not in over]
 
 
 def _left_to_launch(max_live_attempts: int | None, indexes: Sequence[SweepIndex]) -> int | None:

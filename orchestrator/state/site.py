@@ -77,7 +77,8 @@ class Site:
     def _would_hold(self, demand: Demand) -> bool:
         if not self.machines.nodes and not self._maximum:
             return True
-        for node in self._maximum:
+        # What leaves may come back, as machines do after maintenance: no job is given up for it while it is there.
+        for node in (*self._maximum, *self.machines.leaving):
             if node.suits(demand.resources) and count_workers(demand.worker, amount_of(node.resources)) > 0:
                 return True  # how many of them it may add is the autoscaler's to know
         if not self.machines.is_pool:

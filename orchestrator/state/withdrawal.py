@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from orchestrator.contract import Resources
 from orchestrator.state.commands import PreemptAttempt
 from orchestrator.state.nodes import Node
-from orchestrator.state.snapshot import Attempt, Snapshot
+from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 
 MARGIN_S = 15.0
@@ -20,6 +20,7 @@ def withdrawals(
     nodes: Sequence[Node | Resources],
     *,
     remaining_s: Mapping[str, float],
+    whereabouts: Mapping[str, str],
     now: float,
 ) -> Iterator[PreemptAttempt]:
     """Preemptions of the attempts that a leaving node would take along, each asked for once.
@@ -28,6 +29,7 @@ def withdrawals(
         snapshots: sweeps with live attempts.
         nodes: of the cluster.
         remaining_s: by attempt, the seconds that it says it will still take.
+        whereabouts: by attempt, the node on which it is; of those that were sent to none, for which the cluster grew.
         now: unix seconds.
     """
     leaving = {one.name: one.leaves_at_s for one in nodes if isinstance(one, Node) and one.leaves_at_s is not None}
@@ -37,16 +39,17 @@ def withdrawals(
         if snapshot.state is SweepState.CANCELLING:
             continue  # they are asked to end anyway
         for attempt in snapshot.live_attempts:
-            left_s, node = _time_left(attempt, leaving, now)
+            told = attempt.nodes or (whereabouts.get(attempt.attempt_id, ""),)
+            left_s, node = _time_left(told, leaving, now)
             if not node or attempt.preempting_at_s is not None or attempt.attempt_id in snapshot.leaving:
                 continue
             if remaining_s.get(attempt.attempt_id, math.inf) + MARGIN_S > left_s or math.isinf(left_s):
                 yield PreemptAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id, reason=_reason(node, left_s))
 
 
-def _time_left(attempt: Attempt, leaving: Mapping[str, float], now: float) -> tuple[float, str]:
-    """Until the first of its nodes is gone, and which one; an empty name if none of them leaves."""
-    ends = [(leaving[name] - now, name) for name in attempt.nodes if name in leaving]
+def _time_left(nodes: Sequence[str], leaving: Mapping[str, float], now: float) -> tuple[float, str]:
+    """Until the first of an attempt's nodes is gone, and which one; an empty name if none of them leaves."""
+    ends = [(leaving[name] - now, name) for name in nodes if name in leaving]
     return min(ends, default=(math.inf, ""))
 
 

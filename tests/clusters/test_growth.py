@@ -63,7 +63,16 @@ def test_cluster_without_the_variable_does_not_grow(monkeypatch):
     assert growth() is None
 
 
-@pytest.mark.parametrize("text", ["a: [", "version: 1"])
+_NO_QUANTITY = """
+kind: RayCluster
+spec: {workerGroupSpecs: [{template: {spec: {containers: [{resources: {limits: {cpu: "many"}}}]}}}]}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "version: 1", "kind: RayCluster", "available_node_types: [1]", _NO_QUANTITY, "kind: RayJob\nspec: 1"],
+)
 def test_growth_of_a_wrong_file_is_none_and_told(monkeypatch, tmp_path, caplog, text):
     path = tmp_path / "x.yaml"
     path.write_text(text)

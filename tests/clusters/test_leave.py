@@ -114,3 +114,13 @@ def test_head_that_does_not_answer_while_waiting_is_asked_again(use):
 
     use(Busy(HEAD, MINE, looks=3))
     assert run()[0]
+
+
+def test_node_of_a_machine_with_several_is_told_by_its_label(use):
+    twin = RayNode(node_id="bb33", address="10.0.0.2", host=HERE, labels={"orchestrator/node": "7-1"})
+    store = use(Store(HEAD, MINE, twin))
+    assert run(label="orchestrator/node=7-1")[0]
+    assert [node_id for node_id, *_ in store.drained] == ["bb33"]
+    use(Store(HEAD, MINE, twin))
+    with pytest.raises(DrainError, match="2 nodes are on this machine"):
+        run()

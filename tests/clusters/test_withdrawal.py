@@ -37,6 +37,14 @@ def test_attempt_on_a_node_that_stays_is_left_alone():
     assert withdrawn(launched(JOB, "stays")) == []
 
 
+def test_attempt_for_which_the_cluster_grew_is_asked_where_it_came_to_be():
+    """It was sent to no node, because its node was not there yet."""
+    assert withdrawn(launched(JOB)) == []
+    (command,) = withdrawn(launched(JOB), whereabouts={ATTEMPT: "goes"})
+    assert command.attempt_id == ATTEMPT
+    assert withdrawn(launched(JOB), whereabouts={ATTEMPT: "stays"}) == []
+
+
 def test_gang_is_asked_if_one_of_its_nodes_leaves():
     gang = launched(JOB, "stays", "goes", num_workers=2)
     assert [command.attempt_id for command in withdrawn(gang)] == [ATTEMPT]
@@ -80,6 +88,12 @@ def test_job_that_fits_nowhere_else_waits_for_another_node():
     snapshot = after(plan_of("sweep", JOB), launched(JOB, "goes"), preempted)
     small = Node(name="small", resources=Resources(cpus=1.0))
     assert decide(snapshot, nodes=(small, GOES), now=NOW + 600.0) == []
+
+
+def test_job_that_fits_only_a_leaving_node_is_not_given_up():
+    """It never ran anywhere; the machine may come back, and until it is gone nobody knows."""
+    small = Node(name="small", resources=Resources(cpus=1.0))
+    assert decide(after(plan_of("sweep", JOB)), nodes=(small, GOES), now=NOW) == []
 
 
 def test_cluster_of_leaving_nodes_starts_nothing():

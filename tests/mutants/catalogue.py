@@ -240,7 +240,7 @@ MUTANTS = (
     ),
     Mutant(
         name="paused sweep goes on",
-        where="orchestrator.state.scheduler:Scheduler.decide",
+        where="orchestrator.state.scheduler:_starting",
         old="if one.snapshot.state is SweepState.RUNNING and",
         new="if one.snapshot.state in {SweepState.RUNNING, SweepState.PAUSED} and",
         family=Family.CLIENTS,

@@ -137,7 +137,7 @@ def test_minimize_quadratic_finds_its_minimum(seed: int, size: int, condition: f
     rough = torch.linalg.inv(hessian + 0.3 * torch.diag(torch.diag(hessian)))
     found = minimize(function, start, precondition=lambda g: rough @ g, tolerance=1e-12, max_iterations=500)
     assert found.end is not End.MAX_ITERATIONS
-    # What is left is estimated from the last steps; far from round, the estimate is too small, the most at the condition 1e4.
+    # What is left is estimated from the last steps; far from round (a condition of 1e4), the estimate is too small.
     assert found.value == pytest.approx(1.0, abs=1e-4)
     exact = minimize(
         function, start, precondition=lambda g: torch.linalg.solve(hessian, g), tolerance=1e-9, max_iterations=500

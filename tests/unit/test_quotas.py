@@ -51,7 +51,14 @@ def test_quotas_are_read_as_written_and_refused_if_they_make_no_sense(tmp_path: 
     assert client.read_quotas(store, CLUSTER) == quotas
     with pytest.raises(ControllerError, match="ada"):
         client.write_quotas(store, CLUSTER, {"ada": Cap(max_gpus=-1.0)})
-    store.put(quotas_name(CLUSTER), b"{")
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[1]", b'{"users": [1]}', b'{"users": {"ada": {"max_gpus": "many"}}}', b"[" * 100_000]
+)
+def test_quotas_that_are_none_are_refused_as_they_are_read(tmp_path: Path, content: bytes) -> None:
+    store = LocalStore(tmp_path)
+    store.put(quotas_name(CLUSTER), content)
     with pytest.raises(ControllerError, match="write it anew"):
         client.read_quotas(store, CLUSTER)
 
@@ -102,3 +109,21 @@ def test_samples_that_a_training_did_without_are_in_the_journal_and_among_the_wa
     board.flush(1e12)
     (warning,) = client.read_warnings(world.store, "sweep")
     assert warning == f"dataset/0 and 1 more jobs did without samples that cannot be read: {told[0]}"
+
+
+@pytest.mark.parametrize(
+    "bad", ["many", {"train": 3}, {"train": {"corrupt": 3}}, {"train": {"corrupt": {"first": [1]}}}]
+)
+def test_summary_of_another_form_keeps_no_result_from_its_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: object
+) -> None:
+    def commit(store: ObjectStore, request: JobRequest, metrics: Mapping[str, float]) -> Outcome:
+        writer = ArtifactWriter(store, request)
+        writer.add("payload", b"weights")
+        return writer.commit(now=0.0, metrics=metrics, summary={"bad_samples": bad})
+
+    monkeypatch.setattr(scripted, "_commit", commit)
+    world = World(tmp_path)
+    world.submit(make_job("dataset/0"))
+    world.tick_until(lambda: world.snapshot().state.is_final)
+    assert world.snapshot().jobs["dataset/0"].quarantined == ()

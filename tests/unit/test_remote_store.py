@@ -10,10 +10,12 @@ import pytest
 from orchestrator.cli.accept import _check_versions, _refusal, _settings, _store_of
 from orchestrator.cli.resubmit import Former
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings
+from orchestrator.contract import JobKind
 from orchestrator.controller.client import Consent, submit
 from orchestrator.errors import UserError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Plan
+from orchestrator.plan.identity import CODE_VERSIONS
 from orchestrator.planning.sources import read_sweep
 from orchestrator.remote.answer import Verdict
 from orchestrator.remote.payload import Payload, Program
@@ -115,6 +117,15 @@ def test_plan_of_a_program_that_computes_something_else_is_refused() -> None:
     other = replace(job, identity={**job.identity, "code_version": 99})
     with pytest.raises(UserError, match=rf"{job.kind.value} 99 \(here 1\)"):
         _check_versions(replace(plan, jobs=(*plan.jobs[:-1], other)))
+
+
+def test_search_whose_trials_are_computed_otherwise_here_is_refused() -> None:
+    plan = quickstart()
+    versions = {"trial": {"kind": "finetune", "code_version": 98}, "probe": {"code_version": 99}}
+    identity = {"code_version": CODE_VERSIONS[JobKind.SEARCH], "parameters": versions}
+    search = replace(plan.jobs[-1], kind=JobKind.SEARCH, identity=identity)
+    with pytest.raises(UserError, match=r"finetune 98 .*probe 99"):
+        _check_versions(replace(plan, jobs=(*plan.jobs, search)))
 
 
 def test_job_on_a_stack_belongs_to_its_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

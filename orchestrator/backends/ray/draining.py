@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
@@ -30,6 +30,7 @@ class RayNode:
     address: str
     host: str
     is_head: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def leaving_nodes() -> dict[str, float]:
@@ -87,4 +88,5 @@ def _alive(found: dict[Any, Any]) -> Iterator[RayNode]:
                 address=node.node_manager_address,
                 host=node.node_manager_hostname,
                 is_head=node.is_head_node,
+                labels=dict(node.labels),
             )

@@ -46,8 +46,8 @@ def _growth_of(path: str) -> tuple[Node, ...] | None:
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         return node_groups([one for one in yaml.safe_load_all(text) if isinstance(one, Mapping)], path)
-    except (OSError, yaml.YAMLError, OrchestratorError) as error:
-        _LOG.warning("%s: %s; the cluster is taken not to grow", GROUPS_VARIABLE, error)
+    except (OSError, yaml.YAMLError, OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
+        _LOG.warning("%s: %r; the cluster is taken not to grow", GROUPS_VARIABLE, error)
         return None
 
 

@@ -1,0 +1,74 @@
+"""Which tracking servers a cluster's publisher logs in to: those that its operators allow, and its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.controller import client
+from orchestrator.controller.actor import StorePublication
+from orchestrator.errors import StorageDeniedError
+from orchestrator.storage.allowed import VARIABLE
+from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
+
+OWN = "https://mlflow.lab"
+
+
+class Publishers:
+    """Notes for which servers publishers are made."""
+
+    def __init__(self) -> None:
+        self.uris: list[str] = []
+
+    def __call__(self, _: Any, uri: str) -> Publishers:
+        self.uris.append(uri)
+        return self
+
+    def has_ended(self, _: str) -> bool:
+        return False
+
+    def publish_once(self, _: str) -> bool:
+        return True
+
+
+@pytest.fixture
+def asked(tmp_path: Path, request: pytest.FixtureRequest) -> World:
+    """A sweep that names the tracking server of the test's parameter."""
+    world = World(tmp_path)
+    plan = replace(make_plan(*diamond(), store_uri=world.store.uri), tracking_uri=request.param)
+    client.submit(world.store, plan, "name: sweep\n", CLUSTER, now=world.clock())
+    world.tick_until(lambda: world.snapshot().plan is not None)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ("https://elsewhere.org", ""),
+        (OWN, "s3://lab"),
+        ("https://second.lab/mlflow", "s3://lab https://second.lab"),
+        ("", "s3://lab"),
+    ],
+    indirect=["asked"],
+)
+def test_tracking_server_that_is_allowed_or_the_clusters_own_is_published_to(
+    asked: World, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, allowed)
+    publishers = Publishers()
+    StorePublication(asked.store, OWN, publishers).run()
+    plan = asked.snapshot().plan
+    assert plan is not None
+    assert publishers.uris == [plan.tracking_uri or OWN]
+
+
+@pytest.mark.parametrize("asked", ["https://elsewhere.org", "sqlite:////data/other.db"], indirect=True)
+def test_tracking_server_that_is_not_allowed_is_never_asked(asked: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "s3://lab https://second.lab")
+    publishers = Publishers()
+    with pytest.raises(StorageDeniedError, match="not below any of the allowed"):
+        StorePublication(asked.store, OWN, publishers).run()
+    assert publishers.uris == []
