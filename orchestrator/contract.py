@@ -96,7 +96,7 @@ class Resources:
         parts = [f"{self.cpus:g} CPU"]
         parts += [f"{self.gpus:g} GPU"] if self.gpus else []
         parts += [f"of type {self.accelerator}"] if self.accelerator else []
-        parts += [f"{self.memory_gib:g} GiB"] if self.memory_gib else []
+        parts += [f"{round(self.memory_gib, 1) or self.memory_gib:g} GiB"] if self.memory_gib else []
         parts += [f"{key}={value}" for key, value in self.labels]
         parts += {Spot.REQUIRE: ["on spot nodes"], Spot.NEVER: ["not on spot nodes"]}.get(self.spot, [])
         return ", ".join(parts)

@@ -246,6 +246,7 @@ class Sweep:
             return Snapshot(sweep=self.name)
 
     def _store(self) -> ObjectStore:
+        self._settings.known_store_uri(self.store_uri)
         if not is_initialised(self.store_uri):
             raise NotFoundError(f"there is no store at {self.store_uri}: submit a sweep first, or name another store")
         return open_store(self.store_uri)

@@ -29,7 +29,7 @@ from orchestrator.cli.completion import COMPLETED_LINE, complete_sweep
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
 from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, TableOption
 from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, SpecError
 from orchestrator.security import redaction
 
 app = typer.Typer(
@@ -361,6 +361,8 @@ def run_app() -> None:
     try:
         # Shells ask for completions by variables, with the line so far in one of them.
         context, arguments = configuration.take_flag(sys.argv[1:] or os.environ.get(COMPLETED_LINE, "").split())
+        if sys.argv[1:] and configuration.lacks_name(arguments):
+            raise SpecError(("--context needs a name; see: orchestrator config contexts",))
         configuration.apply(Path.cwd(), os.environ, context)
         app(args=arguments if sys.argv[1:] else None)
     except OrchestratorError as error:

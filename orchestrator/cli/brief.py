@@ -5,6 +5,10 @@ from __future__ import annotations
 from orchestrator.state.job_view import Failure
 
 MAX_CHARACTERS = 160
+_MAX_REMEDY = 480
+"""What is longer than that is no advice to a person."""
+_MIN_TOLD = 80
+"""Of what failed, however long the advice is."""
 _RUNNER_DIED = (
     "the worker process died: ended from outside (kill, out of memory, preemption), or crashed in native code"
 )
@@ -24,12 +28,24 @@ def brief(failure: Failure) -> str:
 
 
 def brief_message(text: str) -> str:
-    """The first line of a failure's message, shortened; Ray's paragraphs about dead workers in our words."""
+    """The first line of a failure's message; Ray's paragraphs about dead workers in our words.
+
+    What is too long is shortened before what to do about it, which follows the last semicolon.
+    """
     plain = " ".join(text.split())
     if any(paragraph in plain.lower() for paragraph in _RAYS_PARAGRAPHS):
         return _RUNNER_DIED
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason was given")
-    return first if len(first) <= MAX_CHARACTERS else f"{first[: MAX_CHARACTERS - 3].rstrip()}..."
+    if len(first) <= MAX_CHARACTERS:
+        return first
+    told, _, remedy = first.rpartition("; ")
+    if not told or len(remedy) > _MAX_REMEDY:
+        return _cut(first, MAX_CHARACTERS)
+    return f"{_cut(told, max(MAX_CHARACTERS - len(remedy) - 2, _MIN_TOLD))}; {remedy}"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
 
 
 def brief_reason(text: str) -> str:

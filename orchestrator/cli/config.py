@@ -14,6 +14,7 @@ from orchestrator.cli.configuration import NO_CONTEXT, Resolved, chosen_context,
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.contexts import contexts_document, parse_changes, set_context, unset_context, use_context
 from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.errors import SpecError
 
 
@@ -27,7 +28,7 @@ def show_config(found: Sequence[Resolved], form: DocumentForm, *, with_origin: b
         table.add_column(column, overflow="fold")
     for each in found:
         origin = (escape(each.origin),) if with_origin else ()
-        table.add_row(each.setting.name, escape(each.shown) or "-", *origin, each.setting.meaning)
+        table.add_row(each.setting.name, escape(_shown(each)) or "-", *origin, each.setting.meaning)
     stdout_console().print(table)
 
 
@@ -68,6 +69,8 @@ def change_context(name: str, settings: Sequence[str], form: DocumentForm, *, pu
     _conclude({"context": name, "settings": now, "in_use": puts_into_use, "file": str(path)}, form)
     use = "" if puts_into_use else f" Use it with: --context {name}, or always: orchestrator config use-context {name}"
     _say(f"{name}: {', '.join(f'{setting}={value}' for setting, value in now.items()) or 'no settings'}.{use}")
+    if now.keys() & {"cluster"} and not now.keys() & {"store", "ray_address", "dashboard_address"}:
+        _say(f"warning: cluster {now['cluster']} is reached through its store, and {name} names none: set store=...")
 
 
 def remove_context(name: str, form: DocumentForm) -> None:
@@ -99,7 +102,13 @@ def _warn_if_hidden(name: str) -> None:
         _say(f"note: here {choice.name} counts, because {choice.place} says so")
 
 
+def _shown(resolved: Resolved) -> str:
+    """As it says of itself, but of a cluster behind its dashboard only the cluster knows the store."""
+    is_elsewhere = resolved.setting.name == "store" and not resolved.value and Settings().store_uri() == UNKNOWN_STORE
+    return f"{shown_store(UNKNOWN_STORE)}, not known here" if is_elsewhere else resolved.shown
+
+
 def _document(resolved: Resolved, *, with_origin: bool) -> object:
     if not with_origin:
-        return resolved.shown
-    return {"value": resolved.shown, "origin": resolved.origin, "variable": resolved.setting.variable}
+        return _shown(resolved)
+    return {"value": _shown(resolved), "origin": resolved.origin, "variable": resolved.setting.variable}

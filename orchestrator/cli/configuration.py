@@ -166,17 +166,22 @@ def _apply(resolved: Resolved, environment: MutableMapping[str, str]) -> None:
 def take_flag(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The context that a command line names, wherever on it, and the line without it.
 
-    A flag without a name stays on the line, whose parser complains about it.
+    A flag without a name stays on the line; see ``lacks_name``.
     """
     rest, context = list(arguments), ""
     end = rest.index("--") if "--" in rest else len(rest)
     for position in range(end - 1, -1, -1):
-        if rest[position].startswith(f"{CONTEXT_FLAG}="):
+        if rest[position] != f"{CONTEXT_FLAG}=" and rest[position].startswith(f"{CONTEXT_FLAG}="):
             context = context or rest.pop(position).partition("=")[2]
-        elif rest[position] == CONTEXT_FLAG and position + 1 < end:
+        elif rest[position] == CONTEXT_FLAG and position + 1 < end and rest[position + 1]:
             context = context or rest[position + 1]
             del rest[position : position + 2]
     return context, rest
+
+
+def lacks_name(arguments: Sequence[str]) -> bool:
+    """Whether what ``take_flag`` left has the flag without a name, as an unset variable of a shell leaves it."""
+    return bool({CONTEXT_FLAG, f"{CONTEXT_FLAG}="} & {*arguments[: [*arguments, "--"].index("--")]})
 
 
 def _layers(directory: Path, environment: Mapping[str, str], context: str) -> tuple[list[_Layer], SettingsFile]:

@@ -15,8 +15,9 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.toml_document import TOMLDocument
 
 from orchestrator.cli.configuration import NO_CONTEXT, Choice, without_password
+from orchestrator.cli.setting_values import problem_of_value
 from orchestrator.cli.settings_files import CHOICE, CONTEXTS, problem_of, read_user_file
-from orchestrator.errors import NotFoundError, UserError
+from orchestrator.errors import NotFoundError, SpecError, UserError
 from orchestrator.security.forms import secret_form
 from orchestrator.spec.suggest import did_you_mean
 
@@ -32,7 +33,8 @@ def set_context(path: Path, name: str, changes: Mapping[str, str]) -> dict[str, 
         changes: values by name of the setting; an empty one removes the setting.
 
     Raises:
-        UserError: the name or a setting is wrong, or the file cannot be written.
+        SpecError: the name or a setting is wrong.
+        UserError: the file cannot be written.
     """
     _check_name(name)
     _check_values(changes)
@@ -79,12 +81,12 @@ def contexts_document(path: Path, choice: Choice | None) -> dict[str, dict[str, 
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
-    """``SETTING=VALUE`` as a mapping. Raises ``UserError``."""
+    """``SETTING=VALUE`` as a mapping. Raises ``SpecError``."""
     changes: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"{text!r} is not SETTING=VALUE, such as store=s3://bucket/studies")
+            raise SpecError((f"{text!r} is not SETTING=VALUE, such as store=s3://bucket/studies",))
         changes[name] = value
     return changes
 
@@ -92,18 +94,21 @@ def parse_changes(texts: Sequence[str]) -> dict[str, str]:
 def _check_name(name: str) -> None:
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or name == NO_CONTEXT:
         reserved = f" ({NO_CONTEXT!r} means no context)" if name == NO_CONTEXT else ""
-        raise UserError(f"{name!r} cannot name a context{reserved}: use letters, digits, '-' and '_'")
+        raise SpecError((f"{name!r} cannot name a context{reserved}: use letters, digits, '-' and '_'",))
 
 
 def _check_values(changes: Mapping[str, str]) -> None:
     for name, value in changes.items():
         if problem := problem_of(name, value or "file:/"):
-            raise UserError(problem)
+            raise SpecError((problem,))
         if form := secret_form(value):
-            raise UserError(
+            told = (
                 f"{name} holds what looks like {form}, and this file is no place for secrets: name where it is instead "
                 "(ray_token by file:/PATH or env:NAME, aws_profile, MLFLOW_TRACKING_USERNAME and _PASSWORD)"
             )
+            raise SpecError((told,))
+        if problem := problem_of_value(name, value) if value else "":
+            raise SpecError((problem,))
 
 
 def _require(path: Path, name: str) -> None:

@@ -15,7 +15,7 @@ from orchestrator.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.cli.settings import Settings
+from orchestrator.cli.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.doctor.cluster import Question
 from orchestrator.doctor.examination import examine_cluster
 from orchestrator.doctor.shards import read_beginnings, sample_shards
@@ -53,7 +53,7 @@ def examine(options: DoctorOptions) -> ExitCode:
     settings = Settings()
     sweep = load_sweep(options.sweep)[0] if options.sweep else None
     uri = options.store or settings.store_uri(sweep)
-    results = list(run_checks([*store_checks(uri), *_machine_checks(settings, sweep)]))
+    results = [*_store_results(uri), *run_checks([*_machine_checks(settings, sweep)])]
     if not options.local:
         bad = {result.name for result in results if result.verdict in {Verdict.FAILED, Verdict.SKIPPED}}
         results += _cluster_results(settings, sweep, uri, bad, options.limit_s)
@@ -66,6 +66,14 @@ def examine(options: DoctorOptions) -> ExitCode:
     if num_failed:
         stderr_console().print(f"{num_failed} of {len(results)} checks failed.")
     return ExitCode.FAILURE if num_failed else ExitCode.OK
+
+
+def _store_results(uri: str) -> Iterator[CheckResult]:
+    if uri != UNKNOWN_STORE:
+        yield from run_checks([*store_checks(uri)])
+        return
+    detail = f"it is {shown_store(uri)}, which is not known here: set store=... in its context, or --store"
+    yield CheckResult(name="store", verdict=Verdict.SKIPPED, detail=detail)
 
 
 def _machine_checks(settings: Settings, sweep: Sweep | None) -> Iterator[Check]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.cli.brief import brief_reason
 from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.client import list_sweeps
+from orchestrator.controller.client import list_sweeps, load_snapshot
 from orchestrator.errors import SpecError
 from orchestrator.plan.graph import Plan
 from orchestrator.planning.reasons import Explanation, explain
 from orchestrator.planning.sources import find_plan
+from orchestrator.state.job_view import JobView
+from orchestrator.state.transitions import JobState
 from orchestrator.storage.open import is_initialised, open_store
 
 _SHOWN = 20
@@ -24,11 +27,13 @@ def explain_job(job: str, *, sweep: str, against: str, form: DocumentForm, store
     """Print what the store has of a job, or which field keeps it from having a result."""
     uri = store_uri or Settings().store_uri()
     plan = _find_plan(sweep, uri) if sweep else None
-    found = explain(job, plan, store_uri or (plan.store_uri if plan else uri), against=against)
+    place = Settings().known_store_uri(store_uri or (plan.store_uri if plan else uri))
+    found = explain(job, plan, place, against=against)
+    view = _submitted(found, plan, place) if plan else None
     if form is not DocumentForm.TABLE:
-        print_document(found.to_json(), form)
+        print_document({**found.to_json(), **_view_document(view)}, form)
         return ExitCode.OK
-    for line in explanation_lines(found):
+    for line in (*explanation_lines(found), *_view_lines(view, plan.sweep if plan else "")):
         stdout_console().print(line, markup=False)
     return ExitCode.OK
 
@@ -46,6 +51,28 @@ def _find_plan(sweep: str, uri: str) -> Plan:
         submitted = ", ".join(names[-_SHOWN:]) or "none"
         message = f"store {uri} has no sweep {sweep!r} either; submitted there: {submitted}"
         raise SpecError((*error.problems, message)) from None
+
+
+def _submitted(found: Explanation, plan: Plan, uri: str) -> JobView | None:
+    """The very job as its sweep has it, if that was submitted to this store."""
+    if not is_initialised(uri):
+        return None
+    store = open_store(uri)
+    if plan.sweep not in list_sweeps(store):
+        return None
+    view = load_snapshot(store, plan.sweep).jobs.get(found.name)
+    return view if view is not None and view.key == found.key else None
+
+
+def _view_document(view: JobView | None) -> dict[str, str]:
+    return {"job_state": view.state.value, "reason": view.reason} if view is not None else {}
+
+
+def _view_lines(view: JobView | None, sweep: str) -> Iterator[str]:
+    if view is not None and view.state in {JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED}:
+        why = f": {brief_reason(view.reason)}" if view.reason else ""
+        yield f"  in sweep {sweep} it is {view.state.value}{why}"
+        yield f"  see      orchestrator describe {sweep} {view.name}"
 
 
 def explanation_lines(found: Explanation) -> Iterator[str]:

@@ -21,7 +21,7 @@ from orchestrator.cli.settings import Settings
 from orchestrator.contract import Resources
 from orchestrator.errors import UserError
 from orchestrator.plan.build import build_plan
-from orchestrator.plan.costs import PriceTable
+from orchestrator.plan.costs import CPU_ENTRY, PriceTable
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.makespan import Fleet
 from orchestrator.planning.fleets import StatedCluster, stated_fleet, this_machine
@@ -71,6 +71,10 @@ class _Bill:
             return None
         one = Resources(cpus=0.0, gpus=1.0) if resource == "GPU" else Resources(cpus=1.0)
         return self.prices.cost(3600.0 * hours, one, self.accelerator, is_spot=self.is_spot)
+
+    def name(self, resource: str) -> str:
+        """Of its entry in a table of prices."""
+        return (self.accelerator or "these GPUs") if resource == "GPU" else CPU_ENTRY
 
     def show(self, hours: float, resource: str) -> str:
         """``, 1,234.50 USD``; empty without a price."""
@@ -198,6 +202,8 @@ def _lines(found: Forecast, fleet: Fleet, expected: _Expected, bill: _Bill) -> l
         f"utilisation {format_percent(found.utilisation, digits=1)} % of {found.available_hours:,.1f} {unit}{rented}",
         f"goodput {format_percent(found.goodput)} % of the {held:,.1f} {unit} that attempts held{used}",
     ]
+    if bill.prices is not None and not rented:
+        lines.append(f"cost unknown: the table has no price of {bill.name(found.resource)}")
     lines.append(f"storage {format_bytes(expected.kept_bytes)} of artifacts that stay")
     assumed = expected.assumed_accelerator
     return [*lines, *([f"durations assume {assumed} GPUs; say what they are with --accelerator"] if assumed else [])]

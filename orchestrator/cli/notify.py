@@ -21,9 +21,9 @@ from orchestrator.observability.notification_channels import deliver
 from orchestrator.observability.notifications import trial_notice
 from orchestrator.observability.outbox import DeliveryState, Entry, read_all
 from orchestrator.security.redaction import redacted
-from orchestrator.spec.load import load_sweep
+from orchestrator.spec.load import load_sweep, read_text
 from orchestrator.spec.notify import Channel
-from orchestrator.spec.resolve_notify import parse_notify_file
+from orchestrator.spec.resolve_notify import is_notify_file, parse_notify_file
 from orchestrator.storage.log_records import format_time
 
 
@@ -70,17 +70,13 @@ def try_channels(file: str, form: DocumentForm) -> ExitCode:
 
 def _channels(file: str) -> tuple[Sequence[Channel], Callable[[Channel], None]]:
     """The channels of a file, and what a controller checks of them before it uses them."""
-    path = Path(file)
-    if path.is_file():
-        try:
-            return parse_notify_file(path.read_text(encoding="utf-8"), file), lambda _: None
-        except (SpecError, UnicodeDecodeError):
-            pass  # a sweep.yaml says more, and says what is wrong with it
-    sweep, _ = load_sweep(file)
-    channels = sweep.notify
+    text = read_text(file, file) if Path(file).is_file() else ""
+    is_general = bool(text) and is_notify_file(text, file)
+    channels = parse_notify_file(text, file) if is_general else load_sweep(file)[0].notify
     if not channels:
-        raise SpecError((f"{file}: it has no notify: nobody would be told; see docs/operations.md, Notifications",))
-    return channels, check_channel_of_sweep
+        message = "it has no notify, or an empty one: nobody would be told; see docs/operations.md, Notifications"
+        raise SpecError((f"{file}: {message}",))
+    return channels, (lambda _: None) if is_general else check_channel_of_sweep
 
 
 def _called(channel: Channel) -> str:

@@ -11,7 +11,7 @@ from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.plan_tables import diff_lines, diff_table, groups_table, jobs_table, kinds_table, outlook_lines
-from orchestrator.cli.settings import Settings
+from orchestrator.cli.settings import Settings, shown_store
 from orchestrator.errors import SpecError, StorageError, UserError
 from orchestrator.plan.accelerators import PEAKS
 from orchestrator.plan.build import build_plan
@@ -86,7 +86,7 @@ def summary_line(plan: Plan, found: dict[str, Disposition]) -> str:
     """``52 jobs: 52 new, 0 resume, 0 reuse, 0 stale``."""
     counts = {disposition: list(found.values()).count(disposition) for disposition in Disposition}
     parts = ", ".join(f"{number} {disposition.value}" for disposition, number in counts.items())
-    return f"{len(plan.jobs)} jobs: {parts} (store {plan.store_uri})"
+    return f"{len(plan.jobs)} jobs: {parts} (store {shown_store(plan.store_uri)})"
 
 
 def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.cli.remote import Submitter, ThroughDashboard, ThroughStore
+from orchestrator.cli.remote import Submitter, ThroughDashboard, ThroughStore, require_meeting_place
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings
 from orchestrator.storage.open import is_initialised, open_store
 
@@ -18,6 +18,7 @@ def reach(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[S
 
     Raises:
         ClusterError, ControllerError: as ``connect``.
+        SpecError: as ``require_meeting_place``.
     """
     if foreground or not settings.is_remote:
         from orchestrator.cli.connect import connect  # Ray takes a second, which nobody else needs
@@ -28,4 +29,5 @@ def reach(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[S
         is_known = store_uri != UNKNOWN_STORE and is_initialised(store_uri, deadline_s=_STORE_S)
         yield ThroughDashboard(settings=settings, store=open_store(store_uri) if is_known else None)
     else:
+        require_meeting_place(settings, store_uri)
         yield ThroughStore(settings=settings, store=open_store(store_uri))

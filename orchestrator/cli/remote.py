@@ -30,6 +30,18 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.units import format_duration
 
 
+def require_meeting_place(settings: Settings, store_uri: str) -> None:
+    """Refuse to leave a message for a cluster where it surely does not look.
+
+    Raises:
+        SpecError: the cluster is only reached through its store, and the store is this project's own folder.
+    """
+    by_store = settings.is_remote and not settings.jobs_address
+    if by_store and store_uri == settings.own_store_uri and not settings.store and not settings.store_shared:
+        where = "its context (orchestrator config set-context NAME store=s3://...) or --store"
+        raise SpecError((f"cluster {settings.cluster} is reached through its store: set store=... in {where}",))
+
+
 class Submitter(Protocol):
     """What leads to a controller."""
 

@@ -38,7 +38,7 @@ def reproduce_sweep(
     from orchestrator.cli.settings import Settings
 
     folder = Path(into or f"reproduce-{sweep}")
-    raise typer.Exit(_write(sweep, revision, folder, store or Settings().store_uri(), force=force, form=output))
+    raise typer.Exit(_write(sweep, revision, folder, Settings().known_store_uri(store), force=force, form=output))
 
 
 def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, form: DocumentForm) -> ExitCode:
@@ -46,11 +46,14 @@ def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, fo
     from orchestrator.cli.exits import ExitCode
     from orchestrator.cli.output import print_document
     from orchestrator.controller.client import load_plan
+    from orchestrator.errors import NotFoundError
     from orchestrator.planning.reproduction import reproduce
     from orchestrator.storage.open import open_store
 
     objects = open_store(uri)
     current = load_plan(objects, sweep).revision
+    if revision > current:
+        raise NotFoundError(f"sweep {sweep} has revisions 1-{current}, and no {revision}; pass one of them")
     found = reproduce(objects, sweep, revision or current)
     files = _files(found)
     _save(folder, files, force=force)

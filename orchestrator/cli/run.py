@@ -5,7 +5,7 @@ from __future__ import annotations
 import pdb  # noqa: T100 - the debugger is the point of --pdb
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import describe_progress
-from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobResult, Progress
+from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.controller.client import list_sweeps, load_plan
 from orchestrator.errors import NotFoundError, OrchestratorError, UserError
@@ -51,8 +51,10 @@ def run_job(name: str, options: RunOptions) -> ExitCode:
     job = _find_job(plan, name)
     with tempfile.TemporaryDirectory(prefix="orchestrator-run-") as folder:
         store = _store_for(plan, job, Path(folder), keep=options.commit)
+        jobs = (*_missing_inputs(plan, job, store), job)
+        _refuse_searches(jobs)
         try:
-            for needed in (*_missing_inputs(plan, job, store), job):
+            for needed in jobs:
                 stderr_console().print(f"running {needed.name} ({needed.key})")
                 result = _execute(needed, plan, store, Path(folder))
         except Exception as error:  # noqa: BLE001 - whatever the job raises is what the user came to see
@@ -78,7 +80,7 @@ def _find_plan(options: RunOptions) -> Plan:
         if options.sweep in list_sweeps(store):
             return load_plan(store, options.sweep)
     sweep, _ = load_sweep(options.sweep)
-    return build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
+    return build_plan(sweep, store_uri=Settings().known_store_uri(options.store, sweep))
 
 
 def _find_job(plan: Plan, name: str) -> Job:
@@ -105,6 +107,14 @@ def _missing_inputs(plan: Plan, job: Job, store: ObjectStore) -> Iterator[Job]:
             wanted.update(candidate.needs)
     needed = (jobs[name] for name in jobs if name in wanted and name != job.name)
     return (candidate for candidate in needed if not is_committed(store, candidate.key))
+
+
+def _refuse_searches(jobs: Iterable[Job]) -> None:
+    """Before anything runs, which may take hours. Raises ``UserError``: one of the jobs is a search."""
+    search = next((job.name for job in jobs if job.kind is JobKind.SEARCH), "")
+    if search:
+        message = f"{search} needs Ray, which runs its trials: submit the sweep (`orchestrator submit`); `run` can take"
+        raise UserError(f"{message} the jobs that wait for it once the search is committed")
 
 
 def _execute(job: Job, plan: Plan, store: ObjectStore, folder: Path) -> JobResult:

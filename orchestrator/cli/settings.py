@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from enum import StrEnum
 from hashlib import sha256
@@ -11,10 +12,16 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.cli.known_settings import as_reference
+from orchestrator.errors import SpecError
 from orchestrator.spec.model import Sweep
 
 UNKNOWN_STORE = "file:///the-store-of-the-cluster"
 """Stands for the store of a cluster that nobody here has been told of; nothing is ever there."""
+
+
+def shown_store(uri: str) -> str:
+    """A store as people read it."""
+    return "the cluster's own" if uri == UNKNOWN_STORE else uri
 
 
 class Code(StrEnum):
@@ -100,7 +107,28 @@ class Settings(BaseSettings):
     def store_uri(self, sweep: Sweep | None = None) -> str:
         """The sweep's store, else the setting, else the project's own, or that of a cluster behind its dashboard."""
         given = (sweep.store if sweep else "") or self.store
-        return given or (UNKNOWN_STORE if self.jobs_address else "") or (self.home / "store").as_uri()
+        return given or (UNKNOWN_STORE if self.jobs_address else "") or self.own_store_uri
+
+    def known_store_uri(self, given: str = "", sweep: Sweep | None = None) -> str:
+        """``given``, else ``store_uri``, for whoever reads or writes there.
+
+        Raises:
+            SpecError: only the cluster knows its store.
+        """
+        uri = given or self.store_uri(sweep)
+        if uri == UNKNOWN_STORE:
+            from orchestrator.cli.configuration import chosen_context
+
+            choice = chosen_context(Path.cwd(), os.environ)
+            where = f"in context {choice.name}" if choice else "in orchestrator.toml or a context"
+            behind = f"the store of the cluster behind {self.jobs_address or 'its dashboard'} is not known here"
+            raise SpecError((f"{behind}: set store=... {where}, or --store",))
+        return uri
+
+    @property
+    def own_store_uri(self) -> str:
+        """Of the project's own directory."""
+        return (self.home / "store").as_uri()
 
     def tracking_uri(self, sweep_uri: str = "") -> str:
         """The sweep's tracking URI, else the setting, else the project's own database."""

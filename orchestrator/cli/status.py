@@ -46,8 +46,8 @@ def exit_code_for(snapshot: Snapshot) -> ExitCode:
 
 
 def open_existing_store(uri: str) -> ObjectStore:
-    """The store that commands read. Raises ``NotFoundError`` where nothing was ever written."""
-    resolved = uri or Settings().store_uri()
+    """The store that commands read. Raises ``NotFoundError`` where nothing was ever written, else as settings do."""
+    resolved = Settings().known_store_uri(uri)
     if not is_initialised(resolved, deadline_s=ANSWER_S):
         message = f"there is no store at {resolved}: submit a sweep first, or name another with --store"
         raise NotFoundError(message)

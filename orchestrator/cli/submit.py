@@ -15,7 +15,7 @@ from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.plan import choose_fleet, plan_table, read_prices, summary_line
 from orchestrator.cli.plan_tables import outlook_lines
 from orchestrator.cli.reach import reach
-from orchestrator.cli.remote import Submitter
+from orchestrator.cli.remote import Submitter, require_meeting_place
 from orchestrator.cli.report import print_report
 from orchestrator.cli.resubmit import Former, find_former, show_difference
 from orchestrator.cli.settings import UNKNOWN_STORE, Code, Settings
@@ -70,6 +70,10 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
         settings = settings.model_copy(update={"code": Code(options.code)})
     outlook, text = _look_ahead(reference, settings, options)
     plan = outlook.plan
+    if options.foreground:
+        settings.known_store_uri(plan.store_uri)
+    else:
+        require_meeting_place(settings, plan.store_uri)
     former = find_former(plan) if is_initialised(plan.store_uri, deadline_s=ANSWER_S) else None
     if not _may_start(outlook, former, options):
         return ExitCode.REFUSED

@@ -23,6 +23,7 @@ BEST = "search:best"
 def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str) -> Draft:
     """The search for the recipe of a transfer; ``measured`` is the job of one of its transfers without it."""
     parameters = {**measured.parameters, "recipe": {**transfer.recipe, **search.holds_out}}
+    copies = _num_at_a_time(search, search.trials)
     return Draft(
         kind=JobKind.SEARCH,
         name=name,
@@ -42,9 +43,9 @@ def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str
         },
         inputs=measured.inputs,
         facets={key: value for key, value in measured.facets.items() if key != "transfer_seed"},
-        execution={"num_workers": search.concurrent},
+        execution={"num_workers": copies},
         like=measured.kind,
-        copies=search.concurrent,
+        copies=copies,
     )
 
 
@@ -61,6 +62,8 @@ def backbone_search(
     if is_open:
         inputs |= {f"labels:{one.name}": f"labels/{one.name}" for one in spaces}
         space = {LABEL_SPACE: {"values": [one.name for one in spaces]}}
+    trials = len(spaces) if is_open else search.trials
+    copies = _num_at_a_time(search, trials)
     readable = {one.name: draft.readable for one, draft in zip(spaces, drafts, strict=True)}
     parts = (JobKind.SEARCH.value, transfer.name, pretrain.name, "" if is_open else spaces[0].name, f"seed{seed}")
     return Draft(
@@ -70,7 +73,7 @@ def backbone_search(
         parameters={
             **_asked(search, f"target_{METRICS[transfer.select_on]}"),
             "space": space,
-            "trials": len(spaces) if is_open else search.trials,
+            "trials": trials,
             "trial": {
                 "kind": JobKind.PRETRAIN.value,
                 "code_version": CODE_VERSIONS[JobKind.PRETRAIN],
@@ -82,9 +85,9 @@ def backbone_search(
         },
         inputs=inputs,
         facets={**best_facets(pretrain, spaces, seed), "transfer": transfer.name, "target": transfer.target},
-        execution={**drafts[0].execution, "num_workers": search.concurrent},
+        execution={**drafts[0].execution, "num_workers": copies},
         like=JobKind.PRETRAIN,
-        copies=search.concurrent,
+        copies=copies,
     )
 
 
@@ -104,6 +107,11 @@ def searched_spaces(sweep: Sweep, transfer: Transfer, pretrain: Pretrain) -> Ite
         yield spaces
     else:
         yield from ([space] for space in spaces)
+
+
+def _num_at_a_time(search: Search, trials: int | None) -> int:
+    """More than there are trials would hold resources that nothing uses."""
+    return min(search.concurrent, trials or search.concurrent)
 
 
 def _asked(search: Search, metric: str) -> dict[str, Any]:

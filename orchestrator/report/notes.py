@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.published import Published
-from orchestrator.report.inputs import TRANSFER_KINDS, Committed
+from orchestrator.report.inputs import TIMED_KINDS, TRANSFER_KINDS, Committed
 from orchestrator.report.results import Criterion, Facet, Report, Table
 from orchestrator.state.job_view import JobView
 
@@ -26,8 +26,9 @@ def notes_on(
     changed = [name for name, found in committed.items() if found.has_changed_numerics]
     if changed:
         yield f"{len(changed)} runs were resumed under other numerics, no longer bit-exact (first: {changed[0]})"
-    failed = [job.name for job in plan.jobs if job.name in views and views[job.name].state.value in _FAILED]
-    if failed:
+    failed = [job.name for job in plan.jobs if job.name not in committed and _has_failed(views.get(job.name))]
+    is_whole = all(job.name in committed for job in plan.jobs if job.kind in TIMED_KINDS)
+    if failed and not is_whole:  # of kinds that no report reads, nobody has looked for artifacts
         view = views[failed[0]]
         reason = f": {view.reason}" if view.reason else ""
         yield f"{len(failed)} jobs {view.state.value} (first: {failed[0]}{reason}); their cells lack these runs"
@@ -36,6 +37,10 @@ def notes_on(
             f"the published number of {entry.label_space or 'one-pass'} under {entry.transfer} "
             f"({entry.source or 'no source'}) stands beside nothing: the sweep has no such row"
         )
+
+
+def _has_failed(view: JobView | None) -> bool:
+    return view is not None and view.state.value in _FAILED
 
 
 def notes_on_statistics(report: Report) -> Iterator[str]:

@@ -33,7 +33,20 @@ def search_table(search: SearchReport) -> TextTable:
 
 
 def sentences(search: SearchReport) -> list[str]:
-    """What was saved, and the risk, in words."""
+    """Whether the best one is alone, what was saved, and the risk, in words."""
+    return [*_ties(search), *_saving(search)]
+
+
+def _ties(search: SearchReport) -> list[str]:
+    """Trials whose value is that of the best one."""
+    values = {trial.number: trial.value for trial in search.trials if trial.state == "completed"}
+    equal = sorted(number for number, value in values.items() if value is not None and value == values.get(search.best))
+    if len(equal) < 2:
+        return []
+    return [f"{len(equal)} trials tie for the best ({', '.join(map(str, equal))}); {search.best} was taken."]
+
+
+def _saving(search: SearchReport) -> list[str]:
     unit, each = ("GPU", search.gpus) if search.gpus else ("CPU", search.cpus)
     stopped = sum(trial.state == "stopped" for trial in search.trials)
     spent, full = hours(search.spent_hours * each), hours(search.full_hours * each)

@@ -53,6 +53,8 @@ def _from_file(path: str, what: str) -> str:
     if not file.is_absolute():
         raise UserError(f"{what}: {path} is not absolute, so that it depends on where this runs; write the whole path")
     try:
+        if not file.exists():
+            raise UserError(f"{what}: {path} does not exist; check the path")
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:
             raise UserError(f"{what}: {path} is no file of at most {_MAX_BYTES} bytes; check the path")
         return file.read_text(encoding="utf-8").strip()

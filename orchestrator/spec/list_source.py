@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,12 @@ from orchestrator.spec.schema_datasets import ConversionSpec
 _TIMEOUT_S: Final = 7200.0
 _PATHS: Final = ("source", "labels", "root")
 _NOT_ASKED: Final = frozenset({"listing", "shard_mib", "shuffle"})
+
+_FIELDS: Final = {
+    "split": "splits",
+    **{name.replace("_", "-"): name for name in ("val_fraction", "labels", "separator", "path_column", "label_column")},
+}
+_FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
 
 
 def source_arguments(entry: ConversionSpec) -> dict[str, Any]:
@@ -43,9 +50,15 @@ def ask_listing(arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(message + " with `orchestrator data shard`") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise UserError(f"the source cannot be listed: {lines[-1].removeprefix('error: ')}")
+        raise UserError(f"the source cannot be listed: {_in_fields(lines[-1].removeprefix('error: '))}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def _in_fields(message: str) -> str:
+    """A message of the converters, which speak of the flags of ``orchestrator data shard``, in fields of the sweep."""
+    message = re.sub(r"--split (\w+)=([^\s;,]+)", r"splits: {\1: \2}", message)
+    return _FLAG.sub(lambda flag: _FIELDS[flag.group(1)], message)
 
 
 def _absolute(path: str) -> str:

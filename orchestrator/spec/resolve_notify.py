@@ -9,12 +9,22 @@ from orchestrator.spec.notify import Channel, Email, Occasion, Security
 from orchestrator.spec.problems import validate
 from orchestrator.spec.schema_notify import EmailSpec, NotifySpec
 from orchestrator.spec.schema_policy import duration_s
-from orchestrator.spec.tree import parse_tree
+from orchestrator.spec.tree import parse_tree, parse_value
 
 
 def resolve_notify(entries: Iterable[NotifySpec]) -> tuple[Channel, ...]:
     """The channels of a sweep."""
     return tuple(_channel(entry) for entry in entries)
+
+
+def is_notify_file(text: str, file: str) -> bool:
+    """Whether a text holds only who is told (or a list of that, which is refused), and is no sweep.yaml.
+
+    Raises:
+        SpecError: it is not YAML.
+    """
+    found = parse_value(text, file)
+    return isinstance(found, list) or (isinstance(found, dict) and set(found) == {"notify"})
 
 
 def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
@@ -23,6 +33,8 @@ def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
     Raises:
         SpecError: everything that is wrong with it, one line each.
     """
+    if isinstance(parse_value(text, file), list):
+        raise SpecError((f"{file}:1:1: this is a bare list; write notify: above it",))
     tree = parse_tree(text, file)
     entries = tree.value.get("notify")
     if not isinstance(entries, list) or len(tree.value) != 1:

@@ -114,7 +114,8 @@ class ConversionSpec(Strict):
         description="What the source is; see `orchestrator data shard`."
     )
     source: Annotated[str, Field(min_length=1)] = Field(
-        description="Folder or file: a path that this machine and all nodes see."
+        description="Folder or file: a path that this machine and all nodes see. A relative one starts from the "
+        "directory in which the sweep is planned, and goes to the nodes as an absolute one."
     )
     listing: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="Digest of its listing: then the source is not listed when the sweep is loaded."

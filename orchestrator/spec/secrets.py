@@ -24,6 +24,11 @@ _REMEDY = (
     "${env:NAME}"
 )
 
+_REFERENCE = (
+    "sweeps are stored and shared, so it is refused: remove it from the file and revoke it; write where it lies: "
+    "${file:/run/secrets/NAME} or ${env:NAME}, which whoever sends the notifications reads"
+)
+
 
 def refuse_secrets(tree: Tree, text: str) -> None:
     """Look at a parsed document and its text, comments included.
@@ -31,16 +36,34 @@ def refuse_secrets(tree: Tree, text: str) -> None:
     Raises:
         SpecError: something looks like a password or token.
     """
-    problems = [_at_text(tree.file, text, found) for found in secret_forms(text)]
-    problems += [tree.problem(path, f"this looks like a password or token; {_REMEDY}") for path in _named(tree.value)]
+    told = "\n".join(_texts(tree.value.get("notify")))
+    problems = [_at_text(tree.file, text, found, told) for found in secret_forms(text)]
+    problems += [
+        tree.problem(path, f"this looks like a password or token; {_remedy(path)}") for path in _named(tree.value)
+    ]
     if problems:
         raise SpecError(tuple(problems))
 
 
-def _at_text(file: str, text: str, found: re.Match[str]) -> str:
+def _remedy(path: Path) -> str:
+    return _REFERENCE if path[:1] == ("notify",) else _REMEDY
+
+
+def _at_text(file: str, text: str, found: re.Match[str], told: str) -> str:
+    """``told``: what stands below ``notify``, where secrets are given by reference."""
     start = found.start()
+    remedy = _REFERENCE if found.group() in told else _REMEDY
     line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
-    return f"{file}:{line}:{column}: this looks like {form_of(found)}; {_REMEDY}"
+    return f"{file}:{line}:{column}: this looks like {form_of(found)}; {remedy}"
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts below a place."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
 
 
 def _named(value: object, path: Path = ()) -> Iterator[Path]:

@@ -29,14 +29,14 @@ _ENV_PATHS = tuple(
     for pattern in (
         r"store",
         r"(?:tracking|resources|compute|policy)(?:\..+)?",
-        r"datasets\.[^.]+\.(?:from|classes|shards(?:\..+)?)",
+        r"datasets\.[^.]+\.(?:from|classes|shards(?:\..+)?|convert\.(?:source|labels|root))",
         r"labels\.[^.]+\.(?:wordnet\.file|classes\.file|taxonomy\.table|clusters\.embed\.init\.uri)",
         r"pretrain\.(?:[^.]+\.)?init\.uri",
     )
 )
 _REFERENCE_PATHS = re.compile(r"notify\.[0-9]+\.(?:webhook|secret|slack|email\.password)")
 """Where references to secrets stay as they are: whoever needs the secret reads it."""
-_ENV_PLACES = "store, tracking, resources, compute, policy, and URIs of data sets, label files and initial weights"
+_ENV_PLACES = "store, tracking, resources, compute, policy, and places of data sets, label files and initial weights"
 
 
 def variables_in(value: object) -> frozenset[str]:

@@ -98,7 +98,6 @@ _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str]
             botocore.NoCredentialsError,
             botocore.PartialCredentialsError,
             botocore.CredentialRetrievalError,
-            botocore.ProfileNotFound,
             botocore.TokenRetrievalError,
             botocore.NoAuthTokenError,
             botocore.SSOError,
@@ -134,6 +133,10 @@ def translate(error: botocore.ClientError | botocore.BotoCoreError, what: str) -
     """Our error for one of botocore's."""
     if isinstance(error, botocore.ClientError):
         return _from_response(error, what)
+    if isinstance(error, botocore.ProfileNotFound):
+        profile = error.kwargs.get("profile", "")
+        remedy = "correct AWS_PROFILE (setting aws_profile), or add the profile to ~/.aws/config"
+        return StorageDeniedError(f"{what} failed: the AWS profile {profile!r} does not exist; {remedy}")
     for classes, own_class, remedy in _BY_EXCEPTION:
         if isinstance(error, classes):
             return own_class(f"{what} failed: {type(error).__name__}; {remedy}")

@@ -14,7 +14,7 @@ from orchestrator.state.nodes import Node
 from tests.integration.search_jobs import SWEEP, search_request
 from tests.scheduler_cases import after, decide
 
-RANDOM = "{random: {}, space: {lr: {log: [0.01, 1.0]}}, trials: 3, concurrent: 8}"
+RANDOM = "{random: {}, space: {lr: {log: [0.01, 1.0]}}, trials: 9, concurrent: 8}"
 OVER_LABELS = "{asha: {}, over: labels, concurrent: 2}"
 
 
