@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.contract import JobKind
 from orchestrator.errors import SpecError, UserError
-from orchestrator.plan.graph import Plan
+from orchestrator.plan.graph import Job, Plan
 from orchestrator.report.report import compute_report
 from orchestrator.report.search_text import sentences
 from orchestrator.report.searches import SearchReport
@@ -58,7 +58,12 @@ def test_run_of_a_transfer_whose_search_is_committed_goes_on_to_its_jobs(sweep_f
     store = LocalStore(tmp_path / "store")
     ArtifactWriter(store, search_request(store, tmp_path, SEARCH)).commit(now=0.0)
     started: list[str] = []
-    monkeypatch.setattr("orchestrator.cli.run._execute", lambda job, *_: started.append(job.name) or 1 / 0)
+
+    def execute(job: Job, *_: object) -> None:
+        started.append(job.name)
+        raise UserError("far enough")
+
+    monkeypatch.setattr("orchestrator.cli.run._execute", execute)
     ended = run_command(capsys, "run", TRANSFER, "--sweep", sweep_file, "--inprocess", "--store", store.uri)
     assert ended.code == 1
     assert started == ["dataset/tree"]
