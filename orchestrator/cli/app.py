@@ -24,7 +24,7 @@ from orchestrator.cli import (
     steering,
     submitting,
 )
-from orchestrator.cli.arguments import JobName, StoreOption, SweepName
+from orchestrator.cli.arguments import JobName, PricesOption, StoreOption, SweepName
 from orchestrator.cli.completion import COMPLETED_LINE, complete_sweep
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
 from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, TableOption
@@ -84,7 +84,7 @@ def plan(  # noqa: PLR0913 - one parameter per flag
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of each of its nodes; default: 8.")] = 0,
     cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
     accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
-    prices: Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")] = "",
+    prices: PricesOption = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
     output: DocumentOption = DocumentForm.TABLE,
@@ -119,7 +119,7 @@ def forecast_sweep(  # noqa: PLR0913 - one parameter per flag
     gpu_mtbf: Annotated[float, typer.Option(help="Hours of one GPU between faults; 0: none ever.")] = 50_677.0,
     replace: Annotated[float, typer.Option(help="Seconds from the loss of a node to another one.")] = 300.0,
     accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
-    prices: Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")] = "",
+    prices: PricesOption = "",
     seed: Annotated[int, typer.Option(help="Of everything that happens by chance.")] = 0,
     png: Annotated[str, typer.Option(help="Draw a Gantt chart into this file.")] = "",
     html: Annotated[str, typer.Option(help="The same as a page to zoom into.")] = "",

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli.completion import complete_job, complete_sweep
+
+
+class Code(StrEnum):
+    """What a submit through a dashboard runs there."""
+
+    IMAGE = "image"
+    """What is installed there."""
+    WHEEL = "wheel"
+    """The code of the command that submits it."""
+
 
 SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", autocompletion=complete_sweep)]
 JobName = Annotated[
@@ -17,4 +28,5 @@ JobPatterns = Annotated[
     typer.Argument(help="Jobs, or patterns ('finetune/*'); none: the whole sweep.", autocompletion=complete_job),
 ]
 StoreOption = Annotated[str, typer.Option("--store", help="Object store URI; default: the project's own.")]
+PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from orchestrator.cli.arguments import Code
 from orchestrator.cli.asking import confirmed
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.settings import UNKNOWN_STORE, Code, Settings
+from orchestrator.cli.settings import UNKNOWN_STORE, Settings
 from orchestrator.cli.wish import Wish, captured_document
 from orchestrator.controller.client import current_user, new_message_id
 from orchestrator.controller.lease import read_lease

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from orchestrator.cli.arguments import Code
 from orchestrator.cli.known_settings import as_reference
 from orchestrator.errors import SpecError
 from orchestrator.spec.model import Sweep
@@ -22,15 +22,6 @@ UNKNOWN_STORE = "file:///the-store-of-the-cluster"
 def shown_store(uri: str) -> str:
     """A store as people read it."""
     return "the cluster's own" if uri == UNKNOWN_STORE else uri
-
-
-class Code(StrEnum):
-    """What a job of a cluster runs."""
-
-    IMAGE = "image"
-    """What is installed there."""
-    WHEEL = "wheel"
-    """The code of the command that submits it."""
 
 
 class Settings(BaseSettings):

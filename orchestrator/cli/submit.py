@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from orchestrator.cli.arguments import Code
 from orchestrator.cli.asking import confirmed
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
@@ -18,7 +19,7 @@ from orchestrator.cli.reach import reach
 from orchestrator.cli.remote import Submitter, require_meeting_place
 from orchestrator.cli.report import print_report
 from orchestrator.cli.resubmit import Former, find_former, show_difference
-from orchestrator.cli.settings import UNKNOWN_STORE, Code, Settings
+from orchestrator.cli.settings import UNKNOWN_STORE, Settings
 from orchestrator.cli.standing import Standing
 from orchestrator.cli.status import ANSWER_S, exit_code_for, failure_lines, status_document
 from orchestrator.cli.wish import Wish
@@ -58,8 +59,8 @@ class SubmitOptions:
     priority: int | None = None
     """None = the policy's."""
     prices: str = ""
-    code: str | None = None
-    """``image`` or ``wheel``; None = as set."""
+    code: Code | None = None
+    """None = as set."""
     form: DocumentForm = DocumentForm.TABLE
 
 
@@ -67,7 +68,7 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
     """Plan, ask, submit, follow, report."""
     settings = Settings()
     if options.code:
-        settings = settings.model_copy(update={"code": Code(options.code)})
+        settings = settings.model_copy(update={"code": options.code})
     outlook, text = _look_ahead(reference, settings, options)
     plan = outlook.plan
     if options.foreground:

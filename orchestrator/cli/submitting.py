@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import StoreOption, Yes
+from orchestrator.cli.arguments import Code, PricesOption, StoreOption, Yes
 from orchestrator.cli.output import DocumentForm, DocumentOption
 from orchestrator.cli.sources import ScaleOption, SetOption, SweepFile, scale_name
-
-
-class Code(StrEnum):
-    """What a submit through a dashboard runs there."""
-
-    IMAGE = "image"
-    WHEEL = "wheel"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -41,7 +33,7 @@ def submit(  # noqa: PLR0913 - one parameter per flag
         Code | None,
         typer.Option(help="Through a dashboard: run what is installed there, or send this code as a wheel."),
     ] = None,
-    prices: Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")] = "",
+    prices: PricesOption = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
     output: DocumentOption = DocumentForm.TABLE,
@@ -59,7 +51,7 @@ def submit(  # noqa: PLR0913 - one parameter per flag
         force=force,
         priority=parse_priority(priority) if priority else None,
         prices=prices,
-        code=None if code is None else code.value,
+        code=code,
         overrides=tuple(overrides or ()),
         scale=scale_name(scale),
         store=store,

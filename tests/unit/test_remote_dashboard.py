@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.ray.digest import code_digest
+from orchestrator.cli.arguments import Code
 from orchestrator.cli.remote import ThroughDashboard
-from orchestrator.cli.settings import Code, Settings
+from orchestrator.cli.settings import Settings
 from orchestrator.cli.wish import Wish
 from orchestrator.controller.client import Consent, Ownership
 from orchestrator.errors import ClusterError, InfeasibleError, UserError
