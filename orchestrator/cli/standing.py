@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.cli.pace import Pacer, durations_of, pace_of
 from orchestrator.contract import Progress
-from orchestrator.controller.client import LiveProgress, read_progress, read_warnings
+from orchestrator.controller.client import LiveProgress, read_progress, read_trouble, read_warnings
 from orchestrator.controller.lease import LeaseState, read_lease
 from orchestrator.plan.eta import TimeLeft
 from orchestrator.state.budgets import WARN_AT, overdue, time_left_s
@@ -74,7 +74,8 @@ def read_standing(store: ObjectStore, snapshot: Snapshot, pacer: Pacer | None = 
         snapshot=snapshot,
         progress=progress,
         lease=read_lease(store, snapshot.cluster) if snapshot.cluster else None,
-        warnings=() if snapshot.state.is_final else read_warnings(store, snapshot.sweep),
+        warnings=(() if snapshot.state.is_final else read_warnings(store, snapshot.sweep))
+        + read_trouble(store, snapshot.sweep),
         num_messages=len(store.list_children(inbox_folder(snapshot.sweep))),
         now=now,
     )

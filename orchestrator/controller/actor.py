@@ -20,9 +20,10 @@ from orchestrator.controller.lease import LeaseLostError
 from orchestrator.controller.limits import AttemptLimits
 from orchestrator.controller.metrics import ControllerMetrics
 from orchestrator.controller.notifying import start_notifying
+from orchestrator.controller.trouble import PublishingTrouble
 from orchestrator.errors import OrchestratorError
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.allowed import check_allowed
+from orchestrator.storage.allowed import check_allowed, check_may_see_login
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 
@@ -170,8 +171,7 @@ class StorePublication:
         self._new_publisher = new_publisher
         self._publishers: dict[str, Any] = {}
         self._ledgers: dict[str, SweepLedger] = {}
-        self._told: dict[str, str] = {}
-        """Why a sweep is not published, as last told."""
+        self._trouble = PublishingTrouble(store)
         self.caught_up: frozenset[str] = frozenset()
         """Sweeps that had ended before they were published the last time; replaced, never changed."""
 
@@ -188,15 +188,14 @@ class StorePublication:
             try:
                 self._publish(sweep)
             except Exception as error:  # noqa: BLE001 - a damaged sweep may fail in any way
-                if self._told.get(sweep) != str(error):  # an outage lasts many rounds and is told once
-                    why = str(error) or repr(error)
+                why = str(error) or repr(error)
+                if self._trouble.tell(sweep, why):  # an outage lasts many rounds and is told once
                     _LOG.warning("sweep %s is not published now: %s; it is tried again", sweep, why)
-                self._told[sweep] = str(error)
                 # It may have stopped between two segments that it read: read them all again.
                 self._ledgers.pop(sweep, None)
                 failures.append(error)
             else:
-                self._told.pop(sweep, None)
+                self._trouble.clear(sweep)
             on_alive()
         if failures:
             raise failures[0]
@@ -205,7 +204,8 @@ class StorePublication:
         plan = self._ledgers.setdefault(sweep, SweepLedger(self._store, sweep)).refresh().plan
         uri = (plan.tracking_uri if plan else "") or self._tracking_uri
         if uri != self._tracking_uri:
-            check_allowed(uri)  # whoever is published to is shown this cluster's credentials for tracking servers
+            check_allowed(uri)
+            check_may_see_login(uri)
         publisher = self._publisher(uri)
         # Asked first: what happens after the answer may be missed, what happened before it is published.
         has_ended = publisher.has_ended(sweep)

@@ -26,6 +26,7 @@ from orchestrator.controller.ledger import SweepLedger, read_plan
 from orchestrator.controller.progress import LiveProgress, read_progress, read_warnings
 from orchestrator.controller.quotas import Cap, read_quotas, write_quotas
 from orchestrator.controller.submission import check_plan
+from orchestrator.controller.trouble import read_trouble
 from orchestrator.errors import ControllerError, NotFoundError, StorageError
 from orchestrator.plan.graph import Plan
 from orchestrator.state.events import Running
@@ -54,6 +55,7 @@ __all__ = [
     "read_drain",
     "read_progress",
     "read_quotas",
+    "read_trouble",
     "read_warnings",
     "resume",
     "retry",

@@ -17,6 +17,9 @@ from orchestrator.errors import StorageDeniedError
 VARIABLE = "ORCHESTRATOR_ALLOWED_URIS"
 """URIs between blanks or commas; empty: all are allowed. ``s3://`` allows all buckets."""
 
+_SERVERS = frozenset({"http", "https"})
+_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+
 
 def check_allowed(uri: str) -> None:
     """Compare a valid URI with what the environment allows.
@@ -24,10 +27,32 @@ def check_allowed(uri: str) -> None:
     Raises:
         StorageDeniedError: it is not below any of the allowed ones.
     """
-    allowed = [entry for entry in re.split(r"[\s,]+", os.environ.get(VARIABLE, "")) if entry]
+    allowed = _entries()
     if allowed and not any(_is_below(uri, entry) for entry in allowed):
         message = f"{uri} is not below any of the allowed URIs ({', '.join(allowed)}); use one of them or change "
         raise StorageDeniedError(message + VARIABLE)
+
+
+def check_may_see_login(uri: str) -> None:
+    """Refuse a tracking server that a sweep names and that would be shown this process's login for such servers.
+
+    MLflow sends what these variables hold to whichever server it talks to. One that the operators have listed may see
+    it; anybody else's may not, even where the list is empty and all places are allowed.
+
+    Raises:
+        StorageDeniedError: it is a server that is not listed, and there is a login.
+    """
+    if urlsplit(uri).scheme not in _SERVERS or not any(os.environ.get(name) for name in _LOGIN):
+        return
+    if not any(_is_below(uri, entry) for entry in _entries()):
+        raise StorageDeniedError(
+            f"{uri} would be shown this cluster's login for tracking servers; if it may see it, list it in {VARIABLE} "
+            "(along with the places that sweeps read and write)"
+        )
+
+
+def _entries() -> list[str]:
+    return [entry for entry in re.split(r"[\s,]+", os.environ.get(VARIABLE, "")) if entry]
 
 
 def _is_below(uri: str, entry: str) -> bool:

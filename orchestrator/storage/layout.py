@@ -157,6 +157,11 @@ def tracking_name(sweep: str, server: str) -> str:
     return f"{sweep_folder(sweep)}/tracking/{server}.json"
 
 
+def publication_name(sweep: str) -> str:
+    """Why a sweep is not published to its tracking server now; absent if it is."""
+    return f"{sweep_folder(sweep)}/publication.json"
+
+
 def report_name(sweep: str, file: str) -> str:
     """One file of the latest report."""
     return f"{sweep_folder(sweep)}/report/{file}"

@@ -37,7 +37,8 @@ SMALL = (
     'pretrain.labels=["levels/depth1"]', "pretrain.seeds=[0]", "report.baseline=levels/depth1",
     "policy.budget.gpu_hours=5",
 )  # fmt: skip
-GANG = ("resources.pretrain.workers=2", "resources.pretrain.cpus=2", "pretrain.recipe.epochs=2")
+# Its epochs are no other sweep's here: resources are no identity, so that its backbone would be taken as it is.
+GANG = ("resources.pretrain.workers=2", "resources.pretrain.cpus=2", "pretrain.recipe.epochs=3")
 
 
 def run(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from orchestrator.storage.allowed import VARIABLE
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
 OWN = "https://mlflow.lab"
+PASSWORD = "MLFLOW_TRACKING_PASSWORD"
 
 
 class Publishers:
@@ -58,6 +59,7 @@ def test_tracking_server_that_is_allowed_or_the_clusters_own_is_published_to(
     asked: World, allowed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, allowed)
+    monkeypatch.delenv(PASSWORD, raising=False)
     publishers = Publishers()
     StorePublication(asked.store, OWN, publishers).run()
     plan = asked.snapshot().plan
@@ -72,3 +74,29 @@ def test_tracking_server_that_is_not_allowed_is_never_asked(asked: World, monkey
     with pytest.raises(StorageDeniedError, match="not below any of the allowed"):
         StorePublication(asked.store, OWN, publishers).run()
     assert publishers.uris == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed", "is_published"),
+    [
+        ("https://elsewhere.org", "", False),
+        ("https://second.lab", "https://second.lab s3://lab", True),
+        ("sqlite:////data/other.db", "", True),
+        (OWN, "", True),
+    ],
+    indirect=["asked"],
+)
+def test_tracking_server_is_shown_the_clusters_login_only_if_it_is_listed(
+    asked: World, allowed: str, is_published: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, allowed)
+    monkeypatch.setenv(PASSWORD, "open-sesame")
+    publishers = Publishers()
+    publication = StorePublication(asked.store, OWN, publishers)
+    if is_published:
+        publication.run()
+    else:
+        with pytest.raises(StorageDeniedError, match="login for tracking servers"):
+            publication.run()
+    assert bool(publishers.uris) is is_published
+    assert bool(client.read_trouble(asked.store, "sweep")) is not is_published

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.actor import StorePublication
+from orchestrator.controller.client import read_trouble
 from orchestrator.storage.journal import JournalDamagedError
 from orchestrator.storage.layout import journal_folder
 from orchestrator.storage.local import LocalStore
@@ -92,3 +93,15 @@ def test_publication_same_failure_is_told_once_and_again_after_it_worked(store: 
         with suppress(KeyError):
             publication.run()
     assert [record.message for record in caplog.records] == ["sweep a is not published now: 'a'; it is tried again"] * 2
+
+
+def test_publication_failure_is_read_from_the_store_until_any_publisher_has_worked(store: CountingStore) -> None:
+    publisher = NotingPublisher()
+    publisher.failing = {"a"}
+    with pytest.raises(KeyError):
+        StorePublication(store, "", lambda *_: publisher).run()
+    assert read_trouble(store, "a") == ("not published to MLflow: 'a'",)
+    assert read_trouble(store, "b") == ()
+    publisher.failing = set()
+    StorePublication(store, "", lambda *_: publisher).run()  # another process: it remembers nothing
+    assert read_trouble(store, "a") == ()
