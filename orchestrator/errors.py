@@ -138,6 +138,10 @@ class CorruptObjectError(StorageError):
     """An object's bytes differ from the size or sha256 that its record or manifest names."""
 
 
+class TooLargeError(CorruptObjectError):
+    """An object is larger than any that is written under such a name; it was not read."""
+
+
 class IdentityMismatchError(StorageError):
     """A committed record under this key holds another identity: a hash collision or a store altered by hand."""
 

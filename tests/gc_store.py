@@ -15,6 +15,8 @@ from orchestrator.controller import client
 from orchestrator.controller.retention import RootReader
 from orchestrator.ids import make_key
 from orchestrator.plan.graph import Job, Plan
+from orchestrator.search.events import Asked, Completed, SearchEvent
+from orchestrator.search.log import SearchLog
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
@@ -24,6 +26,7 @@ from orchestrator.storage.gc_pins import Pin, add_pin
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import checkpoints_folder, log_name, metrics_segment, plan_name
 from orchestrator.storage.protocol import ObjectStat
+from orchestrator.storage.trials import Trial, TrialState, write_trial
 from orchestrator.testing import FakeClock, SimulatedCrash
 from orchestrator.testing.memory_store import MemoryStore
 from workloads.checkpoint.manifest import Entry, encode_manifest
@@ -31,6 +34,13 @@ from workloads.checkpoint.manifest import Entry, encode_manifest
 GRACE_S = 3600.0
 TRASH_S = 7200.0
 KINDS = (JobKind.DATASET, JobKind.INDEX, JobKind.LABELS, JobKind.PRETRAIN, JobKind.FINETUNE)
+
+
+def make_search(*inputs: Job) -> Job:
+    """A job that searches; its trials are jobs that no plan names."""
+    identity = {"kind": "search", "parameters": {}, "inputs": {f"role{n}": job.key for n, job in enumerate(inputs)}}
+    key = make_key("search", "s", identity)
+    return Job(name="search/s", kind=JobKind.SEARCH, key=key, identity=identity)
 
 
 def make_job(number: int, *inputs: Job) -> Job:
@@ -96,6 +106,22 @@ class Lab:
 
     def write_log(self, sweep: str, job: Job) -> str:
         return self.store.put(log_name(sweep, job.name, 1, key=job.key), b"hello\n").name
+
+    def ask_trial(self, search: Job, trial: Job, *, completed: bool = False) -> None:
+        """As an attempt at a search that goes on from its log: one more trial, which may come to its end at once."""
+        log = SearchLog(self.store, search.key)
+        number = len({event.trial for event in log.read()})
+        told: list[SearchEvent] = [Asked(trial=number, at_s=self.clock(), key=trial.key, params={"lr": 0.1})]
+        if completed:
+            self.commit(trial)
+            self.write_metrics(trial)
+            told.append(Completed(trial=number, at_s=self.clock(), value=0.1, metrics={}, spent_s=1.0))
+        else:
+            self.write_checkpoint(trial)
+        log.append(told)
+        state = TrialState.COMPLETED if completed else TrialState.RUNNING
+        view = Trial(number=number, params={}, state=state, started_s=self.clock())
+        write_trial(self.store, search.key, view, log=log.folder)
 
     # --------------------------------------------------------------------------------------------------------- sweeps
     def post(self, sweep: str, jobs: Sequence[Job]) -> None:
@@ -180,7 +206,8 @@ class Lab:
 
     def payload(self) -> set[str]:
         """All that gc may ever touch."""
-        return self.names("artifacts/") | self.names("metrics/") | self.names("logs/")
+        folders = ("artifacts/", "metrics/", "searches/", "trials/", "logs/")
+        return {name for folder in folders for name in self.names(folder)}
 
     def trash(self) -> set[str]:
         return self.names(TRASH) - {LOCK}
@@ -205,9 +232,9 @@ class MeddledStore:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
 
-        def request(*arguments: object) -> object:
+        def request(*arguments: object, **options: object) -> object:
             self._count()
-            return found(*arguments)
+            return found(*arguments, **options)
 
         return request if callable(found) else found
 

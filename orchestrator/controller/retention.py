@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.contract import JobKind
 from orchestrator.controller.inbox import Submit, read_inbox
 from orchestrator.controller.ledger import read_plan
-from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError
+from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError, TooLargeError
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.search.kept import kept_trials
 from orchestrator.security.json_text import parse_json
@@ -18,6 +18,7 @@ from orchestrator.state.events import decode_event
 from orchestrator.state.fold import fold
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import is_committed, read_record
+from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.gc_layout import forgotten_name
 from orchestrator.storage.gc_pins import checkpoints_among, read_pins, split_reference
 from orchestrator.storage.gc_rules import Roots
@@ -159,10 +160,10 @@ def forget(store: ObjectStore, sweep: str, *, now: float) -> None:
 def is_forgotten(store: ObjectStore, sweep: str) -> bool:
     """Whether a sweep was forgotten and nothing was written into its journal since."""
     try:
-        num_segments = int(parse_json(store.get(forgotten_name(sweep)))["num_segments"])
+        num_segments = int(parse_json(store.get(forgotten_name(sweep), max_bytes=SMALL_BYTES))["num_segments"])
     except NotFoundError:
         return False
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, TooLargeError):
         return False  # damaged: rather keep too much
     return not store.exists(journal_segment(sweep, num_segments))
 
@@ -188,9 +189,18 @@ def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
     """The keys (or checkpoints of keys) that an identity names: as inputs, and as the source of initial weights."""
     yield from (value for value in identity.get("inputs", {}).values() if isinstance(value, str))
     # No input of the job, since no job of the sweep makes it: it was there before.
-    initial = identity.get("parameters", {}).get("initial") or {}
-    if isinstance(source := initial.get("artifact"), str):
-        yield source
+    parameters = identity.get("parameters", {})
+    for one in (parameters, _trial_parameters(parameters)):
+        initial = one.get("initial") or {}
+        if isinstance(source := initial.get("artifact"), str):
+            yield source
+
+
+def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a search, what its trials have in common: they read what it names; empty for all other jobs."""
+    trial = parameters.get("trial")
+    found = trial.get("parameters") if isinstance(trial, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _trials(store: ObjectStore, searches: Iterable[str]) -> frozenset[str]:

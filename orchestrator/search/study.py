@@ -86,7 +86,7 @@ class Study:
     def next_task(self) -> TrialTask | None:
         """A trial to run: one that was cut off before, else a new one; None while there is none."""
         waiting = [view.number for view in self._unfinished() if view.number not in self._running]
-        if not waiting and len(self._state) < self.num_trials:
+        if not waiting:
             asked = self._ask()
             waiting = [asked] if asked is not None else []
         if not waiting:
@@ -195,23 +195,27 @@ class Study:
         return [view for view in self.trials if view.state is TrialState.RUNNING]
 
     def _ask(self) -> int | None:
-        """Ask for a new trial; its number, or None if its values are no recipe, which is its answer."""
-        number = len(self._state)
-        answered = [
+        """Ask for new trials until one can run; its number. The answer of one whose values are no recipe is that."""
+        while (number := len(self._state)) < self.num_trials:
+            params = self._sampler.ask(number, [view.params for view in self.trials], self._answered())
+            try:
+                asked = Asked(trial=number, at_s=self._clock(), key=self.plan.key_of(params), params=params)
+            except UserError as error:
+                now = self._clock()
+                refused = Failed(trial=number, at_s=now, kind=FailureKind.USER_ERROR, message=str(error))
+                self._write(Asked(trial=number, at_s=now, key="", params=params), refused)
+            else:
+                self._write(asked)
+                return number
+        return None
+
+    def _answered(self) -> list[Answered]:
+        """What the trials that have ended say to the sampler."""
+        return [
             Answered(params=view.params, value=view.value if view.state is not TrialState.FAILED else None)
             for view in self.trials
             if view.state is not TrialState.RUNNING
         ]
-        params = self._sampler.ask(number, [view.params for view in self.trials], answered)
-        try:
-            asked = Asked(trial=number, at_s=self._clock(), key=self.plan.key_of(params), params=params)
-        except UserError as error:
-            now = self._clock()
-            refused = Failed(trial=number, at_s=now, kind=FailureKind.USER_ERROR, message=str(error))
-            self._write(Asked(trial=number, at_s=now, key="", params=params), refused)
-            return self._ask() if len(self._state) < self.num_trials else None
-        self._write(asked)
-        return number
 
     def _judged(self, told: Told) -> Stopped | None:
         verdict = self._ladder.judge(told.trial, told.epoch, told.value)
@@ -249,7 +253,7 @@ class Study:
         """For people, and for MLflow: never worth the end of a search."""
         try:
             for number in dict.fromkeys(numbers):
-                write_trial(self._store, self.request.key, _shown(self._state[number]))
+                write_trial(self._store, self.request.key, _shown(self._state[number]), log=self._log.folder)
         except StorageError as error:
             _LOG.warning("trials of %s are not shown as they are: %s", self.request.job, error)
 

@@ -24,6 +24,7 @@ from orchestrator.errors import (
 )
 from orchestrator.ids import canonical_json, sha256_hex
 from orchestrator.security.json_text import parse_json
+from orchestrator.storage.bounds import RECORD_BYTES, check_writable
 from orchestrator.storage.digests import Digests, descriptor_digest, digest_of, digests_of, file_digests
 from orchestrator.storage.layout import artifact_folder, parts_folder, record_name
 from orchestrator.storage.protocol import ObjectStore
@@ -143,7 +144,7 @@ class ArtifactWriter:
 
         Raises:
             IdentityMismatchError: the committed record of this key has another identity.
-            StorageError: parts are gone; nothing is committed.
+            StorageError: parts are gone, or the record is too large to be read again; nothing is committed.
         """
         self._check_parts()
         request = self._request
@@ -159,9 +160,11 @@ class ArtifactWriter:
             summary={**(summary or {}), **({"chosen": request.chosen} if request.chosen else {})},
             package_digest=package_digest,
         )
+        name, content = record_name(request.key), record.to_bytes()
+        check_writable(name, len(content), RECORD_BYTES, "give it fewer parts or a shorter summary")
         try:
             # All parts are durable before the record names them: a crash before this line leaves only garbage.
-            self._store.put_if_absent(record_name(request.key), record.to_bytes())
+            self._store.put_if_absent(name, content)
         except PreconditionFailedError:
             read_record(self._store, request.key, identity=request.identity)
             return Outcome.ALREADY_COMMITTED
@@ -208,11 +211,11 @@ def read_record(store: ObjectStore, key: str, *, identity: Mapping[str, Any] | N
 
     Raises:
         NotFoundError: the key is not committed.
-        CorruptObjectError: the record is not as any program wrote it.
+        CorruptObjectError: the record is not as any program wrote it, or too large to be one.
         IdentityMismatchError: the stored identity differs from ``identity``.
     """
     name = record_name(key)
-    record, stored_identity = _decode_record(store.get(name), name, store.uri)
+    record, stored_identity = _decode_record(store.get(name, max_bytes=RECORD_BYTES), name, store.uri)
     if identity is not None and stored_identity != canonical_json(identity):
         message = f"{key} is committed with another identity in {store.uri}; run fsck, then delete the altered record"
         raise IdentityMismatchError(message)

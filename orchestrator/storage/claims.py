@@ -18,8 +18,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError, TooLargeError
 from orchestrator.security.json_text import parse_json
+from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import claim_name
 from orchestrator.storage.protocol import ObjectStore
 
@@ -174,9 +175,11 @@ class Claims:
 
     def _read(self, key: str) -> tuple[Claim | None, str]:
         try:
-            content, stat = self._store.get_with_stat(claim_name(key))
+            content, stat = self._store.get_with_stat(claim_name(key), max_bytes=SMALL_BYTES)
         except NotFoundError:
             return None, ""
+        except TooLargeError:
+            content, stat = b"", self._store.stat(claim_name(key))
         return Claim.from_bytes(content), stat.etag
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 
-from orchestrator.errors import NotFoundError
+from orchestrator.errors import NotFoundError, TooLargeError
 from orchestrator.ids import canonical_json, sha256_hex
 from orchestrator.storage.artifacts import Record
+from orchestrator.storage.bounds import RECORD_BYTES
 from orchestrator.storage.gc_layout import ARTIFACT_DEPTH, MANIFEST, RECORD
 from orchestrator.storage.inventory import Amount, Named, named_objects, walk_artifacts
 from orchestrator.storage.protocol import ObjectStore
@@ -84,13 +85,13 @@ class _Checker:
         """Findings about one record or manifest and all that it names; ``sizes`` is the key's listing."""
         self._census.num_heads += 1
         try:
-            content = self._store.get(head)
+            content = self._store.get(head, max_bytes=RECORD_BYTES)
             if head.endswith(f"/{RECORD}"):
                 yield from _check_identity(key, head, content)
             named = named_objects(head, content)
         except NotFoundError:
             return
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, TooLargeError) as error:
             yield Finding(name=head, problem=Problem.UNREADABLE, named_by=head, detail=str(error))
             return
         for name, expected in named.items():

@@ -8,7 +8,10 @@ Two invariants make it safe while sweeps run:
    the key after that reading looks for its record after it too, finds none, and makes the artifact anew, under other
    names.
 
-Everything is decided from the store alone, so an interrupted collection is continued by the next one.
+Everything is decided from the store alone, so an interrupted collection is continued by the next one. One that is
+suspended for longer than its lock looks at the lock again before every deletion; the single request that it may have
+been in the middle of does no harm either: what it hides late comes back, for whoever took its lock away keeps the
+tombstones of what lives on for another trash grace, and what it destroys late has been marked as past restoring.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -24,12 +28,22 @@ from itertools import chain, islice
 from orchestrator.errors import NotFoundError, PreconditionFailedError
 from orchestrator.storage.gc_layout import PROBES, last_part, whole_artifact
 from orchestrator.storage.gc_lock import CollectionLock
-from orchestrator.storage.gc_rules import HasLeftovers, Reason, Roots, Unit, classify_logs, classify_metrics
+from orchestrator.storage.gc_rules import (
+    FOLLOWS_RECORD,
+    HasLeftovers,
+    Reason,
+    Roots,
+    Unit,
+    classify_logs,
+    classify_metrics,
+    classify_search,
+)
 from orchestrator.storage.gc_survey import Action, Graces, Tally, classify, leftover, survey
 from orchestrator.storage.gc_trash import Tombstone, Trash
 from orchestrator.storage.inventory import named_objects
-from orchestrator.storage.layout import record_name
+from orchestrator.storage.layout import record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.search_logs import is_whole
 
 __all__ = ["Action", "Collector", "Graces", "Tally"]
 
@@ -59,11 +73,13 @@ class Collector:
         self._trash = Trash(store, f"{int(self._started_s):012d}-{secrets.token_hex(4)}")
         self._condemned_at_s: dict[str, float] = {}
         self._condemned_for: dict[str, Reason] = {}
+        self._batches_of: dict[str, list[str]] = defaultdict(list)
+        """Names of the batches with tombstones of a unit."""
         self._tally = Tally()
 
     def preview(self) -> Tally:
         """What ``collect`` would do now; writes nothing."""
-        self._remember(self._trash.read_all())
+        self._remember_all()
         hidden: set[str] = set()
         for unit in chain.from_iterable(survey(self._store, self._roots())):
             action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
@@ -83,9 +99,11 @@ class Collector:
         """
         with self._lock:
             # A restored record may reach artifacts that are in the trash themselves.
-            while self._settle(self._trash.names()):
-                pass
-            self._remember(self._trash.read_all())
+            num_restored = -1
+            while num_restored < len(self._tally.restored):
+                num_restored = len(self._tally.restored)
+                self._settle(self._trash.names())
+            self._remember_all()
             # One after the other: what becomes of a key's metrics depends on what has become of its record.
             for garbage in survey(self._store, self._roots()):
                 while batch := list(islice(garbage, _BATCH_UNITS)):
@@ -99,8 +117,13 @@ class Collector:
         return self._tally
 
     # ------------------------------------------------------------------------------------------------------- decisions
-    def _remember(self, tombstones: Iterable[Tombstone]) -> None:
+    def _remember_all(self) -> None:
+        for name in self._trash.names():
+            self._remember(name, self._trash.read(name))
+
+    def _remember(self, batch: str, tombstones: Iterable[Tombstone]) -> None:
         for tombstone in tombstones:
+            self._batches_of[tombstone.unit].append(batch)
             latest = max(tombstone.at_s, self._condemned_at_s.get(tombstone.unit, 0.0))
             self._condemned_at_s[tombstone.unit] = latest
             self._condemned_for[tombstone.unit] = tombstone.reason
@@ -147,57 +170,72 @@ class Collector:
         for tombstone in tombstones:
             if tombstone.heads and not self._is_wanted(tombstone, roots):
                 for head in tombstone.heads:
+                    # Whoever took over the lock of a collection that slept has looked at what this one knows of.
+                    self._lock.keep()
                     self._store.delete(head)
         # The roots are read once more: what was asked for while it disappeared comes back. A crash before this line
         # leaves that to the next collection.
-        dropped = self._settle([batch])
-        self._remember(tombstone for tombstone in tombstones if tombstone.unit not in dropped)
+        spared = self._settle([batch])
+        self._remember(batch, (tombstone for tombstone in tombstones if tombstone.unit not in spared))
         for unit in units:
-            if unit.name not in dropped:
+            if unit.name not in spared:
                 self._tally.add(Action.HIDE, unit)
 
     def _destroy(self, units: Sequence[Unit]) -> None:
         # The names to delete are fixed before the roots are read: what is written later is not ours (invariant 2).
         listed = [(unit, self._list_around(unit)) for unit in units]
         roots = self._roots()
-        for unit, stats in listed:
-            found = self._find(unit, stats, roots)
-            if found is None or self._due_now(found) is not Action.DESTROY:
-                continue
+        due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
+        due = [(unit, stats) for unit, stats in due if self._due_now(unit) is Action.DESTROY]
+        # Durable before any byte goes: if this collection falls asleep over a deletion, no later one restores the rest.
+        self._doom({unit.name for unit, _ in due})
+        for unit, stats in due:
             if self._is_committed_since(unit, stats):
                 continue
             for stat in stats:
                 if stat.name.startswith(unit.name):
                     self._lock.keep()
                     self._store.delete(stat.name)
-            self._count(Action.DESTROY, found)
+            self._count(Action.DESTROY, unit)
+
+    def _doom(self, units: AbstractSet[str]) -> None:
+        for batch in sorted({batch for unit in units for batch in self._batches_of[unit]}):
+            self._lock.keep()
+            self._trash.doom(batch, units)
 
     def _settle(self, batches: Iterable[str], *, finish: bool = False) -> set[str]:
-        """Drop tombstones that are settled, and restore what must live on; returns the units that left the trash."""
-        dropped: set[str] = set()
+        """Restore what must live on, and drop tombstones that are settled; returns the units that live on."""
+        spared: set[str] = set()
         roots = self._roots()
         for name in batches:
             self._lock.keep()
             tombstones = self._trash.read(name)
             kept = []
             for tombstone in tombstones:
-                if self._is_wanted(tombstone, roots):
+                if not self._is_wanted(tombstone, roots):
+                    if not finish or not self._is_gone(tombstone):
+                        kept.append(tombstone)
+                    continue
+                spared.add(tombstone.unit)
+                if not tombstone.is_doomed:
                     self._restore(tombstone)
-                    dropped.add(tombstone.unit)
-                elif not finish or not self._is_gone(tombstone):
-                    kept.append(tombstone)
+                    # A collection that sleeps may still delete the head: then the next one puts it back.
+                    if tombstone.heads and self._started_s < self._lock.deserted_at_s + self._graces.trash_s:
+                        kept.append(tombstone)
             # Only now: a crash before this line restores once more, which changes nothing.
             if len(kept) < len(tombstones):
                 self._trash.rewrite(name, kept)
-        return dropped
+        return spared
 
     def _restore(self, tombstone: Tombstone) -> None:
         """Put the heads back whose objects are all there; of an interrupted destruction the rest is garbage again."""
         if not tombstone.heads:
             return
-        sizes = {stat.name: stat.size_bytes for stat in self._store.list_objects(whole_artifact(tombstone.key))}
+        # A search's log lies where it is, all else that has heads in the folder of its key's artifact.
+        folder = tombstone.unit if tombstone.reason in FOLLOWS_RECORD else whole_artifact(tombstone.key)
+        sizes = {stat.name: stat.size_bytes for stat in self._store.list_objects(folder)}
         for head, content in tombstone.contents().items():
-            if head in sizes or not _is_complete(head, content, sizes):
+            if head in sizes or not _is_complete(tombstone.key, head, content, sizes):
                 continue
             with suppress(PreconditionFailedError):  # made anew since: that one stays
                 self._store.put_if_absent(head, content)
@@ -210,7 +248,7 @@ class Collector:
             return last_part(tombstone.unit) in roots.sweeps
         if tombstone.key not in roots.keys and tombstone.key not in roots.live:
             return False
-        if tombstone.unit == whole_artifact(tombstone.key) or tombstone.reason is Reason.UNREFERENCED_METRICS:
+        if tombstone.unit == whole_artifact(tombstone.key) or tombstone.reason in FOLLOWS_RECORD:
             return True
         stats = list(self._store.list_objects(whole_artifact(tombstone.key)))
         hidden = set(tombstone.heads) - {stat.name for stat in stats}
@@ -220,8 +258,10 @@ class Collector:
 
     def _is_gone(self, tombstone: Tombstone) -> bool:
         """Whether a unit that was condemned long enough ago has nothing left."""
-        is_due = tombstone.at_s + self._graces.trash_s <= self._started_s
-        return is_due and not any(True for _ in self._store.list_objects(tombstone.unit))
+        return self._is_due(tombstone) and not any(True for _ in self._store.list_objects(tombstone.unit))
+
+    def _is_due(self, tombstone: Tombstone) -> bool:
+        return tombstone.at_s + self._graces.trash_s <= self._started_s
 
     def _is_committed_since(self, unit: Unit, stats: Sequence[ObjectStat]) -> bool:
         """Whether an attempt that was thought dead has committed; then its parts are looked at anew another time."""
@@ -239,6 +279,8 @@ class Collector:
             return None
         if unit.reason is Reason.UNREFERENCED_METRICS:
             found = classify_metrics(unit.key, unit.name, stats, roots)
+        elif unit.reason is Reason.UNREFERENCED_SEARCH:
+            found = classify_search(unit.key, unit.name, stats, roots)
         elif unit.reason is Reason.FORGOTTEN_LOGS:
             found = classify_logs(last_part(unit.name), unit.name, stats, roots)
         else:
@@ -262,8 +304,10 @@ class Collector:
             yield from ((delete, stat) for stat in stats if stat.modified_at_s <= limit_s)
 
 
-def _is_complete(head: str, content: bytes, sizes: Mapping[str, int]) -> bool:
+def _is_complete(key: str, head: str, content: bytes, sizes: Mapping[str, int]) -> bool:
     try:
+        if head == search_log_head(key):
+            return is_whole(key, content, sizes.keys())
         return all(sizes.get(name) == named.size_bytes for name, named in named_objects(head, content).items())
     except ValueError:
         return False

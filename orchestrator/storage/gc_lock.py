@@ -34,6 +34,9 @@ class CollectionLock:
         self._now = now
         self._etag = ""
         self._renew_at_s = 0.0
+        self.deserted_at_s = 0.0
+        """When the lock was last taken from a collection that never said that it ended: it died, or it sleeps and may
+        still make the one request that it was about to make. 0: that has not happened."""
 
     def __enter__(self) -> Self:
         found = self._read()
@@ -48,6 +51,8 @@ class CollectionLock:
                 f"undo each other's work; try again after its end, or in {wait_s:.0f} s if it is dead"
             )
             raise CollectionBusyError(message)
+        is_deserted = document["expires_at_s"] > 0
+        self.deserted_at_s = self._now() if is_deserted else document.get("deserted_at_s", 0.0)
         self._write(etag, LOCK_DURATION_S)
         return self
 
@@ -73,7 +78,12 @@ class CollectionLock:
 
     def _write(self, etag: str | None, duration_s: float) -> None:
         now_s = self._now()
-        document = {"holder": self._holder, "expires_at_s": now_s + duration_s, "nonce": secrets.token_hex(8)}
+        document = {
+            "holder": self._holder,
+            "expires_at_s": now_s + duration_s if duration_s else 0.0,
+            "deserted_at_s": self.deserted_at_s,
+            "nonce": secrets.token_hex(8),
+        }
         content = json.dumps(document).encode()
         try:
             if etag is None:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from orchestrator.storage.gc_layout import ARTIFACT_DEPTH, MANIFEST, RECORD, folder_of, whole_artifact
 from orchestrator.storage.inventory import Amount
-from orchestrator.storage.layout import record_name
+from orchestrator.storage.layout import record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat
 
 _FOLDER_DEPTH = ARTIFACT_DEPTH + 2
@@ -31,9 +31,15 @@ class Reason(StrEnum):
     UNFINISHED_CHECKPOINT = "unfinished_checkpoint"
     """Without a manifest: its writer died."""
     UNREFERENCED_METRICS = "unreferenced_metrics"
+    UNREFERENCED_SEARCH = "unreferenced_search"
+    """The log of a search job, or what was shown of its trials."""
     FORGOTTEN_LOGS = "forgotten_logs"
     LEFTOVER = "leftover"
     """A temporary file or upload of a writer that died."""
+
+
+FOLLOWS_RECORD = frozenset({Reason.UNREFERENCED_METRICS, Reason.UNREFERENCED_SEARCH})
+"""What stays as long as the record of its key can be seen, whose readers expect it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +69,17 @@ class Unit:
     newest_at_s: float = 0.0
     """When its youngest object was written."""
     heads: tuple[str, ...] = ()
-    """Its objects that make the others visible to readers: a record, manifests."""
+    """Its objects that make the others visible to readers: a record, manifests, the head of a search's log."""
 
     @property
     def veil(self) -> str:
         """The object that must be gone before the unit's bytes may go; empty for none but ``heads``."""
-        return record_name(self.key) if self.reason is Reason.UNREFERENCED_METRICS else ""
+        return record_name(self.key) if self.reason in FOLLOWS_RECORD else ""
 
     @property
     def behind(self) -> str:
         """Another unit that must have been condemned for as long as this one, if it is condemned at all."""
-        return whole_artifact(self.key) if self.reason is Reason.UNREFERENCED_METRICS else ""
+        return whole_artifact(self.key) if self.reason in FOLLOWS_RECORD else ""
 
 
 @runtime_checkable
@@ -120,6 +126,13 @@ def classify_metrics(key: str, folder: str, stats: Iterable[ObjectStat], roots: 
     return [_unit(folder, Reason.UNREFERENCED_METRICS, key, stats)]
 
 
+def classify_search(key: str, folder: str, stats: Iterable[ObjectStat], roots: Roots) -> list[Unit]:
+    """The folder of a search job's log or trials, if it is garbage."""
+    if key in roots.live or key in roots.keys:
+        return []
+    return [_unit(folder, Reason.UNREFERENCED_SEARCH, key, stats)]
+
+
 def classify_logs(sweep: str, folder: str, stats: Iterable[ObjectStat], roots: Roots) -> list[Unit]:
     """The folder of a sweep's logs, if it is garbage."""
     return [] if sweep in roots.sweeps else [_unit(folder, Reason.FORGOTTEN_LOGS, "", stats)]
@@ -164,7 +177,7 @@ def _unit(name: str, reason: Reason, key: str, stats: Iterable[ObjectStat]) -> U
         num_objects += 1
         num_bytes += stat.size_bytes
         newest_at_s = max(newest_at_s, stat.modified_at_s)
-        if key and _is_head(stat.name):
+        if key and (_is_head(stat.name) or stat.name == search_log_head(key)):
             heads.append(stat.name)
     amount = Amount(num_objects=num_objects, num_bytes=num_bytes)
     return Unit(name=name, reason=reason, key=key, amount=amount, newest_at_s=newest_at_s, heads=tuple(heads))

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from orchestrator.errors import NotFoundError
-from orchestrator.storage.gc_layout import LOGS, LOGS_DEPTH, METRICS, METRICS_DEPTH, last_part
+from orchestrator.storage.gc_layout import (
+    LOGS,
+    LOGS_DEPTH,
+    METRICS,
+    METRICS_DEPTH,
+    SEARCH_DEPTH,
+    SEARCHES,
+    TRIALS,
+    last_part,
+)
 from orchestrator.storage.gc_rules import (
     Reason,
     Roots,
@@ -17,6 +26,7 @@ from orchestrator.storage.gc_rules import (
     classify_artifact,
     classify_logs,
     classify_metrics,
+    classify_search,
     folders_of,
 )
 from orchestrator.storage.inventory import Amount, named_objects, walk_artifacts, walk_folders
@@ -65,13 +75,21 @@ class Graces:
 
 
 def survey(store: ObjectStore, roots: Roots) -> tuple[Iterator[Unit], ...]:
-    """Everything that no root reaches, of any age, streamed: of artifacts, then of metrics, then of logs."""
+    """Everything that no root reaches, of any age, streamed: of artifacts, of metrics, of searches, and of logs."""
     return (
         (unit for key, stats in walk_artifacts(store) for unit in classify(store, key, stats, roots)),
         (
             unit
             for folder, stats in walk_folders(store, METRICS, METRICS_DEPTH)
             for unit in classify_metrics(last_part(folder), folder, stats, roots)
+        ),
+        *(
+            (
+                unit
+                for folder, stats in walk_folders(store, root, SEARCH_DEPTH)
+                for unit in classify_search(last_part(folder), folder, stats, roots)
+            )
+            for root in (SEARCHES, TRIALS)
         ),
         (
             unit

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from orchestrator.errors import CorruptObjectError, NotFoundError
@@ -33,6 +34,8 @@ class Tombstone:
     num_bytes: int
     heads: Mapping[str, str] = field(default_factory=dict)
     """Content by object name; whatever is not UTF-8 in a damaged one survives as surrogates."""
+    is_doomed: bool = False
+    """Its bytes may be going: from now on it is never restored, whoever asks for it."""
 
     @classmethod
     def of(cls, unit: Unit, heads: Mapping[str, bytes], at_s: float) -> Self:
@@ -95,6 +98,13 @@ class Trash:
         self._num_batches += 1
         self._write(name, tombstones)
         return name
+
+    def doom(self, name: str, units: AbstractSet[str]) -> None:
+        """Make it durable that the tombstones of some units are past restoring."""
+        found = self.read(name)
+        doomed = [replace(entry, is_doomed=True) if entry.unit in units else entry for entry in found]
+        if doomed != found:
+            self._write(name, doomed)
 
     def rewrite(self, name: str, kept: Sequence[Tombstone]) -> None:
         """Drop all of a batch's tombstones but these."""

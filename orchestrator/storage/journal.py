@@ -11,8 +11,9 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError
+from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
 from orchestrator.security.json_text import parse_json
+from orchestrator.storage.bounds import SEGMENT_BYTES, check_writable
 from orchestrator.storage.layout import journal_folder, journal_segment
 from orchestrator.storage.protocol import ObjectStore
 
@@ -66,12 +67,15 @@ class Journal:
 
         Raises:
             JournalFencedError: somebody else wrote this sequence number.
+            TooLargeError: no reader would take so large a segment; nothing is written.
         """
         header = {"sequence": self.next_sequence, "holder": self._holder, "nonce": secrets.token_hex(8)}
         lines = [json.dumps(line, allow_nan=False) for line in (header, *events)]
-        name = journal_segment(self._sweep, self.next_sequence)
+        name, content = journal_segment(self._sweep, self.next_sequence), ("\n".join(lines) + "\n").encode()
+        # Checked before it is written: no reader would get past it.
+        check_writable(name, len(content), SEGMENT_BYTES, "split the sweep")
         try:
-            self._store.put_if_absent(name, ("\n".join(lines) + "\n").encode())
+            self._store.put_if_absent(name, content)
         except PreconditionFailedError as error:
             message = f"journal of sweep {self._sweep} has a segment {self.next_sequence} of another writer"
             raise JournalFencedError(message) from error
@@ -103,9 +107,11 @@ class Journal:
 
     def _find(self, sequence: int) -> bytes | None:
         try:
-            return self._store.get(journal_segment(self._sweep, sequence))
+            return self._store.get(journal_segment(self._sweep, sequence), max_bytes=SEGMENT_BYTES)
         except NotFoundError:
             return None
+        except TooLargeError as error:
+            raise JournalDamagedError(self._sweep, sequence, str(error)) from error
 
 
 def journal_exists(store: ObjectStore, sweep: str) -> bool:

@@ -82,6 +82,11 @@ def drain_name(cluster: str) -> str:
     return f"controllers/{cluster}/drain.json"
 
 
+def nodes_name(cluster: str) -> str:
+    """The nodes that are there and what waits on them, as its controller last saw them."""
+    return f"controllers/{cluster}/nodes.json"
+
+
 def quotas_name(cluster: str) -> str:
     """What each user's sweeps may hold at once on a cluster."""
     return f"controllers/{cluster}/quotas.json"
@@ -172,9 +177,14 @@ def search_log_folder(key: str) -> str:
     return f"searches/{key}/"
 
 
-def search_log_segment(key: str, sequence: int) -> str:
+def search_log_head(key: str) -> str:
+    """What names the folder of the log's segments."""
+    return f"{search_log_folder(key)}log.json"
+
+
+def search_log_segment(key: str, folder: str, sequence: int) -> str:
     """One segment of the log of a search job."""
-    return f"{search_log_folder(key)}{sequence:08d}.jsonl"
+    return f"{search_log_folder(key)}{folder}/{sequence:08d}.jsonl"
 
 
 def notifications_folder(sweep: str) -> str:

@@ -3,8 +3,9 @@
 Objects are plain files under their own names, so every tool can read them. Files are never changed in place: an object
 is written to ``.tmp/``, flushed to disk, and then published by ``link`` (exclusive) or ``replace`` (atomic). A reader
 that has opened a file therefore always sees one whole version. Folders exist while they hold an object: a deletion
-removes those that it empties, and a write makes its folders again if they vanish under it. NFS: ``link`` is atomic
-there; ``flock`` needs NFSv4 or a lock daemon.
+removes those that it empties, and a write makes its folders again if they vanish under it. A listing is whole or an
+error: what cannot be looked into is never taken for empty. NFS: ``link`` is atomic there; ``flock`` needs NFSv4 or a
+lock daemon.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
 
-from filelock import FileLock
-
 from orchestrator.errors import (
     NoSpaceError,
     NotFoundError,
     PreconditionFailedError,
     StorageDeniedError,
     StorageError,
+    TooLargeError,
 )
+from orchestrator.storage.bounds import check_size
 from orchestrator.storage.error_counts import count_error
 from orchestrator.storage.protocol import ObjectStat, check_name
 
@@ -79,14 +80,16 @@ class LocalStore:
                 raise PreconditionFailedError(message)
             return self.put(name, content)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
-        return self.get_with_stat(name)[0]
+        return self.get_with_stat(name, max_bytes=max_bytes)[0]
 
-    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectStat]:
         """See ``ObjectStore.get_with_stat``."""
         with self._opened(name) as file:
-            return file.read(), _stat_of(name, os.fstat(file.fileno()))
+            stat = _stat_of(name, os.fstat(file.fileno()))
+            check_size(name, self.uri, stat.size_bytes, max_bytes)
+            return file.read(), stat
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """See ``ObjectStore.get_range``."""
@@ -97,9 +100,13 @@ class LocalStore:
     def download(self, name: str, path: Path) -> None:
         """See ``ObjectStore.download``."""
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
-        with self._opened(name) as source, partial.open("wb") as file:
-            _copy(source, file)
-        partial.replace(path)
+        try:
+            with self._opened(name) as source, _our_errors(f"copying {name} from {self.uri} to {path}"):
+                with partial.open("xb") as file:
+                    _copy(source, file)
+                partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def stat(self, name: str) -> ObjectStat:
         """See ``ObjectStore.stat``."""
@@ -107,26 +114,32 @@ class LocalStore:
             found = self._path(name).stat()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _not_found(name, self.uri) from error
+        except OSError as error:
+            raise _translated(error, f"looking for {name} in {self.uri}") from error
         if not S_ISREG(found.st_mode):  # a folder of objects is no object
             raise _not_found(name, self.uri)
         return _stat_of(name, found)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
-        return self._path(name).is_file()
+        path = self._path(name)
+        with _our_errors(f"looking for {name} in {self.uri}"):
+            return path.is_file()
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
         """See ``ObjectStore.list_objects``."""
         folder = prefix.rpartition("/")[0]
         start = self._path(folder) if folder else self.root
-        for directory, folders, files in os.walk(start):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            for file in files:
-                path = Path(directory, file)
-                name = path.relative_to(self.root).as_posix()
-                if name.startswith(prefix):
-                    with suppress(FileNotFoundError):  # deleted while we walk
-                        yield _stat_of(name, path.stat())
+        with _our_errors(f"listing {prefix or 'everything'} in {self.uri}"):
+            # Without onerror a folder that cannot be read would pass for an empty one.
+            for directory, folders, files in os.walk(start, onerror=_unless_gone):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                for file in files:
+                    path = Path(directory, file)
+                    name = path.relative_to(self.root).as_posix()
+                    if name.startswith(prefix):
+                        with suppress(FileNotFoundError):  # deleted while we walk
+                            yield _stat_of(name, path.stat())
 
     def list_children(self, prefix: str) -> list[str]:
         """See ``ObjectStore.list_children``."""
@@ -135,11 +148,16 @@ class LocalStore:
             return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise _translated(error, f"listing {prefix or 'everything'} in {self.uri}") from error
 
     def delete(self, name: str) -> None:
         """See ``ObjectStore.delete``."""
         path = self._path(name)
-        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with (
+            _our_errors(f"deleting {name} in {self.uri}"),
+            suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+        ):
             path.unlink()
         # Also after a name that was not there: whoever deleted it may have died before it came to the folders.
         for folder in path.parents:
@@ -154,14 +172,15 @@ class LocalStore:
 
     def leftovers(self) -> Iterator[ObjectStat]:
         """See ``gc_rules.HasLeftovers``: temporary files of writes, of dead writers and of those at work."""
-        with suppress(FileNotFoundError):
+        with _our_errors(f"listing temporary files in {self.uri}"), suppress(FileNotFoundError):
             for path in self._staging.iterdir():
                 with suppress(FileNotFoundError):  # published while we look
                     yield _stat_of(path.name, path.stat())
 
     def delete_leftover(self, name: str) -> None:
         """See ``gc_rules.HasLeftovers``."""
-        (self._staging / check_name(name)).unlink(missing_ok=True)
+        with _our_errors(f"deleting the temporary file {name} in {self.uri}"):
+            (self._staging / check_name(name)).unlink(missing_ok=True)
 
     def remove_empty_staging(self) -> None:
         """Remove ``.tmp/`` unless a write is in it; the next write makes it again."""
@@ -201,7 +220,9 @@ class LocalStore:
             raise _not_found(name, self.uri) from error
         except OSError as error:
             raise _translated(error, f"opening {name} in {self.uri}") from error
-        with file:
+        with file, _our_errors(f"reading {name} in {self.uri}"):
+            if not S_ISREG(os.fstat(file.fileno()).st_mode):  # a device, which has no size and may have no end
+                raise _not_found(name, self.uri)
             yield file
 
     def _replace(self, name: str, staged: Path) -> ObjectStat:
@@ -235,17 +256,21 @@ class LocalStore:
             _sync_directory(folder.parent)
 
     def _resolve_conflict(self, name: str, content: bytes) -> ObjectStat:
-        found, stat = self.get_with_stat(name)
-        if found == content:
-            return stat
+        with suppress(TooLargeError):  # longer than ours, so it is another one
+            found, stat = self.get_with_stat(name, max_bytes=len(content))
+            if found == content:
+                return stat
         message = f"{name} exists already in {self.uri}: another writer was first; use what it wrote"
         raise PreconditionFailedError(message)
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        self._locks.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._locks / sha256(name.encode()).hexdigest()[:32]):
-            yield
+        from filelock import FileLock  # with asyncio and more, which no command needs that only reads
+
+        with _our_errors(f"locking {name} in {self.uri}"):
+            self._locks.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._locks / sha256(name.encode()).hexdigest()[:32]):
+                yield
 
 
 def _write(file: BinaryIO, content: bytes) -> None:
@@ -275,6 +300,21 @@ def _stat_of(name: str, stat: os.stat_result) -> ObjectStat:
     return ObjectStat(name=name, size_bytes=stat.st_size, etag=etag, modified_at_s=stat.st_mtime)
 
 
+def _unless_gone(error: OSError) -> None:
+    """For ``os.walk``: a folder that was deleted while it walks, or was never there, is no error."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
+
+
+@contextmanager
+def _our_errors(what: str) -> Iterator[None]:
+    """Errors of the operating system inside the block become ours; ``what`` names the operation, object and store."""
+    try:
+        yield
+    except OSError as error:
+        raise _translated(error, what) from error
+
+
 def _translated(error: OSError, what: str) -> StorageError:
     """Our error for one of the operating system's, counted."""
     return count_error(_named(error, what))
@@ -285,6 +325,8 @@ def _named(error: OSError, what: str) -> StorageError:
         return NoSpaceError(f"{what} failed: {error}; free space there: orchestrator gc")
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return StorageDeniedError(f"{what} failed: {error}; ask for read and write permissions there")
+    if error.errno == errno.ENAMETOOLONG:
+        return StorageError(f"{what} failed: {error}; shorten it: between two '/' a disk takes 255 bytes")
     return StorageError(f"{what} failed: {error}; check the disk")
 
 

@@ -52,13 +52,13 @@ class OverlayStore:
             raise PreconditionFailedError(message)
         return self._top.put_if_absent(name, content)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
-        return self._holder(name).get(name)
+        return self._holder(name).get(name, max_bytes=max_bytes)
 
-    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectStat]:
         """See ``ObjectStore.get_with_stat``."""
-        return self._holder(name).get_with_stat(name)
+        return self._holder(name).get_with_stat(name, max_bytes=max_bytes)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """See ``ObjectStore.get_range``."""

@@ -59,11 +59,16 @@ class ObjectStore(Protocol):
             PreconditionFailedError: the object has another etag or does not exist.
         """
 
-    def get(self, name: str) -> bytes:
-        """Read a whole object. Raises ``NotFoundError``."""
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        """Read a whole object.
 
-    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
-        """Read a whole object with the etag of exactly these bytes. Raises ``NotFoundError``."""
+        Raises:
+            NotFoundError: no object has this name.
+            TooLargeError: it has more than ``max_bytes``, and was not read.
+        """
+
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectStat]:
+        """As ``get``, with the etag of exactly these bytes."""
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Read ``length`` bytes from ``start``; fewer at the end of the object. Raises ``NotFoundError``."""

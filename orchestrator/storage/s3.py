@@ -8,6 +8,7 @@ win, nor any order of listings across ``/``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from orchestrator.errors import (
     StorageDeniedError,
     StorageError,
     StorageThrottledError,
+    TooLargeError,
 )
+from orchestrator.storage.bounds import check_size
 from orchestrator.storage.bulk import Piece, size_differs
 from orchestrator.storage.protocol import ObjectStat, check_name
 from orchestrator.storage.s3_bulk import Bytes, File, Source, discard_upload, unfinished_uploads, upload
@@ -28,6 +31,7 @@ from orchestrator.storage.s3_errors import TRANSIENT, OutOfRangeError
 from orchestrator.storage.settings import S3Settings
 
 Read = tuple[bytes, ObjectStat]
+ReadIfShort = tuple[bytes | None, ObjectStat]
 
 
 class S3Store:
@@ -71,13 +75,13 @@ class S3Store:
         """See ``ObjectStore.put_if_match``."""
         return self._bucket.until_deadline(lambda: self._try_put_if_match(name, content, etag))
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
-        return self.get_with_stat(name)[0]
+        return self.get_with_stat(name, max_bytes=max_bytes)[0]
 
-    def get_with_stat(self, name: str) -> Read:
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> Read:
         """See ``ObjectStore.get_with_stat``."""
-        return self._bucket.until_deadline(lambda: self._read_once(name))
+        return self._bucket.until_deadline(lambda: self._read_once(name, max_bytes))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """See ``ObjectStore.get_range``."""
@@ -180,7 +184,7 @@ class S3Store:
         except (PreconditionFailedError, *TRANSIENT) as error:
             # 412 may come from our own first try, whose acknowledgement was lost; 409, 5xx and a lost connection say
             # nothing. What is there now decides; while nothing is there, the same bytes may be sent again.
-            found, stat = self._read_or_retry(name, error)
+            found, stat = self._read_or_retry(name, error, len(content))
             if found == content:
                 return stat
             message = f"{name} exists already in {self.uri}: another writer was first; use what it wrote"
@@ -190,7 +194,7 @@ class S3Store:
         try:
             return self._put_once(name, content, IfMatch=etag)  # unquoted: servers exist that compare literally
         except (PreconditionFailedError, NotFoundError, *TRANSIENT) as error:
-            found = self._read_or_none(name)
+            found = self._read_or_none(name, len(content))
             if found is not None and found[0] == content:
                 return found[1]  # our own write, whose acknowledgement was lost
             now = found[1].etag if found is not None else None
@@ -199,24 +203,34 @@ class S3Store:
             message = f"{name} has etag {now}, expected {etag}: another writer was first; read it again"
             raise PreconditionFailedError(message) from error
 
-    def _read_or_retry(self, name: str, error: StorageError) -> Read:
-        found = self._read_or_none(name)
+    def _read_or_retry(self, name: str, error: StorageError, num_bytes: int) -> ReadIfShort:
+        found = self._read_or_none(name, num_bytes)
         if found is not None:
             return found
         if isinstance(error, TRANSIENT):
             raise error
         raise StorageThrottledError(f"{name} was there and is gone in {self.uri}; try again") from error
 
-    def _read_or_none(self, name: str) -> Read | None:
-        try:
-            return self._read_once(name)
-        except NotFoundError:
-            return None
+    def _read_or_none(self, name: str, num_bytes: int) -> ReadIfShort | None:
+        """An object that may be what we wrote; of a longer one, which is another's, only what the store knows of it."""
+        with suppress(NotFoundError):
+            try:
+                return self._read_once(name, num_bytes)
+            except TooLargeError:
+                return None, self.stat(name)
+        return None
 
-    def _read_once(self, name: str) -> Read:
-        return self._bucket.read_once(
-            "get_object", self._key(name), lambda response: (_read_body(response), _stat_of(name, response))
-        )
+    def _read_once(self, name: str, max_bytes: int | None = None) -> Read:
+        def read(response: Response) -> Read:
+            stat = _stat_of(name, response)
+            try:
+                check_size(name, self.uri, stat.size_bytes, max_bytes)
+            except TooLargeError:
+                response["Body"].close()  # with its connection: the rest is never sent
+                raise
+            return _read_body(response), stat
+
+        return self._bucket.read_once("get_object", self._key(name), read)
 
     def _pages(self, prefix: str, **parameters: str) -> Iterator[Response]:
         token: dict[str, str] = {}

@@ -12,7 +12,9 @@ from enum import StrEnum
 from typing import Any, Self
 
 from orchestrator.security.json_text import parse_json
+from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.search_logs import find_folder
 
 
 class TrialState(StrEnum):
@@ -57,18 +59,23 @@ class Trial:
         return cls(**{**document, "state": TrialState(document["state"]), "points": points})
 
 
-def trials_folder(key: str) -> str:
-    """Folder of the trials of a search job."""
-    return f"trials/{key}/"
+def trials_folder(key: str, log: str = "") -> str:
+    """Folder of the trials that the log in the folder ``log`` of a search job tells of."""
+    return f"trials/{key}/{log}/" if log else f"trials/{key}/"
 
 
-def write_trial(store: ObjectStore, key: str, trial: Trial) -> None:
+def write_trial(store: ObjectStore, key: str, trial: Trial, *, log: str = "") -> None:
     """Tell how a trial of the search job ``key`` stands."""
     content = json.dumps(asdict(trial), allow_nan=False).encode()
-    store.put(f"{trials_folder(key)}{trial.number:06d}.json", content)
+    store.put(f"{trials_folder(key, log)}{trial.number:06d}.json", content)
 
 
 def read_trials(store: ObjectStore, key: str) -> list[Trial]:
-    """All trials of a search job so far, in order of their numbers."""
-    names = sorted(stat.name for stat in store.list_objects(trials_folder(key)))
-    return [Trial.from_json(parse_json(store.get(name))) for name in names]
+    """All trials of a search job so far, in order of their numbers; none of an earlier log of it.
+
+    Raises:
+        ValueError: the head of its log is damaged.
+    """
+    folder = trials_folder(key, find_folder(store, key))
+    names = sorted(stat.name for stat in store.list_objects(folder) if "/" not in stat.name.removeprefix(folder))
+    return [Trial.from_json(parse_json(store.get(name, max_bytes=SMALL_BYTES))) for name in names]

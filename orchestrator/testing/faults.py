@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +39,8 @@ class Moment(StrEnum):
     """The write is durable, its acknowledgement is lost."""
     CRASH_BEFORE = "crash_before"
     CRASH_AFTER = "crash_after"
+    LATE = "late"
+    """The write happens after ``delay_s``: the request was slow, or the process that makes it was suspended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class Fault:
     nth: int = 1
     within: str = ""
     error: type[StorageError] = StorageError
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +68,21 @@ AnyFault = TypeVar("AnyFault", Fault, ReadFault)
 
 
 class FaultyStore:
-    """An ``ObjectStore`` around another; ``writes`` records the names of all writes and deletions, in order."""
+    """An ``ObjectStore`` around another; ``writes`` records the names of all writes and deletions, in order.
+
+    ``wait`` lets so many seconds pass where a fault says ``LATE``; what else it does happens meanwhile.
+    """
 
     def __init__(
-        self, store: ObjectStore, faults: Sequence[Fault] = (), *, read_faults: Sequence[ReadFault] = ()
+        self,
+        store: ObjectStore,
+        faults: Sequence[Fault] = (),
+        *,
+        read_faults: Sequence[ReadFault] = (),
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._store = store
+        self._wait = wait
         self._write_faults = _Countdown(faults)
         self._read_faults = _Countdown(read_faults)
         self.writes: list[str] = []
@@ -99,13 +112,13 @@ class FaultyStore:
         """See ``ObjectStore.delete``."""
         self._write(name, lambda: self._store.delete(name))
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
-        return self._harmed(name, self._store.get(name))
+        return self._harmed(name, self._store.get(name, max_bytes=max_bytes))
 
-    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectStat]:
         """See ``ObjectStore.get_with_stat``."""
-        content, stat = self._store.get_with_stat(name)
+        content, stat = self._store.get_with_stat(name, max_bytes=max_bytes)
         return self._harmed(name, content), stat
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
@@ -144,6 +157,8 @@ class FaultyStore:
         if fault is not None and moment is Moment.ERROR_BEFORE:
             message = f"simulated: {name} was not written"
             raise fault.error(message)
+        if fault is not None and moment is Moment.LATE:
+            self._wait(fault.delay_s)
         result = write()
         if moment is Moment.CRASH_AFTER:
             raise SimulatedCrash(name)

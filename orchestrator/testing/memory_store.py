@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import RLock
 
 from orchestrator.errors import NotFoundError, PreconditionFailedError
+from orchestrator.storage.bounds import check_size
 from orchestrator.storage.protocol import ObjectStat, check_name
 
 _PAGE = 1000
@@ -75,13 +76,14 @@ class MemoryStore:
         message = f"{name} does not have the etag {etag} in {self.uri}"
         raise PreconditionFailedError(message)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
-        return self._find(name).content
+        return self.get_with_stat(name, max_bytes=max_bytes)[0]
 
-    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectStat]:
         """See ``ObjectStore.get_with_stat``."""
         found = self._find(name)
+        check_size(name, self.uri, found.stat.size_bytes, max_bytes)
         return found.content, found.stat
 
     def get_range(self, name: str, start: int, length: int) -> bytes:

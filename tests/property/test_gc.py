@@ -1,4 +1,4 @@
-"""Random sweeps, pins and collections: nothing reachable goes, everything unreachable goes past its grace."""
+"""Random sweeps, searches, pins and collections: nothing reachable goes, everything unreachable goes past its grace."""
 
 from __future__ import annotations
 
@@ -10,29 +10,41 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from orchestrator.controller.retention import forget, read_sweep
 from orchestrator.plan.graph import Job
+from orchestrator.search.events import Asked
+from orchestrator.search.kept import kept_trials
+from orchestrator.search.log import SearchFencedError, SearchLog, read_search
 from orchestrator.state import events
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.gc_lock import LOCK_DURATION_S
 from orchestrator.storage.gc_pins import remove_pin
-from orchestrator.storage.layout import artifact_folder, metrics_folder
-from tests.gc_store import GRACE_S, TRASH_S, Lab, contents, crash, make_job
+from orchestrator.storage.layout import artifact_folder, metrics_folder, search_log_folder
+from orchestrator.storage.trials import trials_folder
+from tests.gc_store import GRACE_S, TRASH_S, Lab, contents, crash, make_job, make_search
 
 NUM_JOBS = 5
+SEARCH = NUM_JOBS
+"""Number of the job that searches."""
 SWEEPS = ("red", "green")
 WAITS_S = st.sampled_from([0.0, GRACE_S + 1, TRASH_S + 1])
-NUMBERS = st.integers(0, NUM_JOBS - 1)
+INPUTS = st.integers(0, NUM_JOBS - 1)
+NUMBERS = st.integers(0, SEARCH)
 SUBSETS = st.sets(NUMBERS, min_size=1, max_size=4)
 
 
 class Collections(RuleBasedStateMachine):
     """The model knows who asks for what; the store alone knows what is there."""
 
-    @initialize(inputs=st.lists(st.sets(NUMBERS, max_size=2), min_size=NUM_JOBS, max_size=NUM_JOBS))
+    @initialize(inputs=st.lists(st.sets(INPUTS, max_size=2), min_size=NUM_JOBS, max_size=NUM_JOBS))
     def start(self, inputs: list[set[int]]) -> None:
         self.lab = Lab()
         self.jobs: list[Job] = []
         for number, chosen in enumerate(inputs):
             self.jobs.append(make_job(number, *(self.jobs[i] for i in sorted(chosen) if i < number)))
+        first, second = self.jobs[:2]
+        self.search = make_search(first, second)
+        self.jobs.append(self.search)
+        # Jobs like any other (the first one plans have, too), which read nothing that their search does not.
+        self.trials = [first, make_job(8, first), make_job(13, second), make_job(18, first, second)]
         self.planned: dict[str, list[Job]] = {}
         self.posted: dict[str, list[Job]] = {}
         self.running: dict[tuple[str, str], tuple[Job, str]] = {}
@@ -77,6 +89,30 @@ class Collections(RuleBasedStateMachine):
             self.running[sweep, job.key] = (job, self.lab.launch(sweep, job))
             self.lab.write_parts(job)
             self.lab.write_checkpoint(job, finished=False)
+
+    @rule(
+        sweep=st.sampled_from(SWEEPS),
+        asked=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=3),
+        end=st.sampled_from(["none", "lost", "committed"]),
+    )
+    def run_search(self, sweep: str, asked: list[tuple[int, bool]], end: str) -> None:
+        """An attempt at the search asks for some trials, and may die or commit."""
+        if self.search not in self.planned.get(sweep, ()):
+            self.submit(sweep, {0, SEARCH}, accepted=True)
+        identity = (sweep, self.search.key)
+        if sweep in self.forgotten or not self._is_open(sweep):
+            return
+        if identity not in self.running:
+            self.running[identity] = (self.search, self.lab.launch(sweep, self.search))
+        if is_committed(self.lab.store, self.search.key):
+            return
+        for number, completed in asked:
+            self.lab.ask_trial(self.search, self.trials[number], completed=completed)
+        if end == "committed":
+            self.lab.commit(self.search)
+        if end != "none":
+            _, attempt_id = self.running.pop(identity)
+            self.lab.lose(sweep, self.search, attempt_id)
 
     @precondition(lambda self: self.running)
     @rule(choice=st.randoms(use_true_random=False))
@@ -133,6 +169,7 @@ class Collections(RuleBasedStateMachine):
         before = contents(self.lab.store, self._reachable())
         jobs = [self.jobs[number] for number in sorted(chosen)]
         relied_on: list[Job] = []
+        begun: list[Asked] = []
 
         def post() -> None:
             self.lab.post("black", jobs)
@@ -142,6 +179,8 @@ class Collections(RuleBasedStateMachine):
 
         def look_up() -> None:
             relied_on.extend(job for job in jobs if is_committed(self.lab.store, job.key))
+            if self.search in jobs and self.search not in relied_on:
+                begun.extend(self._search_on())
 
         at = {nth: post, nth + later: look_up if later else post}
         if death:
@@ -152,6 +191,7 @@ class Collections(RuleBasedStateMachine):
         if death:
             self.lab.collect()
         assert all(is_committed(self.lab.store, job.key) for job in relied_on)
+        assert read_search(self.lab.store, self.search.key)[-len(begun) :] == begun or not begun
 
     @invariant()
     def every_visible_record_is_whole(self) -> None:
@@ -166,14 +206,28 @@ class Collections(RuleBasedStateMachine):
             assert self.lab.payload() == self._reachable()
             assert self.lab.trash() == set()
 
+    def _search_on(self) -> list[Asked]:
+        """An attempt at the search goes on from its log, or begins it: one more trial."""
+        log = SearchLog(self.lab.store, self.search.key)
+        number = len({event.trial for event in log.read()})
+        asked = Asked(trial=number, at_s=self.lab.clock(), key=self.trials[number % 4].key, params={})
+        try:
+            log.append([asked])
+        except SearchFencedError:
+            return []
+        return [asked]
+
     # ----------------------------------------------------------------------------------------------------------- oracle
     def _reachable(self) -> set[str]:
         """Names of all objects that must stay, from who asks for what and the records that are visible."""
         kept = {sweep: jobs for sweep, jobs in self.planned.items() if sweep not in self.forgotten}
         asked = [job for jobs in (*kept.values(), *self.posted.values()) for job in jobs]
         asked += [job for job, _ in self.running.values()]
+        if self.search in asked:
+            wanted = kept_trials(self.lab.store, self.search.key)
+            asked += [trial for trial in self.trials if trial.key in wanted]
         keys = {reference.partition("/")[0] for reference in self.pins.values()} | {job.key for job in asked}
-        by_key = {job.key: job for job in self.jobs}
+        by_key = {job.key: job for job in (*self.jobs, *self.trials)}
         waiting = [key for job in asked for key in job.identity["inputs"].values()] + sorted(keys)
         while waiting:
             key = waiting.pop()
@@ -184,6 +238,7 @@ class Collections(RuleBasedStateMachine):
         names = {name for key in keys for name in self._needed(key)}
         for key in live | keys:
             names |= self.lab.names(metrics_folder(key))
+            names |= self.lab.names(search_log_folder(key)) | self.lab.names(trials_folder(key))
         for key in live:
             names |= self.lab.names(artifact_folder(key) + "/")
         for sweep in {*kept, *self.posted}:

@@ -108,8 +108,8 @@ def test_check_checkpoint_that_is_deleted_meanwhile_is_no_damage(store) -> None:
         def __getattr__(self, name: str) -> Callable[..., object]:
             return getattr(store, name)  # type: ignore[no-any-return]
 
-        def get(self, name: str) -> bytes:
-            content: bytes = store.get(name)
+        def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+            content: bytes = store.get(name, max_bytes=max_bytes)
             if name.startswith(CHECKPOINT):
                 for stat in list(store.list_objects(CHECKPOINT)):
                     store.delete(stat.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,8 +15,9 @@ from orchestrator.search.kept import kept_trials
 from orchestrator.search.log import SearchFencedError, SearchLog, read_search
 from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError, TrialTask
 from orchestrator.storage.artifacts import read_record
-from orchestrator.storage.layout import search_log_segment
+from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.search_logs import encode_head
 from orchestrator.storage.trials import TrialState, read_trials
 from tests.integration.search_jobs import error_after, search_request
 
@@ -104,20 +106,81 @@ def test_log_folds_to_the_state_that_its_writer_had(store, tmp_path):
     assert [decode_search_event(encode_search_event(event)) for event in events] == events
 
 
-def test_log_of_two_writers_ends_the_one_that_is_behind(store, tmp_path):
+@pytest.mark.parametrize(("num_before", "why"), [(0, "begun by another attempt"), (1, "of another attempt")])
+def test_log_of_two_writers_ends_the_one_that_is_behind(store, tmp_path, num_before, why):
     request = search_request(store, tmp_path, ASHA)
+    for _ in range(num_before):
+        Runner(store, request).study.next_task()
     zombie, heir = Runner(store, request).study, Runner(store, request).study
     heir.next_task()
-    with pytest.raises(SearchFencedError, match="of another attempt"):
+    with pytest.raises(SearchFencedError, match=why):
         zombie.next_task()
     assert len(fold_search(read_search(store, request.key))) == 1
 
 
 def test_log_of_a_newer_version_is_refused(store, tmp_path):
     request = search_request(store, tmp_path, ASHA)
-    store.put(search_log_segment(request.key, 0), b'{"version": 2}\n')
+    store.put(search_log_head(request.key), encode_head("folder"))
+    store.put(search_log_segment(request.key, "folder", 0), b'{"version": 2}\n')
     with pytest.raises(ValueError, match="version 2, this program reads 1"):
         SearchLog(store, request.key).read()
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (b"{", "Expecting|EOF"),
+        (b'{"version": 2, "folder": "a"}', "version 2, this program reads 1"),
+        (b'{"version": 1}', "damaged"),
+        (b'{"version": 1, "folder": "../a"}', "no folder"),
+        (b'{"version": 1, "folder": ""}', "no folder"),
+        (b"[]", "damaged"),
+    ],
+)
+def test_log_whose_head_is_damaged_or_newer_is_refused(store, tmp_path, head, why):
+    request = search_request(store, tmp_path, ASHA)
+    store.put(search_log_head(request.key), head)
+    with pytest.raises(ValueError, match=why):
+        SearchLog(store, request.key).read()
+    with pytest.raises(ValueError, match=why):
+        kept_trials(store, request.key)
+
+
+def test_log_whose_writer_died_behind_its_head_goes_on(store, tmp_path):
+    request = search_request(store, tmp_path, ASHA)
+    store.put(search_log_head(request.key), encode_head("folder"))
+    study = Runner(store, request).run()
+    assert len(study.trials) == 6
+    assert store.exists(search_log_segment(request.key, "folder", 0))
+
+
+def test_log_that_was_begun_anew_has_other_names(store, tmp_path):
+    request = search_request(store, tmp_path, ASHA)
+    Runner(store, request).run()
+    before = {stat.name for stat in store.list_objects(search_log_folder(request.key))}
+    store.delete(search_log_head(request.key))
+    Runner(store, request).run()
+    after = {stat.name for stat in store.list_objects(search_log_folder(request.key))}
+    assert before <= after
+    assert len(after) == 2 * len(before) - 1, "all but the head"
+
+
+def test_trials_whose_values_are_no_recipe_are_answered_in_any_number(store, tmp_path):
+    space = "{random: {}, space: {lr: {uniform: [0.01, 0.8]}}, trials: 1500}"
+    study = Runner(store, search_request(store, tmp_path, space)).study
+
+    def refuse(params):
+        raise UserError("no recipe")
+
+    study._sampler = SimpleNamespace(ask=lambda number, tried, answered: {"lr": 0.1})
+    study.plan = SimpleNamespace(
+        **{name: getattr(study.plan, name) for name in ("num_trials", "space", "max_epochs")}, key_of=refuse
+    )
+    study._show = lambda numbers: None  # an object each, which is not what is asked here
+    assert study.next_task() is None
+    assert study.is_over
+    assert {view.state for view in study.trials} == {TrialState.FAILED}
+    assert len(study.trials) == 1500
 
 
 def test_value_that_was_told_before_a_crash_is_not_told_twice(store, tmp_path):
