@@ -194,7 +194,7 @@ class Fifo:
             if all(state.is_final for state in snapshot.counts):
                 commands.append(FinishSweep(sweep=snapshot.sweep, status=events.SweepStatus.SUCCEEDED))
         room, everywhere = Room(machines, used, NOTHING), frozenset(range(len(machines.names)))
-        for sweep, name in list(self._line):
+        for sweep, name in self._in_line():
             index = self._indexes[sweep]
             demand = index.demands[index.places[name]]
             spread = room.place(demand, everywhere, end_s=now)
@@ -205,6 +205,9 @@ class Fifo:
             placed = tuple(machines.names[place] for place, count in spread for _ in range(count))
             commands.append(LaunchJob(sweep=sweep, job=name, nodes=placed))
         return commands
+
+    def _in_line(self) -> list[tuple[str, str]]:
+        return list(self._line)
 
     def _follow(self, snapshot: Snapshot) -> SweepIndex:
         assert snapshot.plan is not None
@@ -218,3 +221,14 @@ class Fifo:
             self._line[snapshot.sweep, index.jobs[place].name] = None
             seen.add(index.jobs[place].key)
         return index
+
+
+class SubmissionFifo(Fifo):
+    """As queues of clusters do it: in the order in which jobs were submitted, which is that of their plan.
+
+    A job is held until what it needs is done, and then stands where it was submitted; the first that is not held and
+    does not fit holds up all behind it.
+    """
+
+    def _in_line(self) -> list[tuple[str, str]]:
+        return sorted(self._line, key=lambda one: (one[0], self._indexes[one[0]].places[one[1]]))

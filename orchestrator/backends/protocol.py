@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.errors import FailureKind
@@ -38,6 +38,10 @@ class AttemptReport:
     lost_reason: str = ""
     node: str = ""
     """Name of the node where it runs or ran, of a gang that of its runner; empty = not known."""
+    worker_nodes: tuple[str, ...] = ()
+    """Of a gang, the nodes of its workers by rank, once all of them are known."""
+    machines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What its nodes are, by name, as far as its processes told; see ``observability.machine``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,8 @@ class Capacity:
     """The different shapes of its nodes: none has all of the cluster, and none need be the largest in everything."""
     machines: tuple[Node, ...] = ()
     """The nodes themselves; empty where a backend knows none."""
+    absent: tuple[Node, ...] = ()
+    """Nodes that were lost a short while ago and may come back, as machines do after a restart; none is alive."""
     maximum: tuple[Node, ...] | None = None
     """Kinds of nodes that an autoscaler would add; none = the cluster does not grow."""
 

@@ -20,6 +20,7 @@ from orchestrator.controller.lease import LeaseLostError
 from orchestrator.controller.limits import AttemptLimits
 from orchestrator.controller.metrics import ControllerMetrics
 from orchestrator.controller.notifying import start_notifying
+from orchestrator.controller.presence import PresenceBoard
 from orchestrator.controller.trouble import PublishingTrouble
 from orchestrator.errors import OrchestratorError
 from orchestrator.state.snapshot import Snapshot
@@ -63,6 +64,7 @@ class ControllerActor(LoopActor):
         self._controller: Controller | None = None
         self._backend: RayBackend | None = None
         self._kept_alive_at_s = 0.0
+        self._presence: PresenceBoard | None = None
         self._is_notifying = False
         self._metrics = ControllerMetrics(self._settings.namespace)
         super().__init__()
@@ -100,6 +102,7 @@ class ControllerActor(LoopActor):
         self._metrics.follow(controller, time.monotonic() - started_s)
         if backend is not None:
             backend.observe(())
+            self._show_nodes(backend)
         if controller.is_idle:
             return IDLE_PAUSE_S
         self._keep_stack_alive()
@@ -114,10 +117,19 @@ class ControllerActor(LoopActor):
         limits = AttemptLimits.from_json(settings.limits)
         controller = Controller(store, backend, settings.cluster, new_holder(), on_alive=self.stamp, limits=limits)
         self._backend, self._controller = backend, controller
+        self._presence = PresenceBoard(store, settings.cluster)
         if not self._is_notifying:
             self._is_notifying = True
             start_notifying(settings.store_uri, settings.cluster, self._snapshots)
         return controller, backend
+
+    def _show_nodes(self, backend: RayBackend) -> None:
+        now = time.time()
+        if self._presence is not None and self._presence.is_due(now):
+            try:
+                self._presence.show(backend.capacity().machines, backend.idle_runners(), now)
+            except OrchestratorError as error:
+                _LOG.warning("the nodes of cluster %s are not shown: %s", self._settings.cluster, error)
 
     def _snapshots(self) -> list[Snapshot]:
         controller = self._controller

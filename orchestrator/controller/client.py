@@ -24,7 +24,7 @@ from orchestrator.controller.inbox import (
 )
 from orchestrator.controller.ledger import SweepLedger, read_plan
 from orchestrator.controller.progress import LiveProgress, read_progress, read_warnings
-from orchestrator.controller.quotas import Cap, read_quotas, write_quotas
+from orchestrator.controller.quotas import Cap, Quotas, change_quotas, read_quotas, write_quotas
 from orchestrator.controller.submission import check_plan
 from orchestrator.controller.trouble import read_trouble
 from orchestrator.errors import ControllerError, NotFoundError, StorageError
@@ -41,9 +41,11 @@ __all__ = [
     "Drain",
     "LiveProgress",
     "Ownership",
+    "Quotas",
     "Running",
     "SweepLedger",
     "cancel",
+    "change_quotas",
     "current_user",
     "drain",
     "end_drain",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import groupby
 
@@ -26,17 +26,23 @@ from orchestrator.controller.limits import AttemptLimits, PreflightRule
 from orchestrator.controller.quotas import Cap, read_quotas
 from orchestrator.controller.settlement import settle
 from orchestrator.controller.stops import Stops
+from orchestrator.controller.terms import Terms
 from orchestrator.errors import ControllerError, FailureKind, OrchestratorError
 from orchestrator.observability.counters import CounterBook
 from orchestrator.observability.sweeps import Observed
 from orchestrator.state.commands import Command, LaunchJob
-from orchestrator.state.events import AttemptSucceeded, Running
+from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Running
 from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 
 INBOX_EVERY_S = 1.0
+QUIET_AFTER_S = 3600.0
+QUIET_EVERY_S = 30.0
+"""The inbox of a sweep that ended so long ago is looked into so seldom: a store keeps sweeps for years, and each look
+is a request that somebody pays for.
+"""
 LOOK_UP_S = 2.0
 """In one round, for asking the store which ready jobs it has: the others wait for the next round."""
 _ENDS_OF_CONTACT = {AttemptStatus.LOST, AttemptStatus.OVERTAKEN}
@@ -74,8 +80,9 @@ class Controller:
         self._fleet: Fleet | None = None
         limits = limits or AttemptLimits()
         self._stops = Stops(backend)
+        self._terms = Terms(backend)
         self._executor = Executor(
-            store, backend, cluster, self._stops, grace_s=limits.grace_s, on_alive=self._stay_alive
+            store, backend, cluster, self._stops, self._terms, grace_s=limits.grace_s, on_alive=self._stay_alive
         )
         self._heartbeats = Heartbeats(limits.hangs)
         self._preflight = limits.preflight
@@ -91,6 +98,7 @@ class Controller:
         self._quotas: Mapping[str, Cap] = {}
         self._orphans: set[str] = set()
         self._inbox_at_s = 0.0
+        self._quiet_at_s = 0.0
         self._woken: set[str] = set()
 
     @property
@@ -195,7 +203,7 @@ class Controller:
         woken, self._woken = self._woken, set()
         if self._now() >= self._inbox_at_s or "" in woken:
             self._inbox_at_s = self._now() + INBOX_EVERY_S
-            sweeps: Sequence[str] = self._store.list_children("sweeps/")
+            sweeps = self._sweeps_to_look_at(fleet, woken)
             fleet.check_fences()
             self._drain = self._wish_to_rest()
             self._read_quotas()
@@ -204,6 +212,15 @@ class Controller:
         for holding, message in fleet.messages(sweeps):
             with fleet.guard(holding.snapshot.sweep):
                 self._settle(fleet, holding, message)
+
+    def _sweeps_to_look_at(self, fleet: Fleet, woken: set[str]) -> list[str]:
+        sweeps, now = self._store.list_children("sweeps/"), self._now()
+        if now >= self._quiet_at_s or "" in woken:
+            self._quiet_at_s = now + QUIET_EVERY_S
+            return sweeps
+        ends_s = {holding.snapshot.sweep: holding.snapshot.finished_at_s for holding in fleet.holdings()}
+        quiet = {sweep for sweep, end_s in ends_s.items() if end_s is not None and end_s + QUIET_AFTER_S < now}
+        return [sweep for sweep in sweeps if sweep not in quiet - woken]
 
     def _wish_to_rest(self) -> Drain | None:
         try:
@@ -251,7 +268,8 @@ class Controller:
         self.counters.retain(asked)
 
     def _record(self, fleet: Fleet, holding: Holding, reports: Mapping[str, AttemptReport]) -> None:
-        ended = []
+        ended: list[AttemptEvent] = []
+        news = self._terms.news(holding.snapshot, reports, self._now())
         for attempt in holding.snapshot.live_attempts:
             report = reports.get(attempt.attempt_id)
             if report is not None and report.progress is not None:
@@ -270,9 +288,8 @@ class Controller:
                 # The end comes back as a report: an event before it could leave a live attempt under an ended one.
                 if why := self._heartbeats.see(attempt.attempt_id, report.progress, self._now()):
                     self._backend.kill(attempt.attempt_id, why, FailureKind.HANG)
-        if not ended:
-            return
-        fleet.append(holding, ended)
+        if news or ended:
+            fleet.append(holding, [*news, *ended])
         # A runner keeps the outcome until here: a crash before this line lets the next controller ask again.
         for event in ended:
             if isinstance(event, AttemptSucceeded):
@@ -325,7 +342,7 @@ class Controller:
         commands = self._scheduler.decide(
             snapshots,
             total=capacity.total,
-            nodes=capacity.machines or capacity.nodes,
+            nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
             now=self._now(),
             committed=self._executor.committed,

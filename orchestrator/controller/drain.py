@@ -12,10 +12,11 @@ import secrets
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
-from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError
+from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
 from orchestrator.security.json_text import parse_json
 from orchestrator.state.codec import decode_value
 from orchestrator.state.events import Running
+from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import drain_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
@@ -71,12 +72,11 @@ def _encode(wish: Drain) -> bytes:
 
 def _read(store: ObjectStore, cluster: str) -> tuple[Drain, ObjectStat] | None:
     try:
-        content, stat = store.get_with_stat(drain_name(cluster))
+        content, stat = store.get_with_stat(drain_name(cluster), max_bytes=SMALL_BYTES)
+        return decode_value(Drain, parse_json(content)), stat
     except NotFoundError:
         return None
-    try:
-        return decode_value(Drain, parse_json(content)), stat
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, TooLargeError) as error:
         message = (
             f"{drain_name(cluster)} in {store.uri} cannot be read ({error!r}), so whether cluster {cluster} may work "
             "is unknown and nothing is started; drain it again, or end the drain"

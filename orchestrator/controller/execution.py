@@ -13,6 +13,7 @@ from orchestrator.controller.attempts import Claimant, allocate_attempt, make_re
 from orchestrator.controller.fleet import Fleet, Holding
 from orchestrator.controller.limits import GRACE_S
 from orchestrator.controller.stops import Stops
+from orchestrator.controller.terms import Terms
 from orchestrator.errors import (
     ControllerError,
     CorruptObjectError,
@@ -82,6 +83,7 @@ class Executor:
         backend: Backend,
         cluster: str,
         stops: Stops,
+        terms: Terms,
         *,
         grace_s: float = GRACE_S,
         on_alive: Callable[[], None] = lambda: None,
@@ -90,6 +92,7 @@ class Executor:
         self._on_alive = on_alive
         self._backend = backend
         self._stops = stops
+        self._terms = terms
         self._grace_s = grace_s
         self._claims = Claims(store, cluster)
         self._absent: set[str] = set()
@@ -237,6 +240,7 @@ class Executor:
         request = make_request(plan, given, number)
         placement = Placement(nodes=command.nodes, exclude=command.exclude)
         batch.launches.append(_Launch(request=request, resources=given.resources, placement=placement))
+        lots = self._terms.lots(command.nodes, given.resources, given.execution.num_workers)
         batch.events.append(
             events.AttemptLaunched(
                 at_s=now,
@@ -249,6 +253,7 @@ class Executor:
                 resources=command.resources,
                 num_workers=command.num_workers,
                 reason=command.reason,
+                lots=lots,
             )
         )
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from orchestrator.errors import NotFoundError
+from orchestrator.errors import NotFoundError, TooLargeError
 from orchestrator.plan.sharing import load_shared
 from orchestrator.state.codec import decode_value
 from orchestrator.state.events import Running
+from orchestrator.storage.bounds import PLAN_BYTES, check_writable
 from orchestrator.storage.layout import inbox_folder, inbox_message
 from orchestrator.storage.protocol import ObjectStore
 
@@ -131,10 +132,12 @@ def new_message_id(now: float) -> str:
 
 
 def post(store: ObjectStore, sweep: str, message: ClientMessage) -> None:
-    """Put a message into a sweep's inbox."""
+    """Put a message into a sweep's inbox. Raises ``TooLargeError`` if none would read it."""
     # Not ``asdict``, which copies the plan of a submit for a second per 10,000 jobs.
     document = {"type": _NAMES[type(message)]} | {item.name: getattr(message, item.name) for item in fields(message)}
-    store.put_if_absent(inbox_message(sweep, message.message_id), json.dumps(document).encode())
+    content = json.dumps(document).encode()
+    check_writable(f"the message to sweep {sweep}", len(content), PLAN_BYTES, "make several sweeps of it")
+    store.put_if_absent(inbox_message(sweep, message.message_id), content)
 
 
 def read_inbox(store: ObjectStore, sweep: str, *, skip: Collection[str] = ()) -> Iterator[Message]:
@@ -158,12 +161,12 @@ def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:
     """A message; ``None`` if it is deleted meanwhile."""
     try:
         # The plan of a large sweep is most of a controller's memory.
-        document = load_shared(store.get(inbox_message(sweep, message_id)).decode())
+        document = load_shared(store.get(inbox_message(sweep, message_id), max_bytes=PLAN_BYTES).decode())
         kind = document["type"]
         if kind not in _TYPES:
             return Unreadable(message_id=message_id, reason=f"unknown message {kind!r}; update the running controller")
         return decode_value(_TYPES[kind], {**document, "message_id": message_id})
     except NotFoundError:
         return None
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, TooLargeError) as error:
         return Unreadable(message_id=message_id, reason=f"not a message: {error!r}; send it again with `orchestrator`")

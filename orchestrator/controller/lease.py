@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError
+from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
 from orchestrator.security.json_text import parse_json
+from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import lease_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
@@ -37,8 +38,12 @@ class LeaseState:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Inverse of ``to_bytes``."""
-        return cls(**parse_json(content))
+        """Inverse of ``to_bytes``. Raises ``ValueError`` or ``TypeError`` for what is no lease."""
+        state = cls(**parse_json(content))
+        numbers: tuple[object, ...] = state.epoch, state.expires_at_s
+        if not isinstance(numbers[0], int) or not isinstance(numbers[1], int | float):
+            raise TypeError(f"epoch {state.epoch!r} or expiry {state.expires_at_s!r} is no number")
+        return state
 
     def to_bytes(self) -> bytes:
         """JSON document."""
@@ -46,11 +51,25 @@ class LeaseState:
 
 
 def read_lease(store: ObjectStore, cluster: str) -> LeaseState | None:
-    """The lease as it stands; ``None`` if the cluster never had a controller."""
+    """The lease as it stands; ``None`` if the cluster never had a controller. Raises ``ControllerError``."""
+    found = _find(store, lease_name(cluster))
+    return None if found is None else found[0]
+
+
+def _find(store: ObjectStore, name: str) -> tuple[LeaseState, ObjectStat] | None:
+    """A lease and its etag. Raises ``ControllerError`` for one that cannot be read: its epoch is not to be guessed."""
     try:
-        return LeaseState.from_bytes(store.get(lease_name(cluster)))
+        content, stat = store.get_with_stat(name, max_bytes=SMALL_BYTES)
+        return LeaseState.from_bytes(content), stat
     except NotFoundError:
         return None
+    except (ValueError, TypeError, TooLargeError) as error:
+        message = (
+            f"{name} in {store.uri} cannot be read ({error}): it was damaged or altered, and without its epoch no "
+            "controller of this cluster may start; restore it from a copy of the store. Without a copy, end all of the "
+            "cluster's processes (runners too: they obey the highest epoch only), then delete it"
+        )
+        raise ControllerError(message) from error
 
 
 class Lease:
@@ -104,11 +123,7 @@ class Lease:
             raise LeaseLostError(self._refusal(None)) from error
 
     def _read(self) -> tuple[LeaseState, ObjectStat] | None:
-        try:
-            content, stat = self._store.get_with_stat(self._name)
-        except NotFoundError:
-            return None
-        return LeaseState.from_bytes(content), stat
+        return _find(self._store, self._name)
 
     def _write(self, epoch: int, etag: str | None) -> None:
         now_s = self._now()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.controller.told import without_secrets
-from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, StorageError, TooLargeError
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.sharing import load_shared
 from orchestrator.security.json_text import parse_json
@@ -18,6 +18,7 @@ from orchestrator.state.events import Event, SweepAdopted, decode_event, encode_
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.stored import decode_snapshot, encode_snapshot
+from orchestrator.storage.bounds import PLAN_BYTES
 from orchestrator.storage.journal import Journal, JournalDamagedError, JournalFencedError
 from orchestrator.storage.layout import journal_segment, plan_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
@@ -27,7 +28,7 @@ SNAPSHOT_EVERY = 128
 """Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3."""
 _JOBS_PER_SEGMENT = 50
 """Large sweeps: 50 jobs take as long to write as one segment, so that snapshots stay a small part of the work."""
-_UNUSABLE = (ControllerError, NotFoundError, ValueError, TypeError, KeyError)
+_UNUSABLE = (ControllerError, NotFoundError, TooLargeError, ValueError, TypeError, KeyError)
 _LOG = logging.getLogger(__name__)
 
 
@@ -39,8 +40,8 @@ def _snapshot_distance(snapshot: Snapshot) -> int:
 def read_plan(
     store: ObjectStore, sweep: str, revision: int, *, loads: Callable[[str], dict[str, Any]] = parse_json
 ) -> Plan:
-    """A revision's plan. Raises ``NotFoundError``."""
-    return Plan.from_json(loads(store.get(plan_name(sweep, revision)).decode()))
+    """A revision's plan. Raises ``NotFoundError`` and ``TooLargeError``."""
+    return Plan.from_json(loads(store.get(plan_name(sweep, revision), max_bytes=PLAN_BYTES).decode()))
 
 
 class SweepLedger:

@@ -15,10 +15,10 @@ from orchestrator.contract import JobKind
 from orchestrator.controller.inbox import Submit
 from orchestrator.errors import PreconditionFailedError
 from orchestrator.ids import canonical_json, sha256_hex
+from orchestrator.observability.machine import describe_machine
 from orchestrator.plan.graph import Plan
 from orchestrator.storage.layout import plan_name, provenance_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.tracking.machine import describe_machine
 
 VERSION = 1
 _DATA = frozenset({JobKind.DATASET, JobKind.INDEX})

@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.contract import Progress
 from orchestrator.errors import NotFoundError
 from orchestrator.security.json_text import parse_json
+from orchestrator.storage.bounds import PROGRESS_BYTES
 from orchestrator.storage.layout import progress_name
 from orchestrator.storage.protocol import ObjectStore
 
@@ -107,7 +108,7 @@ class ProgressBoard:
 def read_warnings(store: ObjectStore, sweep: str) -> tuple[str, ...]:
     """What people should know of an unfinished sweep as a whole: bounds that it comes close to, and the like."""
     try:
-        document = parse_json(store.get(progress_name(sweep)))
+        document = parse_json(store.get(progress_name(sweep), max_bytes=PROGRESS_BYTES))
     except NotFoundError:
         return ()
     return tuple(document.get("warnings", ()))
@@ -116,7 +117,7 @@ def read_warnings(store: ObjectStore, sweep: str) -> tuple[str, ...]:
 def read_progress(store: ObjectStore, sweep: str) -> Mapping[str, LiveProgress]:
     """Latest progress by job; empty if there is none."""
     try:
-        document = parse_json(store.get(progress_name(sweep)))
+        document = parse_json(store.get(progress_name(sweep), max_bytes=PROGRESS_BYTES))
     except NotFoundError:
         return {}
     return {

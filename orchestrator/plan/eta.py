@@ -19,6 +19,8 @@ class TimeLeft:
     seconds: float
     corrected_by: Mapping[str, float] = field(default_factory=dict)
     """Measured / estimated seconds by kind, where jobs of a kind have ended."""
+    left_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each job that has not ended still takes."""
     never: tuple[str, ...] = ()
     """Jobs that the cluster cannot run."""
 
@@ -55,7 +57,7 @@ def time_left(
         left[job.name] = max(0.0, running_left_s.get(job.name, expected_s))
     makespan = list_schedule(plan, left, fleet, running={*running_left_s, *elapsed})
     by_kind = {kind.value: ratio for (kind, subject), ratio in corrections.items() if not subject}
-    return TimeLeft(seconds=makespan.seconds, corrected_by=by_kind, never=makespan.never)
+    return TimeLeft(seconds=makespan.seconds, corrected_by=by_kind, left_s=left, never=makespan.never)
 
 
 def _corrections(

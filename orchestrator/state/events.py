@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from orchestrator.contract import Outcome, Resources, Timings
 from orchestrator.errors import ControllerError, FailureKind
 from orchestrator.state.codec import decode_value
+from orchestrator.state.spending import Lot
 
 
 class SweepStatus(StrEnum):
@@ -147,6 +148,15 @@ class NodeExcluded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescribed(Event):
+    """What a node is on which attempts of the sweep run, told once: processor, GPUs, driver, system."""
+
+    node: str
+    machine: Mapping[str, Any]
+    """See ``observability.machine.describe_machine``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused(MessageEvent):
     """A client's message cannot be followed; ``reason`` says why and what to do."""
 
@@ -182,6 +192,17 @@ class AttemptLaunched(AttemptEvent):
     """Ranks that it was given; 0 = what its job asks for."""
     reason: str = ""
     """Why it was launched here and now, where that is not plain."""
+    lots: tuple[Lot, ...] = ()
+    """Sorts and prices of its nodes, where these are known; see ``AttemptPlaced``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlaced(AttemptEvent):
+    """Where an attempt runs that was sent anywhere, as on a cluster that has to grow for it."""
+
+    nodes: tuple[str, ...]
+    """One per worker of a gang."""
+    lots: tuple[Lot, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,10 +286,12 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     PriorityChanged,
     SweepTripped,
     NodeExcluded,
+    NodeDescribed,
     MessageRefused,
     JobReused,
     ArtifactMissed,
     AttemptLaunched,
+    AttemptPlaced,
     AttemptPreempting,
     AttemptSucceeded,
     AttemptFailed,

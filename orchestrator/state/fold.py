@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any, TypeAlias
@@ -14,6 +14,7 @@ from orchestrator.state import events
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.reliability import DEADLY
 from orchestrator.state.snapshot import Attempt, Exclusion, Failure, JobView, Snapshot
+from orchestrator.state.spending import Use, added
 from orchestrator.state.transitions import SweepState, next_job_state, next_sweep_state
 
 PlanLookup: TypeAlias = Callable[[int], Plan]
@@ -114,6 +115,11 @@ class _Folding:
         self._sweep = replace(self._sweep, excluded={**self._sweep.excluded, event.node: exclusion})
 
     @_take.register
+    def _(self, event: events.NodeDescribed) -> None:
+        self._move_sweep(event)
+        self._sweep = replace(self._sweep, nodes={**self._sweep.nodes, event.node: event.machine})
+
+    @_take.register
     def _(self, event: events.PriorityChanged) -> None:
         self._move_sweep(event)
         self._sweep = replace(self._sweep, priority=event.priority)
@@ -180,6 +186,7 @@ class _Folding:
             resources=event.resources or job.resources,
             num_workers=event.num_workers or job.execution.num_workers,
             nodes=event.nodes,
+            lots=event.lots,
         )
         self._change(
             event,
@@ -192,13 +199,13 @@ class _Folding:
         )
 
     @_take.register
+    def _(self, event: events.AttemptPlaced) -> None:
+        # Not its nodes: room is counted by what the scheduler decided.
+        self._tell(event, lots=event.lots)
+
+    @_take.register
     def _(self, event: events.AttemptPreempting) -> None:
-        live = self._leaving.get(event.attempt_id) or self._live(event)
-        asked = replace(live, preempting_at_s=event.at_s, grace_s=event.grace_s)
-        if event.attempt_id in self._leaving:
-            self._leaving[event.attempt_id] = asked
-        else:
-            self._change(event, attempt=asked)
+        self._tell(event, preempting_at_s=event.at_s, grace_s=event.grace_s)
 
     @_take.register
     def _(self, event: events.AttemptSucceeded) -> None:
@@ -242,12 +249,13 @@ class _Folding:
             if view.attempt is not None:
                 self._leaving[view.attempt.attempt_id] = view.attempt
             if view.ran_s and self._sweep.plan is not None:
-                self._spend(view.ran_s, self._sweep.plan.by_name()[view.name].resources)
+                self._spend(view.ran_s, self._sweep.plan.by_name()[view.name].resources, view.used)
 
-    def _spend(self, ran_s: float, resources: Resources) -> None:
+    def _spend(self, ran_s: float, resources: Resources, uses: Sequence[Use]) -> None:
         gpu_s = self._sweep.spent_gpu_s + ran_s * resources.gpus
         cpu_s = self._sweep.spent_cpu_s + ran_s * resources.cpus
-        self._sweep = replace(self._sweep, spent_gpu_s=gpu_s, spent_cpu_s=cpu_s)
+        spent = added(self._sweep.spent, uses)
+        self._sweep = replace(self._sweep, spent_gpu_s=gpu_s, spent_cpu_s=cpu_s, spent=spent)
 
     def _views(self) -> list[JobView]:
         return [self._changed.get(view.name, view) for view in self._sweep.jobs.values()]
@@ -280,13 +288,23 @@ class _Folding:
             raise TransitionError(message)
         return live
 
+    def _tell(self, event: events.AttemptEvent, **changes: Any) -> None:  # noqa: ANN401 - fields of Attempt
+        live = replace(self._leaving.get(event.attempt_id) or self._live(event), **changes)
+        if event.attempt_id in self._leaving:
+            self._leaving[event.attempt_id] = live
+        else:
+            self._change(event, attempt=live)
+
     def _end(self, event: events.AttemptEvent, **changes: Any) -> None:  # noqa: ANN401 - fields of JobView
         left = self._leaving.pop(event.attempt_id, None)
         if left is not None:
-            self._spend(max(0.0, event.at_s - left.launched_at_s), left.resources)
+            ran_s = max(0.0, event.at_s - left.launched_at_s)
+            self._spend(ran_s, left.resources, left.uses(event.at_s))
             return
-        ran_s = self._job(event).ran_s + max(0.0, event.at_s - self._live(event).launched_at_s)
-        self._change(event, attempt=None, ended_at_s=event.at_s, ran_s=ran_s, **changes)
+        view, live = self._job(event), self._live(event)
+        ran_s = view.ran_s + max(0.0, event.at_s - live.launched_at_s)
+        used = added(view.used, live.uses(event.at_s))
+        self._change(event, attempt=None, ended_at_s=event.at_s, ran_s=ran_s, used=used, **changes)
 
     def _fail(self, event: events.AttemptEvent, kind: FailureKind, text: str, node: str, traceback: str = "") -> None:
         if event.attempt_id in self._leaving:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.contract import Resources, Timings
 from orchestrator.errors import FailureKind
+from orchestrator.state.spending import Lot, Use, uses_of
 from orchestrator.state.transitions import JobState
 
 
@@ -26,10 +27,17 @@ class Attempt:
     """Ranks that it was given."""
     nodes: tuple[str, ...] = ()
     """Names of the nodes it was sent to; empty = anywhere."""
+    lots: tuple[Lot, ...] = ()
+    """Sorts and prices of the nodes that it is on; empty = not known (yet)."""
     preempting_at_s: float | None = None
     """When it was asked to give its room back; none = it was not."""
     grace_s: float = 0.0
     """How long after that it is ended."""
+
+    def uses(self, until_s: float) -> tuple[Use, ...]:
+        """What it has used by then (unix seconds), by sort of node."""
+        ran_s = max(0.0, until_s - self.launched_at_s)
+        return uses_of(self.lots, self.resources, self.num_workers, ran_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,8 @@ class JobView:
     """Attempts that ended at a moment of nobody's choosing, ever; see ``reliability.DEADLY``."""
     ran_s: float = 0.0
     """Seconds that all its attempts took that have ended."""
+    used: tuple[Use, ...] = ()
+    """What these held, by sort of node: what they cost."""
     last_failure: Failure | None = None
     reason: str = ""
     """Why the job failed, or which job it was skipped because of."""

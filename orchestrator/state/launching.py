@@ -96,10 +96,12 @@ class Launching:
         if not sizes:
             job = turn.index.jobs[place]
             reason = self._site.refusal(demand, job.kind)
-            if demand not in turn.index.proven:
-                self._commands.append(FailJob(sweep=turn.sweep, job=job.name, reason=reason))
-            else:  # it ran here before: its node is lost for now
+            if demand in turn.index.proven:  # it ran here before: its node is lost for now
                 turn.wait(place, f"waits for a node that it ran on to come back: {reason}")
+            elif self._site.may_come_back(demand):
+                turn.wait(place, f"waits for a node that was lost to come back: {reason}")
+            else:
+                self._commands.append(FailJob(sweep=turn.sweep, job=job.name, reason=reason))
             return
         allowed = [size for size in sizes if not self._cap_refusal(turn, size)]
         if not allowed:

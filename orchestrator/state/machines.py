@@ -25,11 +25,14 @@ class Machines:
     """All of it together."""
     leaving: tuple[Node, ...]
     """Those that are about to go: nothing is sent there."""
+    lost: tuple[Node, ...]
+    """Those that are not alive and may come back."""
 
     def __init__(self, nodes: tuple[Node | Resources, ...], total: Resources) -> None:
         known = [node if isinstance(node, Node) else Node(resources=node) for node in nodes]
         staying = [node for node in known if node.is_alive and node.leaves_at_s is None]
         self.leaving = tuple(node for node in known if node.is_alive and node.leaves_at_s is not None)
+        self.lost = tuple(node for node in known if not node.is_alive)
         alive = [node for node in staying if node.resources.cpus > 0 or node.resources.gpus > 0]
         self.is_pool = not alive or any(not node.name for node in alive)
         self.whole = amount_of(total)

@@ -13,7 +13,6 @@ from typing import TypeAlias
 from orchestrator.plan.graph import Job
 from orchestrator.state.demand import Demand
 from orchestrator.state.holdings import Held
-from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
 
 MIN_JOBS = 8
@@ -36,18 +35,22 @@ class Preflight:
         for place, (job, demand) in enumerate(zip(jobs, demands, strict=True)):
             if demand.gpus:
                 by_sort.setdefault((job.kind, _told(job), demand), []).append(place)
-        self._members = [
+        members = [
             places
             for (_, _, demand), places in by_sort.items()
             if len(places) >= MIN_JOBS
             and sum(seconds[place] for place in places) * demand.gpus >= 3600.0 * MIN_GPU_HOURS
         ]
-        self._numbers = {place: number for number, places in enumerate(self._members) for place in places}
-        self._open = set(range(len(self._members)))
+        self._numbers = {place: number for number, places in enumerate(members) for place in places}
+        self._open = set(range(len(members)))
+
+    def see(self, place: int, state: JobState) -> None:
+        """Take notice of a job's new state: one that succeeded opens the way for its sort."""
+        if state is JobState.SUCCEEDED:
+            self._open.discard(self._numbers.get(place, -1))
 
     def watch(
         self,
-        views: Sequence[JobView],
         live: Mapping[str, Held],
         places: Mapping[str, int],
         *,
@@ -63,9 +66,6 @@ class Preflight:
             if attempt_id in stepping or now - held.attempt.launched_at_s >= SILENT_S:
                 self._open.discard(number)
             ahead[number] = held.attempt.job
-        for number in list(self._open):
-            if any(views[place].state is JobState.SUCCEEDED for place in self._members[number]):
-                self._open.discard(number)
         return {number: job for number, job in ahead.items() if number in self._open}
 
     def sort_of(self, place: int) -> int | None:

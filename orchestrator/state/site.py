@@ -46,6 +46,12 @@ class Site:
             found = self._holds[demand] = self._would_hold(demand)
         return found
 
+    def may_come_back(self, demand: Demand) -> bool:
+        """Whether the nodes that were lost a short while ago would hold it, along with those that are there."""
+        lost = [node for node in self.machines.lost if node.suits(demand.resources)]
+        num_lost = sum(count_workers(demand.worker, amount_of(node.resources)) for node in lost)
+        return num_lost > 0 and num_lost + self._num_workers(demand, self._suitable(demand)) >= demand.num_workers
+
     def refusal(self, demand: Demand, kind: str) -> str:
         """Why an attempt can never run here, with the largest shapes that there are."""
         nodes = [*self.machines.nodes, *self._maximum]

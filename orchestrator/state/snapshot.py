@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state.events import Running
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import Attempt, Failure, JobView
+from orchestrator.state.spending import Use, added
 from orchestrator.state.transitions import JobState, SweepState
 
 __all__ = ["Attempt", "Exclusion", "Failure", "JobView", "Snapshot"]
@@ -42,6 +44,8 @@ class Snapshot:
     """GPU-seconds of ended attempts at jobs that later plan revisions no longer have: a budget does not start anew."""
     spent_cpu_s: float = 0.0
     """Core-seconds of the same."""
+    spent: tuple[Use, ...] = ()
+    """The same by sort of node."""
     handled: frozenset[str] = frozenset()
     """Ids of the clients' messages that are settled."""
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +62,8 @@ class Snapshot:
     """Why the circuit breaker stopped the sweep; empty = it did not."""
     excluded: Mapping[str, Exclusion] = field(default_factory=dict)
     """By node; those that are over are still here."""
+    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the nodes are on which its attempts ran, by name; see ``NodeDescribed``."""
 
     def __post_init__(self) -> None:
         jobs: Mapping[str, JobView] = self.jobs
@@ -69,6 +75,12 @@ class Snapshot:
         """All attempts that occupy resources; takes time by their number, not by that of the jobs."""
         running = [self.jobs[name].attempt for name in self.jobs.running]
         return [*(attempt for attempt in running if attempt), *self.leaving.values()]
+
+    def uses(self, now: float) -> tuple[Use, ...]:
+        """What all attempts used, by sort of node: those that run, and those of former revisions, included."""
+        ended = (use for view in self.jobs.values() for use in view.used)
+        live = (use for attempt in self.live_attempts for use in attempt.uses(now))
+        return added(self.spent, (*ended, *live))
 
     @property
     def counts(self) -> dict[JobState, int]:

@@ -127,6 +127,7 @@ class SweepIndex:
             self.launched_s[demand] = max(self.launched_s.get(demand, 0.0), view.launched_at_s)
         self._follow_ends(_attempt_end_s(old), _attempt_end_s(view))
         self._tell_children(place, old.state, view.state)
+        self.preflight.see(place, view.state)
         if view.state is JobState.PENDING:
             self._enter(place)
 

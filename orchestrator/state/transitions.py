@@ -80,6 +80,7 @@ JOB_TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_J.PENDING, events.JobsCancelled): _J.CANCELLED,
     # Its attempt leaves: the outcome counts for nothing, even if it is a success that came in between.
     (_J.RUNNING, events.JobsCancelled): _J.CANCELLED,
+    (_J.RUNNING, events.AttemptPlaced): _J.RUNNING,
     (_J.RUNNING, events.AttemptPreempting): _J.RUNNING,
     (_J.RUNNING, events.AttemptSucceeded): _J.SUCCEEDED,
     # Whether the job is tried again is a later decision, counted from these events.
@@ -109,6 +110,7 @@ SWEEP_TRANSITIONS: dict[tuple[SweepState, type[Event]], SweepState] = {
     **{(state, events.SweepTripped): _S.STOPPING for state in (_S.RUNNING, _S.PAUSED)},
     # About a node, not about the sweep, which may end in the same moment.
     **{(state, events.NodeExcluded): state for state in (*_LIVE, *_FINAL)},
+    **{(state, events.NodeDescribed): state for state in (*_LIVE, *_FINAL)},
     **{(state, events.PriorityChanged): state for state in _LIVE},
     **{(state, events.JobsCancelled): state for state in _LIVE},
     **{(state, events.JobsRetried): state for state in (_S.RUNNING, _S.PAUSED)},

@@ -77,7 +77,7 @@ class Turn:
         """Jobs that others of their sort wait for; ``None`` = none waits."""
         if world.stepping is not None:
             self._ahead = index.preflight.watch(
-                index.views, index.holdings.live, index.places, stepping=world.stepping, now=world.now
+                index.holdings.live, index.places, stepping=world.stepping, now=world.now
             )
 
     def rank(self) -> Rank | None:

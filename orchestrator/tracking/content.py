@@ -22,7 +22,19 @@ _NUM_READERS = 16
 """Objects read at once: on S3 each takes tens of milliseconds, whatever its size."""
 _REUSED_TAG = "reused_from"
 _SYSTEM_METRICS = frozenset(
-    {"images_per_s", "data_wait", "mfu", "gpu_memory_gib", "gpu_memory", "gpu_utilization", "cpu_s", "memory_gib"}
+    {
+        "images_per_s",
+        "data_wait",
+        "data_wait_ms",
+        "cache_hit_rate",
+        "store_gib_per_epoch",
+        "mfu",
+        "gpu_memory_gib",
+        "gpu_memory",
+        "gpu_utilization",
+        "cpu_s",
+        "memory_gib",
+    }
 )
 """Shown on the page `System metrics` of a run: about the machine, not about the result."""
 _MEASURED = ("setup_s", "train_s", "work_s", "compile_s")

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from orchestrator.observability.machine import describe_machine
 from orchestrator.security.json_text import parse_json
 from orchestrator.security.redaction import redacted_values
 from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.tracking.machine import describe_machine, installed_packages
+from orchestrator.tracking.machine import installed_packages
 
 _TIMEOUT_S = 10.0
 _MAX_DIFF_BYTES = 1_000_000

@@ -10,6 +10,7 @@ from orchestrator.security.json_text import parse_json
 from orchestrator.state.events import AttemptLaunched, Event, PlanAccepted, decode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.bounds import PLAN_BYTES
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import plan_name
 from orchestrator.storage.protocol import ObjectStore
@@ -73,4 +74,4 @@ class TimelineReader:
         )
 
     def _plan(self, revision: int) -> Plan:
-        return Plan.from_json(parse_json(self._store.get(plan_name(self._sweep, revision))))
+        return Plan.from_json(parse_json(self._store.get(plan_name(self._sweep, revision), max_bytes=PLAN_BYTES)))

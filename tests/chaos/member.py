@@ -1,5 +1,6 @@
-"""A node that joins a Ray cluster on loopback: ``python -m tests.chaos.member ADDRESS NUM_CPUS``, ends with its raylet.
+"""A node that joins a Ray cluster on loopback, and ends with its raylet.
 
+``python -m tests.chaos.member ADDRESS NUM_CPUS [NUM_GPUS]``; the GPUs may be invented.
 ``ray start --address`` refuses to join where Ray is told to listen on loopback only.
 """
 
@@ -18,13 +19,13 @@ READY = "the node is up"
 _POLL_S = 0.2
 
 
-def join(address: str, num_cpus: int) -> None:
+def join(address: str, num_cpus: int, num_gpus: int = 0) -> None:
     """Start a raylet and its agents, and stay until one of them dies."""
     parameters = RayParams(
         gcs_address=address,
         node_ip_address=LOOPBACK,
         num_cpus=num_cpus,
-        num_gpus=0,
+        num_gpus=num_gpus,
         object_store_memory=100 * MIB,
         min_worker_port=0,
         max_worker_port=0,
@@ -39,4 +40,4 @@ def join(address: str, num_cpus: int) -> None:
 
 
 if __name__ == "__main__":
-    join(sys.argv[1], int(sys.argv[2]))
+    join(sys.argv[1], *map(int, sys.argv[2:]))

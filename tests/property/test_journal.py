@@ -80,11 +80,11 @@ class _FailsOnce(LocalStore):
 
     has_failed = False
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         if name.endswith("00000001.jsonl") and not self.has_failed:
             self.has_failed = True
             raise StorageError("no answer")
-        return super().get(name)
+        return super().get(name, max_bytes=max_bytes)
 
 
 def test_reader_whose_read_fails_between_segments_loses_no_event(tmp_path: Path) -> None:

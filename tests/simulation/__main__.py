@@ -11,14 +11,14 @@ import traceback
 
 from tests.simulation.audit import Violation
 from tests.simulation.families import scenario_of
-from tests.simulation.recovery import run_with_recoveries
+from tests.simulation.recovery import PART, run_with_recoveries
 from tests.simulation.world import World
 
 
-def run_seed(seed: int, *, num_jobs: int = 0, trace: bool = False) -> World:
+def run_seed(seed: int, *, num_jobs: int = 0, part: float = PART, trace: bool = False) -> World:
     """Run one seed. Raises ``Violation``."""
     try:
-        return run_with_recoveries(scenario_of(seed, num_jobs=num_jobs), verbose=trace)
+        return run_with_recoveries(scenario_of(seed, num_jobs=num_jobs), part=part, verbose=trace)
     except BaseException as error:
         error.add_note(f"python -m tests.simulation --seed {seed} --trace")
         raise
@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0-49", help="first-last")
     parser.add_argument("--seed", type=int, help="one seed alone")
     parser.add_argument("--jobs", type=int, default=0, help="this many jobs instead of up to 40")
+    parser.add_argument("--every-append", action="store_true", help="kill everything after each append, not some")
     parser.add_argument("--trace", action="store_true", help="tell everything that happens")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     parsed = parser.parse_args(arguments)
@@ -39,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     events = 0
     for seed in range(first, last + 1):
         try:
-            world = run_seed(seed, num_jobs=parsed.jobs, trace=parsed.trace)
+            part = 1.0 if parsed.every_append else PART
+            world = run_seed(seed, num_jobs=parsed.jobs, part=part, trace=parsed.trace)
             events += world.audit.num_events
         except (Violation, Exception) as error:  # noqa: BLE001
             failures.append(seed)

@@ -131,14 +131,14 @@ class GatedStore:
     def delete(self, name: str) -> None:
         self._both(self._store.delete, name)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         self._gate.enter()
         self._in_doubt.discard(name.rpartition("/")[0])
-        return self._store.get(name)
+        return self._store.get(name, max_bytes=max_bytes)
 
-    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectStat]:
         self._gate.enter()
-        return self._store.get_with_stat(name)
+        return self._store.get_with_stat(name, max_bytes=max_bytes)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         self._gate.enter()

@@ -21,8 +21,10 @@ NUM_PREFIXES = 20
 LOOK_S = 120.0
 
 
-def run_with_recoveries(scenario: Scenario, *, verbose: bool = False) -> World:
+def run_with_recoveries(scenario: Scenario, *, part: float = PART, verbose: bool = False) -> World:
     """Run a scenario; after some of the appends, also a world that begins there with nothing alive.
+
+    ``part`` of the appends, if the run is small; 1.0 = after every one, which takes some fifty times as long.
 
     Raises:
         Violation: by either.
@@ -37,7 +39,7 @@ def run_with_recoveries(scenario: Scenario, *, verbose: bool = False) -> World:
         if due and world.audit.num_events >= due[0]:
             del due[0]
             recover(world, for_s=LOOK_S)
-        elif not is_large and random.random() < PART:
+        elif not is_large and random.random() < part:
             recover(world)
 
     world.store.after_append = after_append

@@ -58,13 +58,13 @@ class StormyStore:
     def delete(self, name: str) -> None:
         self._write(lambda: self._store.delete(name))
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         self._read()
-        return self._store.get(name)
+        return self._store.get(name, max_bytes=max_bytes)
 
-    def get_with_stat(self, name: str) -> tuple[bytes, ObjectStat]:
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectStat]:
         self._read()
-        return self._store.get_with_stat(name)
+        return self._store.get_with_stat(name, max_bytes=max_bytes)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         self._read()

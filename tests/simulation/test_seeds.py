@@ -36,15 +36,16 @@ def test_simulation_same_seed_replays_exactly() -> None:
     assert len(told[0].splitlines()) > 20
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_simulation_of_ten_thousand_jobs_violates_nothing() -> None:
-    check(simulate("--seed", "4", "--jobs", "10000"))
+def test_simulation_goes_on_from_what_is_durable_after_any_append() -> None:
+    check(simulate("--seed", "0", "--every-append"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_simulation_a_thousand_seeds_violate_nothing() -> None:
-    with ThreadPoolExecutor(2) as pool:  # 250 s on two quiet cores
-        for done in pool.map(simulate, ["--seeds"] * 2, ["0-499", "500-999"]):
+@pytest.mark.timeout(1800)  # 450 s on two quiet cores
+def test_simulation_a_thousand_seeds_and_ten_thousand_jobs_violate_nothing() -> None:
+    large = ("--seed", "4", "--jobs", "10000")  # the longest first, the others beside it
+    hundreds = [("--seeds", f"{first}-{first + 99}") for first in range(0, 1000, 100)]
+    every_append = ("--seeds", "0-24", "--every-append")
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(lambda arguments: simulate(*arguments), [large, every_append, *hundreds]):
             check(done)

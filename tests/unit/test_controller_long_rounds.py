@@ -29,9 +29,9 @@ class SlowStore(LocalStore):
         self.clock: FakeClock | None = None
         self.reads: list[str] = []
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         self._wait(name)
-        return super().get(name)
+        return super().get(name, max_bytes=max_bytes)
 
     def put_if_absent(self, name: str, content: bytes) -> ObjectStat:
         self._wait(name)

@@ -1,5 +1,7 @@
 """From Ray's list of nodes to what the scheduler is told."""
 
+import time
+
 import pytest
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
@@ -37,6 +39,25 @@ def test_capacity_tells_each_machine_its_labels_accelerator_and_market(monkeypat
     assert machine.name == "gpu-7/abcdef01"
     assert found.ids_of([machine.name, "gpu-8/00000000"]) == ("abcdef0123456789",)
     assert found.name_of("abcdef0123456789") == machine.name
+
+
+def test_capacity_remembers_a_lost_node_until_it_is_too_long_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"Alive": True, "NodeID": "ab" * 8, "NodeManagerHostname": "gpu-7", "Resources": {"CPU": 8.0}}
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0] + 1e6)
+    monkeypatch.setattr(capacity, "_nodes", lambda: [node])
+    monkeypatch.setattr(capacity, "leaving_nodes", dict)
+    found = capacity.ClusterCapacity()
+    assert found.read().absent == ()
+    node["Alive"] = False
+    now_s[0] = 60.0
+    assert [(one.name, one.is_alive) for one in found.read().absent] == [("gpu-7/abababab", False)]
+    node["Alive"] = True
+    now_s[0] = 120.0
+    assert found.read().absent == ()
+    node["Alive"] = False
+    now_s[0] = 120.0 + capacity._MAY_COME_BACK_S + 1.0
+    assert found.read().absent == ()
 
 
 @pytest.mark.parametrize(("gpus", "devices"), [(1.0, {"cpu": "gloo", "cuda": "nccl"}), (0.0, {"cpu": "gloo"})])

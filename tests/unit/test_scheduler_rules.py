@@ -69,6 +69,20 @@ def test_job_for_a_sort_of_node_that_is_not_there_is_infeasible_and_told_so() ->
     assert "of type H100" in command.reason
 
 
+@pytest.mark.parametrize(("gpus", "is_refused"), [(1, False), (8, False), (9, True)])
+def test_job_that_only_a_lost_node_would_hold_waits_for_it(gpus: int, is_refused: bool) -> None:
+    lost = Node(name="big", resources=Resources(cpus=64.0, gpus=8.0), is_alive=False)
+    left = Node(name="head", resources=Resources(cpus=64.0))
+    scheduler = Scheduler()
+    job = gpu_job("finetune/a", gpus=gpus)
+    found = scheduler.decide(
+        [after(plan_of("s", job))], total=left.resources, nodes=(left, lost), now=0.0, stepping=None
+    )
+    assert [type(command) for command in found] == ([FailJob] if is_refused else [])
+    told = scheduler.waits["s"].get("finetune/a", "")
+    assert told.startswith("waits for a node that was lost to come back") is not is_refused
+
+
 def test_cluster_that_grows_is_judged_by_its_largest_node_types() -> None:
     job, huge = gpu_job("finetune/a", gpus=1), gpu_job("finetune/b", gpus=1)
     huge = replace(huge, resources=Resources(cpus=500.0, gpus=1.0))

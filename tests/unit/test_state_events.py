@@ -9,6 +9,7 @@ from orchestrator.contract import Outcome, Resources, Timings
 from orchestrator.errors import ControllerError, FailureKind
 from orchestrator.state import events
 from orchestrator.state.events import EVENT_TYPES, Event, decode_event, encode_event, event_type
+from orchestrator.state.spending import Lot
 
 SAMPLES: list[Event] = [
     events.SweepAdopted(at_s=1.0, cluster="c", epoch=3, holder="h"),
@@ -23,7 +24,11 @@ SAMPLES: list[Event] = [
     events.PriorityChanged(at_s=1.0, message_id="m", priority=7),
     events.SweepTripped(at_s=1.0, reason="why"),
     events.NodeExcluded(at_s=1.0, node="n", reason="why", until_s=9.0),
+    events.NodeDescribed(at_s=1.0, node="n", machine={"gpus": ["H100"], "driver": "550.54"}),
     events.AttemptPreempting(at_s=1.0, job="j", attempt_id="k.1", reason="why", grace_s=3.0),
+    events.AttemptPlaced(
+        at_s=1.0, job="j", attempt_id="k.1", nodes=("n",), lots=(Lot(accelerator="H100", is_spot=True, hourly=24.0),)
+    ),
     events.AttemptLaunched(
         at_s=1.0,
         job="j",

@@ -131,7 +131,9 @@ class AttemptRun:
             "store_uri": self.request.store_uri,
             "processes": [one.to_json() for one in self._all_logged()],
         }
-        return running if self.gang is None else {**running, "placement_group": self.gang.placement_group}
+        if self.gang is None:
+            return running
+        return {**running, "placement_group": self.gang.placement_group, "machines": self.gang.machines}
 
     def _all_logged(self) -> list[LoggedProcess]:
         """Those that have a log."""

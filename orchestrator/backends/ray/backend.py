@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import Doom, LinkState, RunnerLink, poll_links
 from orchestrator.backends.ray.names import new_runner_name, shape_of
 from orchestrator.backends.ray.orphans import Orphanage
-from orchestrator.backends.ray.reports import lost, report_of, stacks_of
+from orchestrator.backends.ray.reports import lost, machines_of, report_of, stacks_of, worker_node_ids
 from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.spawn import ANY_SITE, Site, create_runner, selector_of
@@ -73,6 +74,10 @@ class RayBackend:
     def capacity(self) -> Capacity:
         """See ``Backend``; at most a few seconds old."""
         return self._capacity.read()
+
+    def idle_runners(self) -> Counter[str]:
+        """Number of runners that wait for an attempt, by name of their node."""
+        return Counter(link.node for link in self._alive() if link.is_idle and link.node)
 
     def launch(self, request: JobRequest, resources: Resources, placement: Placement = ANYWHERE) -> None:
         """See ``Backend``."""
@@ -314,7 +319,11 @@ class RayBackend:
         link = self._attempts.get(attempt_id)
         if link is None:
             return self._report_unknown(attempt_id)
-        return report_of(attempt_id, link)
+        name = self._capacity.name_of
+        machines = {name(node_id): machine for node_id, machine in machines_of(link).items() if name(node_id)}
+        return replace(
+            report_of(attempt_id, link), worker_nodes=tuple(map(name, worker_node_ids(link))), machines=machines
+        )
 
     def _report_unknown(self, attempt_id: str) -> AttemptReport:
         if any(link.state is LinkState.FOUND for link in self._alive()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -15,6 +16,8 @@ from orchestrator.contract import Resources
 from orchestrator.units import GIB
 
 _READ_EVERY_S = 2.0
+_MAY_COME_BACK_S = 3600.0
+"""A node that is gone for longer does not come back."""
 _ROUNDING = 1e-6
 _ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _ACCELERATOR_RESOURCE = "accelerator_type:"
@@ -31,6 +34,8 @@ class ClusterCapacity:
         self._ids: dict[str, str] = {}
         """Ray's id by name, of nodes that are gone, too."""
         self._names: dict[str, str] = {}
+        self._seen: dict[str, tuple[Node, float]] = {}
+        """By name, the nodes of the last hour, and when each was there."""
 
     def read(self) -> Capacity:
         """Resources of all nodes that are alive. A local request to Ray's control store, milliseconds."""
@@ -45,9 +50,18 @@ class ClusterCapacity:
                 total=_sum(shapes),
                 nodes=tuple(dict.fromkeys(shapes)),
                 machines=tuple(machine for _, machine in machines),
+                absent=self._absent([machine for _, machine in machines]),
                 maximum=growth(),
             )
         return self._capacity
+
+    def _absent(self, machines: list[Node]) -> tuple[Node, ...]:
+        """Nodes that were here within the last hour and are not now."""
+        now_s = time.monotonic()
+        self._seen.update({machine.name: (machine, now_s) for machine in machines})
+        self._seen = {name: seen for name, seen in self._seen.items() if now_s - seen[1] < _MAY_COME_BACK_S}
+        here = {machine.name for machine in machines}
+        return tuple(replace(node, is_alive=False) for name, (node, _) in self._seen.items() if name not in here)
 
     def name_of(self, node_id: str) -> str:
         """Our name of a node; empty for one that was never seen."""

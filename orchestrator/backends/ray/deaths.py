@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ray.exceptions import RayActorError
 
@@ -14,9 +15,22 @@ from orchestrator.errors import FailureKind
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _MEMORY_MONITOR = "killed due to the node running low on memory"
 _SIGTERM = "receives a SIGTERM"
+_NODE_DIED = re.compile(r"its node has died(?:\..*?node was terminated[^:\n]*: (?P<why>[^\n]+))?", re.DOTALL)
+_PROCESS_DIED = "worker process has died"
+"""Ray's control store was told so by the daemon of the node, which was alive then."""
 _DETAIL = re.compile(r"Worker exit detail: (.*?)(?: Some common causes include|$)", re.DOTALL)
 _NOTHING_MORE = "connection error code 2. End of file"
 """All that Ray knows of a process that was killed or that crashed."""
+_KILLED = "was killed (as by signal 9) or crashed; dmesg there tells if memory ran out"
+
+
+class Ended(StrEnum):
+    """What it was that ended, and took the actor along."""
+
+    PROCESS = "process"
+    """The actor's alone: its node was alive."""
+    NODE = "node"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +40,49 @@ class Death:
     told: str
     """One line for people."""
     kind: FailureKind = FailureKind.NODE_LOST
-    """``NODE_LOST`` where nobody knows better."""
+    """``NODE_LOST`` where nobody knows better: what follows is the same whether the process went or its node."""
+    ended: Ended = Ended.UNKNOWN
+
+    def tell(self, runner: str, node: str) -> str:
+        """The same with names, what matters first. The node's is quoted: a particular makes no two deaths unlike.
+
+        Args:
+            runner: its name.
+            node: name of its node; empty = not known.
+        """
+        shown = f"node '{node}'" if node else "its node"
+        if self.ended is Ended.NODE:
+            return f"{shown} died: {self.told} ({runner})"
+        if self.ended is Ended.PROCESS:
+            told, semicolon, advice = self.told.partition("; ")
+            return f"its process {told}, while {shown} was alive ({runner}){semicolon}{advice}"
+        return f"{runner} has died: {self.told}"
 
 
 def death_of(error: RayActorError) -> Death:
     """What an error of Ray's says of the actor that it could not reach any more."""
     text = str(error).strip()
-    detail = _DETAIL.search(text)
-    told = detail.group(1).strip() if detail else text.partition("\n")[0]
     found = _diagnose(text)
-    if _NOTHING_MORE in text:
-        told = "it was killed, or crashed; the kernel's log of its node (dmesg) tells if memory ran out"
-    advice = f" ({found.advice})" if found.advice else ""
+    advice = f"; {found.advice}" if found.advice else ""
     is_known = found.kind is not FailureKind.UNKNOWN
-    return Death(told=told + advice, kind=found.kind if is_known else FailureKind.NODE_LOST)
+    told, ended = _told(text)
+    return Death(told=f"{told}{advice}", kind=found.kind if is_known else FailureKind.NODE_LOST, ended=ended)
+
+
+def _told(text: str) -> tuple[str, Ended]:
+    if node := _NODE_DIED.search(text):
+        return node["why"] or "Ray gives no reason", Ended.NODE
+    if _NOTHING_MORE in text:
+        return _KILLED, Ended.PROCESS
+    if _MEMORY_MONITOR in text:
+        return f"was {_MEMORY_MONITOR}", Ended.PROCESS
+    if detail := _DETAIL.search(text):
+        return f"ended ({detail.group(1).strip().rstrip('.')})", Ended.PROCESS
+    if _PROCESS_DIED in text:
+        return _KILLED, Ended.PROCESS
+    # Ray begins with a line that says only that something died; what follows its fields says how.
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    return lines[-1] if lines else "Ray gives no reason", Ended.UNKNOWN
 
 
 def _diagnose(text: str) -> Diagnosis:

@@ -51,6 +51,7 @@ class Gang:
         """Id of the gang's reservation, hexadecimal, once its first worker is up."""
         self._failures: list[JobFailure] = []
         self._processes: dict[int, LoggedProcess] = {}
+        self._machines: dict[str, Mapping[str, Any]] = {}
         self._lock = threading.Lock()
 
     def hear(self, rank: int, news: Mapping[str, Any]) -> None:
@@ -61,6 +62,7 @@ class Gang:
             self.placement_group = news.get("placement_group") or self.placement_group
             if "process" in news:
                 self._processes[rank] = LoggedProcess.from_json(news["process"])
+                self._machines[self._processes[rank].node_id] = news.get("machine", {})
             if "failure" in news:
                 self._failures.append(JobFailure.from_json(news["failure"]))
 
@@ -69,6 +71,12 @@ class Gang:
         """The workers that are up, by rank."""
         with self._lock:
             return [process for _, process in sorted(self._processes.items())]
+
+    @property
+    def machines(self) -> dict[str, Mapping[str, Any]]:
+        """What the workers' nodes are, by Ray's ids; those of workers that are gone included."""
+        with self._lock:
+            return dict(self._machines)
 
     def primary_failure(self) -> JobFailure | None:
         """The first failure that names a cause of its own; else the first that is not about another rank."""
@@ -122,7 +130,7 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
             "runner": home.runner,
             "namespace": home.namespace,
         },
-        torch_config=TorchConfig(backend=collectives(worker), timeout_s=_COLLECTIVE_TIMEOUT_S),
+        torch_config=TorchConfig(backend=settings.collectives or collectives(worker), timeout_s=_COLLECTIVE_TIMEOUT_S),
         scaling_config=ScalingConfig(
             num_workers=shape.num_workers,
             use_gpu=worker.gpus > 0,

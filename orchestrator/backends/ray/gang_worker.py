@@ -23,6 +23,7 @@ from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import logged_process
 from orchestrator.contract import ExecutionContext, JobRequest, Progress
 from orchestrator.observability.attempts import AttemptMetrics
+from orchestrator.observability.machine import describe_machine
 from orchestrator.security import redaction
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
@@ -75,7 +76,7 @@ def _execute(
     log_path = scratch.with_suffix(".log")
     try:
         with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
-            line.tell({"process": logged_process(log_path, name).to_json()})
+            line.tell({"process": logged_process(log_path, name).to_json(), "machine": describe_machine()})
             try:
                 return EntryPoint(settings.entry_point).load()(request, context).to_json()
             except BaseException:

@@ -94,6 +94,8 @@ class RunnerLink:
         """Name of the node where it is, or must come up; empty = not known yet."""
         self.node_id = ""
         """Ray's id of the node where it is, once it is up."""
+        self.machine: Mapping[str, Any] = {}
+        """What that node is, as the runner says."""
         self.placement = ANYWHERE
         """Where its attempt was to go."""
         self.asked = shape
@@ -203,7 +205,7 @@ class RunnerLink:
             self._repeat(call)
         except RayActorError as error:
             self.death = death_of(error)
-            self.give_up(f"runner {self.name} has died: {self.death.told}")
+            self.give_up(self.death.tell(self.name, self.node))
         except RayError as error:
             self.kill(f"runner {self.name} failed in {call}: {_first_line(error)}")
         else:
@@ -233,6 +235,7 @@ class RunnerLink:
 
     def _introduce(self, description: RunnerDescription) -> None:
         self.digest, self.node_id = description.digest, description.node_id
+        self.machine = description.machine
         if description.epoch > self._epoch:
             self.is_overtaken = True
             self.give_up(f"runner {self.name} obeys epoch {description.epoch}; this controller has {self._epoch}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -42,6 +43,19 @@ def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
 def lost(attempt_id: str, reason: str, node: str = "") -> AttemptReport:
     """Nothing of the attempt will ever take effect again."""
     return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason=reason, node=node)
+
+
+def machines_of(link: RunnerLink) -> dict[str, Mapping[str, Any]]:
+    """What the nodes of a runner and of its gang's workers are, by Ray's ids, as far as they have said it."""
+    told = {link.node_id: link.machine, **link.report.get("machines", {})}
+    return {node_id: machine for node_id, machine in told.items() if node_id and machine}
+
+
+def worker_node_ids(link: RunnerLink) -> list[str]:
+    """Ray's ids of the nodes of a gang's workers by rank; empty until all of them are up, and without a gang."""
+    told = link.report.get("processes", ()) if link.gang is not None else ()
+    ids = [LoggedProcess.from_json(one).node_id for one in told]
+    return ids if link.gang is not None and len(ids) == link.gang.num_workers else []
 
 
 def stacks_of(link: RunnerLink) -> list[ray.ObjectRef[Any]]:

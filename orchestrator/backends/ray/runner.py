@@ -22,6 +22,7 @@ from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
 from orchestrator.contract import JobRequest
+from orchestrator.observability.machine import describe_machine
 from orchestrator.security import redaction
 
 MAX_CONCURRENT_CALLS = 8
@@ -39,6 +40,7 @@ class Runner:
         self._name = name
         self._settings = RunnerSettings.from_json(settings)
         self._digest = code_digest()
+        self._machine = describe_machine()
         self._entry_point = EntryPoint(self._settings.entry_point)
         self._lock = threading.Lock()
         self._epoch = 0
@@ -76,6 +78,7 @@ class Runner:
                 leaving=self._leaving,
                 gang=run.gang.shape.to_json() if run and run.gang else None,
                 placement_group=run.gang.placement_group if run and run.gang else "",
+                machine=self._machine,
             ).to_json()
 
     def start(

@@ -27,7 +27,7 @@ class SearchDesk(Gang):
             self._heard[rank] = Progress.from_json(news["progress"])
             self.progress = self._total()
         if "process" in news:
-            super().hear(rank, {"process": news["process"]})
+            super().hear(rank, {"process": news["process"], "machine": news.get("machine", {})})
 
     def forget(self, trial: int) -> None:
         """The trial has ended, and its process may go."""

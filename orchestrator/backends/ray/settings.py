@@ -31,6 +31,9 @@ class RunnerSettings:
     """A runner leaves after so many jobs: slow leaks of native libraries end with it."""
     log_every_s: float = 3.0
     """Longest age of what the store has of a running attempt's log."""
+    collectives: str = ""
+    """What joins a gang's ranks, as ``torch.distributed`` names it; empty = NCCL and gloo where the workers have GPUs,
+    gloo where they have none. Others are for accelerators that do not speak NCCL."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
@@ -45,6 +45,8 @@ class RunnerDescription:
     """Shape of the gang that works on its attempt; none for an attempt of one worker."""
     placement_group: str = ""
     """Id of that gang's reservation, hexadecimal."""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """What its node is; see ``observability.machine``."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""

@@ -1,0 +1,60 @@
+"""On which terms a cluster's nodes are had: remembered, because a node that is gone tells nothing any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.backends.protocol import AttemptReport, Backend
+from orchestrator.contract import Resources
+from orchestrator.state.events import AttemptPlaced, Event, NodeDescribed
+from orchestrator.state.nodes import Node
+from orchestrator.state.snapshot import Attempt, Snapshot
+from orchestrator.state.spending import Lot, lots_of
+
+
+class Terms:
+    """Market, accelerator and price of every node that this controller has seen."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._machines: tuple[Node, ...] = ()
+        self._nodes: dict[str, Node] = {}
+
+    def lots(self, nodes: Sequence[str], resources: Resources, num_workers: int) -> tuple[Lot, ...]:
+        """Of an attempt on these nodes; empty where nothing is known of one. See ``lots_of``."""
+        if not nodes:
+            return ()
+        self._look()
+        return lots_of(nodes, self._nodes, resources, num_workers)
+
+    def news(self, snapshot: Snapshot, reports: Mapping[str, AttemptReport], now: float) -> list[Event]:
+        """Events that say where attempts run, where their launch could not, and what their nodes are; once each."""
+        own = [(attempt, reports.get(attempt.attempt_id)) for attempt in snapshot.live_attempts]
+        placed = [self._placed(attempt, report, now) for attempt, report in own]
+        told = {node: machine for _, report in own if report for node, machine in report.machines.items()}
+        described = [
+            NodeDescribed(at_s=now, node=node, machine=machine)
+            for node, machine in told.items()
+            if node not in snapshot.nodes
+        ]
+        return [*described, *(event for event in placed if event is not None)]
+
+    def _placed(self, attempt: Attempt, report: AttemptReport | None, now: float) -> AttemptPlaced | None:
+        if report is None or (attempt.lots and not _is_elsewhere(attempt, report)):
+            return None
+        nodes = report.worker_nodes or ((report.node,) if report.node and attempt.num_workers == 1 else ())
+        lots = self.lots(nodes, attempt.resources, attempt.num_workers)
+        if not lots or lots == attempt.lots:
+            return None
+        return AttemptPlaced(at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, nodes=nodes, lots=lots)
+
+    def _look(self) -> None:
+        machines = self._backend.capacity().machines
+        if machines is not self._machines:
+            self._machines = machines
+            self._nodes.update({node.name: node for node in machines if node.name})
+
+
+def _is_elsewhere(attempt: Attempt, report: AttemptReport) -> bool:
+    """Whether it did not go where it was sent, because that node was gone."""
+    return bool(report.node) and len(attempt.nodes) == 1 and report.node != attempt.nodes[0]

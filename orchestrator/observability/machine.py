@@ -1,0 +1,55 @@
+"""What a process runs on: interpreter, processor, GPUs and their driver. Read, never asked for.
+
+Nothing here starts a program or waits for one, so that a controller may ask within a round.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+_NVIDIA = Path("/proc/driver/nvidia")
+_DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]*)")
+_MODEL = re.compile(r"(?m)^Model:\s*(.+?)\s*$")
+_MEMORY = re.compile(r"(?m)^MemTotal:\s*(\d+) kB")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Plain JSON: ``host``, ``platform``, ``python``, ``cpu``, ``num_cpus``, ``memory_bytes``, ``gpus``, ``driver``."""
+    memory = _MEMORY.search(_text(Path("/proc/meminfo")))
+    return {
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_model(),
+        "num_cpus": os.cpu_count() or 0,
+        "memory_bytes": int(memory.group(1)) * 1024 if memory else 0,
+        "gpus": _gpus(),
+        "driver": _driver(),
+    }
+
+
+def _cpu_model() -> str:
+    lines = _text(Path("/proc/cpuinfo")).splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{platform.machine()} {next(named, platform.processor())}".strip()
+
+
+def _gpus() -> list[str]:
+    models = (_MODEL.search(_text(path)) for path in sorted(_NVIDIA.glob("gpus/*/information")))
+    return [model.group(1) for model in models if model]
+
+
+def _driver() -> str:
+    found = _DRIVER.search(_text(_NVIDIA / "version"))
+    return found.group(1) if found else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,210 @@
+"""What attempts cost: on which sort of nodes they ran, for how long, and at which price. Pure.
+
+A price is what the label ``price`` of a node said when the attempt went there (of the node and an hour); where a node
+has none, that of a table of prices, by accelerator and market. What nobody recorded stays unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.contract import Resources
+from orchestrator.plan.costs import PriceTable
+from orchestrator.state.nodes import Node
+
+PRICE_LABEL = "price"
+"""Of a node and an hour."""
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lot:
+    """The workers of an attempt that are on nodes of one sort and price."""
+
+    num_workers: int = 1
+    accelerator: str = ""
+    """Type of the nodes' GPUs; empty = none, or not known."""
+    is_spot: bool = False
+    hourly: float | None = None
+    """Cost of all these workers for an hour, by the labels of their nodes; None = they have no such label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """What ended attempts held on nodes of one sort, from their launch to their end."""
+
+    accelerator: str = ""
+    is_spot: bool | None = None
+    """None = nobody recorded where they ran."""
+    gpu_s: float = 0.0
+    cpu_s: float = 0.0
+    """Core-seconds. Where there are GPU-seconds, those of the cores beside the GPUs."""
+    amount: float | None = None
+    """Cost by the labels of the nodes; None = they had none."""
+
+    @property
+    def sort(self) -> tuple[str, bool | None, bool, bool]:
+        """Uses of one sort can be added."""
+        return self.accelerator, self.is_spot, self.gpu_s > 0, self.amount is None
+
+    def plus(self, other: Use) -> Use:
+        """Both; they are of one sort."""
+        amount = None if self.amount is None else self.amount + (other.amount or 0.0)
+        return replace(self, gpu_s=self.gpu_s + other.gpu_s, cpu_s=self.cpu_s + other.cpu_s, amount=amount)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """A sum of money, and what is not in it."""
+
+    amount: float = 0.0
+    gpu_hours: float = 0.0
+    """Those that are paid for by the amount."""
+    core_hours: float = 0.0
+    """The same, of attempts without GPUs."""
+    unpriced_gpu_hours: float = 0.0
+    unpriced_core_hours: float = 0.0
+    """Of attempts without GPUs."""
+    gpu_amount: float = 0.0
+    """The part of the amount that GPU-hours cost."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether something was used whose price nobody knows: the amount is what it costs at least."""
+        return self.unpriced_gpu_hours > 0 or self.unpriced_core_hours > 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any price is known, or nothing was used that has one."""
+        return self.gpu_hours > 0 or self.core_hours > 0 or not self.is_partial
+
+    def expected(self, gpu_hours: float, core_hours: float) -> float | None:
+        """With so many more hours, at what those so far cost on average; None where none of a kind had a price."""
+        if self.is_partial or (gpu_hours and not self.gpu_hours) or (core_hours and not self.core_hours):
+            return None
+        per_gpu = self.gpu_amount / self.gpu_hours if self.gpu_hours else 0.0
+        per_core = (self.amount - self.gpu_amount) / self.core_hours if self.core_hours else 0.0
+        return self.amount + gpu_hours * per_gpu + core_hours * per_core
+
+
+def price_of(node: Node) -> float | None:
+    """What its label says that it costs for an hour; None without one that is a number from 0 up."""
+    return parse_price(node.labels.get(PRICE_LABEL, ""))
+
+
+def parse_price(label: str) -> float | None:
+    """A label's price; None for what is no number from 0 up."""
+    try:
+        price = float(label)
+    except ValueError:
+        return None
+    return price if 0 <= price < math.inf else None
+
+
+def lots_of(names: Sequence[str], nodes: Mapping[str, Node], resources: Resources, num_workers: int) -> tuple[Lot, ...]:
+    """On what an attempt runs; empty if a node of it is not known.
+
+    Args:
+        names: of its nodes, one per worker, or one for all workers.
+        nodes: by name.
+        resources: what all workers hold together.
+        num_workers: ranks.
+    """
+    every = list(names) * num_workers if len(names) == 1 else list(names)
+    if len(every) != num_workers or any(name not in nodes for name in every):
+        return ()
+    counts: dict[Lot, int] = {}
+    worker = resources.share(num_workers)
+    for name in every:
+        lot = _lot(nodes[name], worker)
+        counts[lot] = counts.get(lot, 0) + 1
+    return tuple(
+        replace(lot, num_workers=count, hourly=None if lot.hourly is None else lot.hourly * count)
+        for lot, count in counts.items()
+    )
+
+
+def _lot(node: Node, worker: Resources) -> Lot:
+    price = price_of(node)
+    return Lot(
+        accelerator=node.accelerator,
+        is_spot=node.is_spot,
+        hourly=None if price is None else price * _share(worker, node.resources),
+    )
+
+
+def _share(worker: Resources, node: Resources) -> float:
+    """Part of a node that a worker pays for: that of its GPUs or of its cores, whichever it holds more of.
+
+    As Slurm bills with ``PriorityFlags=MAX_TRES`` (https://slurm.schedmd.com/tres.html): the rest of the node can run
+    other attempts, and no more than that.
+    """
+    parts = [
+        held / whole for held, whole in ((worker.gpus, node.gpus), (worker.cpus, node.cpus)) if held > 0 and whole > 0
+    ]
+    return min(1.0, max(parts, default=0.0))
+
+
+def uses_of(lots: Sequence[Lot], resources: Resources, num_workers: int, ran_s: float) -> tuple[Use, ...]:
+    """What an attempt used in so many seconds."""
+    if not lots:
+        gpu_s, cpu_s = ran_s * resources.gpus, ran_s * resources.cpus
+        return (Use(accelerator=resources.accelerator, gpu_s=gpu_s, cpu_s=cpu_s),)
+    worker = resources.share(num_workers)
+    return tuple(
+        Use(
+            accelerator=lot.accelerator or resources.accelerator,
+            is_spot=lot.is_spot,
+            gpu_s=ran_s * worker.gpus * lot.num_workers,
+            cpu_s=ran_s * worker.cpus * lot.num_workers,
+            amount=None if lot.hourly is None else ran_s / _HOUR_S * lot.hourly,
+        )
+        for lot in lots
+    )
+
+
+def added(uses: Sequence[Use], more: Iterable[Use]) -> tuple[Use, ...]:
+    """The uses with some more, those of one sort as one."""
+    new = tuple(use for use in more if use.gpu_s or use.cpu_s)
+    if not uses and len(new) < 2:  # nearly every job: it ran once
+        return new
+    sums = {use.sort: use for use in uses}
+    for use in new:
+        found = sums.get(use.sort)
+        sums[use.sort] = use if found is None else found.plus(use)
+    return tuple(sums.values())
+
+
+def bill_of(uses: Iterable[Use], prices: PriceTable | None = None) -> Bill:
+    """What uses cost. ``prices`` count where nodes had no label."""
+    bill = Bill()
+    for use in uses:
+        amount = use.amount if use.amount is not None else _by_table(use, prices)
+        gpu_hours, core_hours = use.gpu_s / _HOUR_S, 0.0 if use.gpu_s else use.cpu_s / _HOUR_S
+        if amount is None:
+            bill = replace(
+                bill,
+                unpriced_gpu_hours=bill.unpriced_gpu_hours + gpu_hours,
+                unpriced_core_hours=bill.unpriced_core_hours + core_hours,
+            )
+        else:
+            bill = replace(
+                bill,
+                amount=bill.amount + amount,
+                gpu_amount=bill.gpu_amount + (amount if use.gpu_s else 0.0),
+                gpu_hours=bill.gpu_hours + gpu_hours,
+                core_hours=bill.core_hours + core_hours,
+            )
+    return bill
+
+
+def _by_table(use: Use, prices: PriceTable | None) -> float | None:
+    if prices is None:
+        return None
+    held = Resources(cpus=use.cpu_s, gpus=use.gpu_s)  # for one second each
+    markets = (True, False) if use.is_spot is None else (use.is_spot,)
+    found = {prices.cost(1.0, held, use.accelerator, is_spot=is_spot) for is_spot in markets}
+    # On either market it costs the same, or nobody knows what it cost.
+    return found.pop() if len(found) == 1 else None
