@@ -14,7 +14,8 @@ from orchestrator.api.frames import committed_results
 from orchestrator.api.plan_view import PlanView
 from orchestrator.api.revision import Changed, agree, difference, is_same_answer
 from orchestrator.api.status_view import StatusView
-from orchestrator.cli.plan import check_accelerator, choose_fleet, read_prices
+from orchestrator.cli.money import read_prices
+from orchestrator.cli.plan import check_accelerator, choose_fleet
 from orchestrator.cli.settings import Settings
 from orchestrator.controller.client import SweepLedger, load_plan, load_snapshot
 from orchestrator.controller.foreground import run_sweep_inprocess
@@ -209,17 +210,18 @@ class Sweep:
             raise NotFoundError("; ".join(found.problems))
         return committed_results(plan, found.records)
 
-    def report(self) -> Report:
+    def report(self, *, prices: str | os.PathLike[str] = "") -> Report:
         """The answer so far, computed from results alone.
 
         Of what was submitted it is also saved in the store, as ``orchestrator report`` does. Of a file that says
-        something else it is not: that would replace the submitted sweep's.
+        something else it is not: that would replace the submitted sweep's. ``prices`` is the path of a table, for
+        what ran on nodes that tell no price.
         """
         from orchestrator.report.report import build_report, save_report  # with its plots
 
         store, plan = self._store(), self._plan()
         snapshot = self._snapshot(store)
-        report = build_report(store, plan, _views(plan, snapshot))
+        report = build_report(store, plan, _views(plan, snapshot), read_prices(os.fspath(prices)))
         if is_same_answer(plan, snapshot.plan):
             save_report(store, self.name, report)
         return report

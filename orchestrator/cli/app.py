@@ -19,6 +19,7 @@ from orchestrator.cli import (
     language,
     observing,
     places,
+    quotas,
     reproduce,
     serving,
     steering,
@@ -27,6 +28,7 @@ from orchestrator.cli import (
 from orchestrator.cli.arguments import JobName, PricesOption, StoreOption, SweepName
 from orchestrator.cli.completion import COMPLETED_LINE, complete_sweep
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
+from orchestrator.cli.on_demand import command_line
 from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, TableOption
 from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
 from orchestrator.errors import OrchestratorError, SpecError
@@ -49,6 +51,7 @@ places.add_commands(app)
 observing.add_commands(app)
 reproduce.add_commands(app)
 configuring.add_commands(app)
+quotas.add_commands(app)
 cluster.add_commands(app)
 serving.add_commands(app)
 
@@ -185,13 +188,14 @@ def status(
         str, typer.Argument(help="Name of a sweep; none: list all sweeps.", autocompletion=complete_sweep)
     ] = "",
     *,
+    prices: PricesOption = "",
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """Show the state of a sweep's jobs, from the store alone."""
     from orchestrator.cli.status import show_status
 
-    raise typer.Exit(show_status(sweep, store, output))
+    raise typer.Exit(show_status(sweep, store, output, prices))
 
 
 @app.command()
@@ -213,13 +217,14 @@ def report(
     *,
     html: Annotated[bool, typer.Option("--html", help="Also make the interactive page, report.html.")] = False,
     out: Annotated[str, typer.Option(help="Also write every file into this directory.")] = "",
+    prices: PricesOption = "",
     output: TableOption = TableForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """Compute the answer from the artifacts, print it and save it in the store; works while the sweep runs."""
     from orchestrator.cli.report import ReportOptions, show_report
 
-    options = ReportOptions(form=output, with_page=html, directory=out, store=store)
+    options = ReportOptions(form=output, with_page=html, directory=out, store=store, prices=prices)
     raise typer.Exit(show_report(sweep, options))
 
 
@@ -364,7 +369,7 @@ def run_app() -> None:
         if sys.argv[1:] and configuration.lacks_name(arguments):
             raise SpecError(("--context needs a name; see: orchestrator config contexts",))
         configuration.apply(Path.cwd(), os.environ, context)
-        app(args=arguments if sys.argv[1:] else None)
+        command_line(app)(args=arguments if sys.argv[1:] else None)
     except OrchestratorError as error:
         complain(str(error))
         sys.exit(exit_code_of(error))

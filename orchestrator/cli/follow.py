@@ -11,6 +11,7 @@ from rich.live import Live
 
 from orchestrator.cli.brief import brief
 from orchestrator.cli.console import stderr_console
+from orchestrator.cli.money import read_prices
 from orchestrator.cli.pace import Pacer
 from orchestrator.cli.remote import Submitter
 from orchestrator.cli.standing import Standing, read_standing
@@ -40,7 +41,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
     Raises:
         UserError: the controller refused the message.
     """
-    pacer = Pacer()
+    pacer, prices = Pacer(), read_prices("")
     ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
     with _display() as display:
         while True:
@@ -49,7 +50,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
                 message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
                 raise UserError(message)
             if message_id in snapshot.handled:
-                display.show(read_standing(store, snapshot, pacer))
+                display.show(read_standing(store, snapshot, pacer, prices))
                 if snapshot.state.is_final:
                     return snapshot
             elif time.monotonic() > patience_ends_s:

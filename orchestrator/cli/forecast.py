@@ -15,8 +15,9 @@ from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.cli.plan import check_accelerator, read_prices
+from orchestrator.cli.plan import check_accelerator
 from orchestrator.cli.settings import Settings
 from orchestrator.contract import Resources
 from orchestrator.errors import UserError

@@ -108,6 +108,11 @@ SETTINGS = (
         default="all",
     ),
     Setting(
+        name="prices",
+        variable="ORCHESTRATOR_PRICES",
+        meaning="YAML table of prices, as --prices FILE of plan, submit, forecast, status and report",
+    ),
+    Setting(
         name="notify_file",
         variable="ORCHESTRATOR_NOTIFY_FILE",
         meaning="YAML file with `notify:` for all sweeps of the cluster, read by its controller",

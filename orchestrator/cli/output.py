@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 
 class DocumentForm(StrEnum):
@@ -37,6 +36,8 @@ DocumentOption = Annotated[DocumentForm, typer.Option("-o", "--output", help="Fo
 def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentForm) -> None:
     """Print a plain document or list as JSON or YAML on stdout."""
     if form is DocumentForm.YAML:
+        import yaml  # 10 ms that only this form pays
+
         sys.stdout.write(yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, allow_unicode=True))
     else:
         sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

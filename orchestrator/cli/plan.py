@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.table import Table
 
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.plan_tables import diff_lines, diff_table, groups_table, jobs_table, kinds_table, outlook_lines
 from orchestrator.cli.settings import Settings, shown_store
 from orchestrator.errors import SpecError, StorageError, UserError
 from orchestrator.plan.accelerators import PEAKS
 from orchestrator.plan.build import build_plan
-from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.diff import diff_plans
 from orchestrator.plan.estimates import known_accelerator
 from orchestrator.plan.graph import Plan
@@ -112,16 +111,6 @@ def check_accelerator(name: str) -> str:
     if name and not found:
         raise UserError(f"--accelerator {name!r} is not known; known are {', '.join(sorted(PEAKS))}")
     return found
-
-
-def read_prices(path: str) -> PriceTable | None:
-    """A table of prices; None without a path. Raises ``UserError``."""
-    if not path:
-        return None
-    try:
-        return PriceTable.parse(Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prices {path} cannot be read: {error}") from error
 
 
 def _print_outlook(outlook: Outlook, options: PlanOptions) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.pages import compare_line, tracking_and_pages
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import load_plan, load_snapshot
 from orchestrator.errors import UserError
+from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.graph import Plan
 from orchestrator.report.learning import read_learning
 from orchestrator.report.page import PAGE, render_page
@@ -34,6 +38,8 @@ class ReportOptions:
     directory: str = ""
     """Where copies of the files go; empty: only into the store."""
     store: str = ""
+    prices: str = ""
+    """Path of a table of prices; empty: that of the setting, if there is one."""
 
 
 def show_report(sweep: str, options: ReportOptions) -> ExitCode:
@@ -49,23 +55,36 @@ def print_report(store: ObjectStore, sweep: str, form: TableForm) -> None:
     _report(store, sweep, ReportOptions(form=form))
 
 
-def compute(store: ObjectStore, sweep: str) -> tuple[Plan, Report]:
+def compute(store: ObjectStore, sweep: str, prices: PriceTable | None = None) -> tuple[Plan, Report]:
     """A sweep's plan and its report, with what the journal says of jobs that have no result."""
     snapshot = load_snapshot(store, sweep)
     plan = snapshot.plan or load_plan(store, sweep)
-    return plan, build_report(store, plan, snapshot.jobs)
+    return plan, build_report(store, plan, snapshot.jobs, prices)
 
 
 def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> None:
-    plan, report = compute(store, sweep)
-    files = render_files(report)
-    if options.with_page:
-        learning = read_learning(store, plan.jobs)
-        files[PAGE] = render_page(report, plan, learning, links=_run_links(store, plan))
+    with _without_cyclic_collection():
+        plan, report = compute(store, sweep, read_prices(options.prices))
+        files = render_files(report)
+        if options.with_page:
+            learning = read_learning(store, plan.jobs)
+            files[PAGE] = render_page(report, plan, learning, links=_run_links(store, plan))
     names = save_files(store, sweep, files)
     if options.directory:
         _write(Path(options.directory), files)
     _print(report, files, [f"{store.uri}/{name}" for name in names], options, compare=compare_line(store, plan))
+
+
+@contextmanager
+def _without_cyclic_collection() -> Iterator[None]:
+    """A report makes millions of objects and next to no cycles: looking for them takes a seventh of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _print(

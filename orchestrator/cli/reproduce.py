@@ -71,7 +71,7 @@ def _files(found: Reproduction) -> dict[str, str]:
     origin = found.origin
     files = {_SWEEP: "".join(f"# {line}\n" for line in _header(found)) + found.text}
     if found.provenance:
-        files[_PROVENANCE] = json.dumps(found.provenance, indent=1) + "\n"
+        files[_PROVENANCE] = json.dumps({**found.provenance, "nodes": found.nodes}, indent=1) + "\n"
     if origin.packages:
         files[_REQUIREMENTS] = requirements_text(dict(origin.packages))
     if origin.diff:
@@ -114,6 +114,7 @@ def _document(found: Reproduction) -> dict[str, Any]:
         "commit": origin.commit,
         "has_uncommitted_changes": bool(origin.diff),
         "untracked_files": list(origin.untracked),
+        "hardware": found.hardware,
         "same_code": not found.has_other_code,
         "other_packages": {name: list(versions) for name, versions in found.other_packages().items()},
     }
@@ -134,6 +135,9 @@ def _lines(found: Reproduction, folder: Path, files: list[str]) -> Iterator[str]
         yield f"Commit {origin.commit}{f' and {_DIFF}' if origin.diff else ''}."
     if origin.untracked:
         yield f"{len(origin.untracked)} files were not known to git, such as {origin.untracked[0]}: they are not here."
+    if found.nodes:
+        hardware = "; ".join(f"{count} with {what}" for what, count in found.hardware.items())
+        yield f"Its attempts ran on {len(found.nodes)} node{'s' * (len(found.nodes) > 1)}: {hardware}."
     if found.has_other_code:
         yield "The code of this program is another one than then; check out the commit."
     if others := found.other_packages():

@@ -6,6 +6,7 @@ import os
 import socket
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -13,7 +14,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from orchestrator.cli.arguments import Code
 from orchestrator.cli.known_settings import as_reference
 from orchestrator.errors import SpecError
-from orchestrator.spec.model import Sweep
+
+if TYPE_CHECKING:
+    from orchestrator.spec.model import Sweep
 
 UNKNOWN_STORE = "file:///the-store-of-the-cluster"
 """Stands for the store of a cluster that nobody here has been told of; nothing is ever there."""
@@ -51,6 +54,8 @@ class Settings(BaseSettings):
     """What a submit through the dashboard runs there."""
     mlflow_tracking_uri: str = Field("", validation_alias=AliasChoices("MLFLOW_TRACKING_URI"))
     """Tracking server; default: the project's own database."""
+    prices: str = ""
+    """Path of the table of prices that commands use without ``--prices``."""
 
     @property
     def home(self) -> Path:

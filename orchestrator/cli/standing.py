@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
+from orchestrator.cli.money import cost_document, cost_lines, hours_left, sweep_bill
 from orchestrator.cli.pace import Pacer, durations_of, pace_of
 from orchestrator.contract import Progress
 from orchestrator.controller.client import LiveProgress, read_progress, read_trouble, read_warnings
 from orchestrator.controller.lease import LeaseState, read_lease
+from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.eta import TimeLeft
+from orchestrator.spec.policy import Policy
 from orchestrator.state.budgets import WARN_AT, overdue, time_left_s
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.spending import Bill
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_folder
 from orchestrator.storage.protocol import ObjectStore
@@ -40,6 +44,8 @@ class Standing:
     left_on: str = ""
     """What the time left was scheduled on."""
     now: float = 0.0
+    prices: PriceTable | None = None
+    """For what ran on nodes that tell no price."""
 
     @property
     def is_served(self) -> bool:
@@ -67,7 +73,9 @@ class Standing:
         }
 
 
-def read_standing(store: ObjectStore, snapshot: Snapshot, pacer: Pacer | None = None) -> Standing:
+def read_standing(
+    store: ObjectStore, snapshot: Snapshot, pacer: Pacer | None = None, prices: PriceTable | None = None
+) -> Standing:
     """Read the present moment of a sweep; the time left is that of ``pacer``, without one it is computed here."""
     progress, now = read_progress(store, snapshot.sweep), time.time()
     standing = Standing(
@@ -78,6 +86,7 @@ def read_standing(store: ObjectStore, snapshot: Snapshot, pacer: Pacer | None = 
         + read_trouble(store, snapshot.sweep),
         num_messages=len(store.list_children(inbox_folder(snapshot.sweep))),
         now=now,
+        prices=prices,
     )
     if not standing.is_served:  # nothing goes on, so that no time is left that would pass
         return standing
@@ -121,6 +130,8 @@ def standing_document(standing: Standing) -> dict[str, Any]:
         "gpu_hours": gpu_hours,
         "core_hours": core_hours,
         "gpu_hour_budget": snapshot.plan.policy.gpu_hour_budget if snapshot.plan is not None else None,
+        "cost_budget": snapshot.plan.policy.cost if snapshot.plan is not None else None,
+        "cost": cost_document(*_cost(standing)),
         "tripped": snapshot.tripped,
         "warnings": list(standing.warnings),
         "paused": snapshot.state is SweepState.PAUSED,
@@ -182,15 +193,39 @@ def _time_lines(standing: Standing) -> Iterator[str]:
 
 def _used_lines(standing: Standing) -> Iterator[str]:
     gpu_hours, core_hours = used_hours(standing.snapshot, standing.now)
-    used = [f"{gpu_hours:,.2f} GPU-hours"] if gpu_hours else []
-    used += [f"{core_hours:,.2f} core-hours"] if core_hours else []
-    bound = standing.snapshot.plan.policy.gpu_hour_budget if standing.snapshot.plan is not None else None
-    if bound is None:
-        if used:
-            yield f"Used {' and '.join(used)}"
-        return
+    policy = standing.snapshot.plan.policy if standing.snapshot.plan is not None else Policy()
+    if policy.gpu_hour_budget is not None:
+        yield _budget_line(standing, policy, gpu_hours, policy.gpu_hour_budget)
+    elif gpu_hours or core_hours:
+        used = [f"{gpu_hours:,.2f} GPU-hours"] if gpu_hours else []
+        used += [f"{core_hours:,.2f} core-hours"] if core_hours else []
+        yield f"Used {' and '.join(used)}"
+    yield from cost_lines(*_cost(standing))
+
+
+def _budget_line(standing: Standing, policy: Policy, gpu_hours: float, bound: float) -> str:
+    """In the terms in which the scheduler keeps the budget: GPU-hours, or these at the price that the policy says."""
+    is_money = bound != policy.gpu_hours
+    price = policy.gpu_hour_price if is_money else 1.0
+    used = f"{gpu_hours * price:,.2f} of {bound * price:,.2f}"
+    used += f" ({gpu_hours:,.2f} GPU-hours at {price:g})" if is_money else " GPU-hours"
     share = f"{format_percent(gpu_hours / bound, digits=0)} %" if bound else "all"
-    yield f"Used {gpu_hours:,.2f} of {bound:,.2f} GPU-hours, {share} of the budget{_verdict(gpu_hours, bound)}"
+    left = hours_left(standing.snapshot, standing.left.left_s)[0] if _is_all_told(standing.left) else 0.0
+    in_all = f", about {(gpu_hours + left) * price:,.2f} in all" if left else ""
+    return f"Used {used}, {share} of the budget{in_all}{_verdict(gpu_hours, bound)}"
+
+
+def _is_all_told(left: TimeLeft | None) -> TypeGuard[TimeLeft]:
+    """Whether it is known of all jobs how long they still take."""
+    return left is not None and not left.never
+
+
+def _cost(standing: Standing) -> tuple[Bill, PriceTable | None, float | None]:
+    """What it cost so far, by which table, and what it will have cost in the end, if that can be told."""
+    snapshot, left = standing.snapshot, standing.left
+    bill = sweep_bill(snapshot, standing.prices, standing.now)
+    expected = bill.expected(*hours_left(snapshot, left.left_s)) if _is_all_told(left) else None
+    return bill, standing.prices, expected
 
 
 def _verdict(gpu_hours: float, bound: float) -> str:
@@ -207,4 +242,5 @@ def _wait_lines(standing: Standing) -> Iterator[str]:
         plural = "jobs wait" if names[1:] else "job waits"
         yield f"{len(names)} {plural} ({names[0]}{', ...' if names[1:] else ''}): {reason.removeprefix('waits: ')}"
     if len(grouped) > MAX_LINES:
-        yield f"and {len(grouped) - MAX_LINES} more reasons to wait"
+        more = len(grouped) - MAX_LINES
+        yield f"and {more} more reasons to wait: `orchestrator status SWEEP -o json` has all"

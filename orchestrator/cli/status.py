@@ -14,6 +14,7 @@ from rich.table import Table
 from orchestrator.cli.brief import brief_reason
 from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.pages import compare_line
 from orchestrator.cli.settings import Settings
@@ -62,13 +63,14 @@ def require_sweep(store: ObjectStore, sweep: str) -> None:
         raise NotFoundError(message)
 
 
-def show_status(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:
+def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = "") -> ExitCode:
     """Print one sweep's jobs, or all sweeps when none is named."""
+    table = read_prices(prices)
     store = open_existing_store(store_uri)
     if not sweep:
         return _show_all(store, form)
     require_sweep(store, sweep)
-    standing = read_standing(store, load_snapshot(store, sweep))
+    standing = read_standing(store, load_snapshot(store, sweep), prices=table)
     snapshot = standing.snapshot
     compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
     if form is DocumentForm.TABLE:
@@ -169,7 +171,9 @@ def running_lines(standing: Standing) -> list[str]:
         f"{job}  {tell(progress)}{again(standing.snapshot.jobs[job])}".rstrip()
         for job, progress in sorted(running.items())[:MAX_LINES]
     ]
-    return [*lines, f"and {len(running) - MAX_LINES} more running jobs"] if len(running) > MAX_LINES else lines
+    if len(running) > MAX_LINES:
+        lines.append(f"and {len(running) - MAX_LINES} more running jobs: `orchestrator status SWEEP -o json` has all")
+    return lines
 
 
 def again(view: JobView) -> str:

@@ -12,8 +12,9 @@ from orchestrator.cli.asking import confirmed
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.follow import follow_sweep
+from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
-from orchestrator.cli.plan import choose_fleet, plan_table, read_prices, summary_line
+from orchestrator.cli.plan import choose_fleet, plan_table, summary_line
 from orchestrator.cli.plan_tables import outlook_lines
 from orchestrator.cli.reach import reach
 from orchestrator.cli.remote import Submitter, require_meeting_place

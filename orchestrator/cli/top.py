@@ -42,7 +42,7 @@ _STYLES = {
 }
 _SWEEP_COLUMNS = ("sweep", "state", "owner", "prio", "done", "running", "failed", "images/s", "GPU-hours", "left")
 _JOB_COLUMNS = ("job", "state", "try", "node", "step", "images/s", "")
-_NODE_COLUMNS = ("node", "jobs", "GPUs", "images/s", "")
+_NODE_COLUMNS = ("node", "jobs", "GPUs", "idle", "images/s", "")
 
 
 def run_top(sweep: str, store_uri: str, *, every_s: float) -> ExitCode:
@@ -279,7 +279,7 @@ def _job_cells(row: JobRow) -> dict[str, Text]:
 
 
 def _node_cells(row: NodeRow) -> dict[str, Text]:
-    cells = map(Text, (row.name, row.jobs, row.gpus, row.images_per_s))
+    cells = map(Text, (row.name, row.jobs, row.gpus, row.idle, row.images_per_s))
     return dict(zip(_NODE_COLUMNS, (*cells, Text(row.note, "red")), strict=True))
 
 

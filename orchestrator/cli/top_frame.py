@@ -11,6 +11,7 @@ from orchestrator.cli.standing import Standing, standing_lines, used_hours
 from orchestrator.cli.watch import Watching
 from orchestrator.contract import Progress
 from orchestrator.controller.client import list_sweeps
+from orchestrator.controller.presence import NodePresence, read_presence
 from orchestrator.errors import OrchestratorError
 from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
@@ -66,11 +67,14 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """One node on which something of any sweep runs, or that is avoided."""
+    """One node of a cluster that is served, or on which something of any sweep runs, or that is avoided."""
 
     name: str
     jobs: str = ""
     gpus: str = ""
+    """Used, and where that is known, of how many."""
+    idle: str = ""
+    """Runners that wait for their next attempt."""
     images_per_s: str = ""
     note: str = ""
 
@@ -131,7 +135,7 @@ class Reader:
             jobs=tuple(_job_row(view, standing) for view in jobs[:MAX_JOBS]),
             num_jobs=len(jobs),
             counts={state.value: number for state, number in standing.snapshot.counts.items()},
-            nodes=tuple(_node_rows([one.standing for one in self._watched.values()])),
+            nodes=tuple(_node_rows([one.standing for one in self._watched.values()], self._present())),
             notes=tuple(list(standing_lines(standing))[:_MAX_NOTES]),
             error=told,
             settled={message: standing.snapshot.refusals.get(message, "") for message in standing.snapshot.handled},
@@ -151,6 +155,12 @@ class Reader:
         else:
             self._errors.pop(name, None)
             self._watched[name] = watching
+
+    def _present(self) -> dict[str, NodePresence]:
+        """The nodes of all clusters that have a controller, by name."""
+        standings = [watching.standing for watching in self._watched.values()]
+        clusters = {standing.snapshot.cluster for standing in standings if standing.is_served}
+        return {node.name: node for cluster in sorted(clusters) for node in read_presence(self._store, cluster)}
 
     def _sweep_row(self, name: str) -> SweepRow:
         watching = self._watched.get(name)
@@ -208,7 +218,7 @@ def _job_row(view: JobView, standing: Standing) -> JobRow:
     )
 
 
-def _node_rows(standings: list[Standing]) -> Iterator[NodeRow]:
+def _node_rows(standings: list[Standing], present: Mapping[str, NodePresence]) -> Iterator[NodeRow]:
     jobs: Counter[str] = Counter()
     gpus: defaultdict[str, float] = defaultdict(float)
     rates: defaultdict[str, float] = defaultdict(float)
@@ -226,11 +236,14 @@ def _node_rows(standings: list[Standing]) -> Iterator[NodeRow]:
             if exclusion.until_s > standing.now:
                 left = format_duration(exclusion.until_s - standing.now)
                 notes[node] = f"avoided for {left}: {exclusion.reason}"
-    for node in sorted({*jobs, *notes}):
+    notes = {**{name: "about to go" for name, node in present.items() if node.is_leaving}, **notes}
+    for node in sorted({*jobs, *notes, *present}):
+        is_present = node in present
         yield NodeRow(
             name=node,
             jobs=str(jobs[node]),
-            gpus=f"{gpus[node]:g}",
+            gpus=f"{gpus[node]:g}" + (f"/{present[node].gpus:g}" if is_present else ""),
+            idle=str(present[node].idle_runners) if is_present else "",
             images_per_s=_rate(rates[node]),
             note=notes.get(node, ""),
         )

@@ -16,6 +16,7 @@ from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.follow import Lines, job_line
 from orchestrator.cli.matrix import Matrix
+from orchestrator.cli.money import read_prices
 from orchestrator.cli.pace import Pacer
 from orchestrator.cli.screen import frame
 from orchestrator.cli.standing import Standing, read_standing
@@ -42,6 +43,7 @@ class Watching:
         self._jobs: JobTable | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
         self.pacer = Pacer()
+        self._prices = read_prices("")
         self.matrix = Matrix()
         self.standing = Standing(snapshot=self._ledger.snapshot)
 
@@ -54,7 +56,7 @@ class Watching:
         snapshot = self._ledger.refresh()
         self._note(snapshot)
         self.matrix.update(snapshot)
-        self.standing = read_standing(self._store, snapshot, self.pacer)
+        self.standing = read_standing(self._store, snapshot, self.pacer, self._prices)
         return self.standing
 
     @property

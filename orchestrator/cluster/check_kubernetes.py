@@ -11,6 +11,7 @@ from orchestrator.cluster.check_launcher import (
     ACCELERATOR_LABEL,
     EXPECTED_LABELS,
     MARKET_LABEL,
+    check_price,
     placeholders,
     refuse_mismatched,
     refuse_placeholders,
@@ -125,9 +126,10 @@ def check_labels(documents: Documents) -> str:
             limits = (container.get("resources") or {}).get("limits") or {}
             wanted = [MARKET_LABEL, *([ACCELERATOR_LABEL] if "nvidia.com/gpu" in limits else []), *EXPECTED_LABELS]
             missing = [label for label in wanted if label not in labels]
+            place = f"group {group.get('groupName')} of {name}"
             if missing:
-                place = f"group {group.get('groupName')} of {name}"
                 raise UserError(f"{place} lacks the labels {', '.join(missing)}; put them into {LABELS_VARIABLE}")
+            check_price(place, labels)
             count += 1
     return f"{count} groups of workers say their accelerator, market, price and domain"
 

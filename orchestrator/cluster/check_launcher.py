@@ -13,10 +13,11 @@ from orchestrator.checks import Check, ConcernError
 from orchestrator.cluster.kinds import ClusterFile
 from orchestrator.cluster.tools import find_tool
 from orchestrator.errors import UserError
+from orchestrator.state.spending import PRICE_LABEL, parse_price
 
 MARKET_LABEL = "ray.io/market-type"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
-EXPECTED_LABELS = ("price", "domain")
+EXPECTED_LABELS = (PRICE_LABEL, "domain")
 _SCHEMA_LIMIT_S = 60.0  # importing Ray on a busy machine
 # Addresses that RFC 5737 keeps for documentation, and the words that our files mark their gaps with.
 _PLACEHOLDER = re.compile(r"\b(192\.0\.2\.\d+|198\.51\.100\.\d+|203\.0\.113\.\d+|REPLACE[-_A-Z]*)\b")
@@ -149,11 +150,21 @@ def check_labels(config: Mapping[str, Any]) -> str:
         missing = [label for label in wanted if label not in labels]
         if missing:
             raise UserError(f"{name} lacks the labels {', '.join(missing)}; without them `resources` cannot choose it")
+        check_price(name, labels)
         is_spot = labels[MARKET_LABEL] == "spot"
         if is_spot != is_bought_on_spot(one.get("node_config") or {}):
             bought = "on demand" if is_spot else "on the spot market"
             raise UserError(f"{name} is labelled {labels[MARKET_LABEL]}, but is bought {bought}; make the two agree")
     return f"{len(workers)} kinds of workers say their accelerator, market, price and domain"
+
+
+def check_price(name: str, labels: Mapping[str, object]) -> None:
+    """Raises ``UserError`` for a price that nobody can be billed by."""
+    if parse_price(str(labels[PRICE_LABEL])) is None:
+        raise UserError(
+            f"{name} has the label {PRICE_LABEL}: {labels[PRICE_LABEL]!r}, which is no number from 0 up; write what "
+            'the whole node costs for an hour, such as "24.00", or what sweeps cost there stays unknown'
+        )
 
 
 def is_bought_on_spot(node_config: Mapping[str, Any]) -> bool:

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from orchestrator.errors import NotFoundError, OrchestratorError
+from orchestrator.errors import NotFoundError, OrchestratorError, TooLargeError
 from orchestrator.ids import canonical_json
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.reuse import Disposition, dispositions
 from orchestrator.planning.asking import ask_all
 from orchestrator.planning.code import package_digest
 from orchestrator.security.json_text import parse_json
+from orchestrator.storage.bounds import RECORD_BYTES
 from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
@@ -109,8 +110,8 @@ def look_up(plan: Plan, *, deadline_s: float = DEADLINE_S) -> Found:
 def read_seen(store: ObjectStore, key: str) -> Seen | None:
     """The record of a key; None if it is not committed, or not readable."""
     try:
-        return Seen.parse(store.get(record_name(key)))
-    except NotFoundError:
+        return Seen.parse(store.get(record_name(key), max_bytes=RECORD_BYTES))
+    except (NotFoundError, TooLargeError):
         return None
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.contract import JobKind
+from orchestrator.controller.client import load_snapshot
 from orchestrator.controller.ledger import read_plan
-from orchestrator.errors import NotFoundError
+from orchestrator.errors import NotFoundError, OrchestratorError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.diff import PlanDiff, diff_plans
 from orchestrator.plan.graph import Plan
@@ -35,6 +37,8 @@ class Reproduction:
     """What it plans to here and now."""
     provenance: Mapping[str, Any]
     """The revision's document; empty if it has none."""
+    nodes: Mapping[str, Mapping[str, Any]]
+    """What the nodes are on which attempts of the sweep ran, by name; empty where nobody recorded it."""
 
     @property
     def origin(self) -> Provenance:
@@ -52,6 +56,11 @@ class Reproduction:
         return [(job.name, job.key) for job in self.submitted.jobs] == [
             (job.name, job.key) for job in self.planned.jobs
         ]
+
+    @property
+    def hardware(self) -> dict[str, int]:
+        """Number of nodes by what they are: ``8 x NVIDIA H100 80GB HBM3, driver 550.54.15``."""
+        return dict(Counter(describe_hardware(machine) for machine in self.nodes.values()).most_common())
 
     def other_packages(self) -> dict[str, tuple[str, str]]:
         """Packages with another version here: ``{name: (then, now)}``; an empty text = not installed."""
@@ -80,8 +89,21 @@ def reproduce(store: ObjectStore, sweep: str, revision: int) -> Reproduction:
         loaded = load_all(str(file), Changes(overrides=tuple(_pins(submitted, text))))
     planned = build_plan(loaded.sweep, store_uri=submitted.store_uri)
     return Reproduction(
-        submitted=submitted, text=loaded.canonical, planned=planned, provenance=_provenance(store, sweep, revision)
+        submitted=submitted,
+        text=loaded.canonical,
+        planned=planned,
+        provenance=_provenance(store, sweep, revision),
+        nodes=_nodes(store, sweep),
     )
+
+
+def describe_hardware(machine: Mapping[str, Any]) -> str:
+    """GPUs and their driver, or the processor; as ``observability.machine`` tells them."""
+    gpus = Counter(map(str, machine.get("gpus", ())))
+    if gpus:
+        models = " + ".join(f"{count} x {model}" for model, count in gpus.items())
+        return f"{models}, driver {machine.get('driver') or 'unknown'}"
+    return f"{machine.get('num_cpus', '?')} cores, {machine.get('cpu') or 'processor unknown'}"
 
 
 def _pins(plan: Plan, text: str) -> Iterator[str]:
@@ -91,6 +113,14 @@ def _pins(plan: Plan, text: str) -> Iterator[str]:
         dataset = job.facets.get("dataset")
         if digest and dataset and digest not in text:
             yield f"datasets.{dataset}.digest={digest}"
+
+
+def _nodes(store: ObjectStore, sweep: str) -> Mapping[str, Mapping[str, Any]]:
+    """Of the sweep's journal. It explains and decides nothing, so that a damaged journal is no obstacle."""
+    try:
+        return load_snapshot(store, sweep).nodes
+    except (OrchestratorError, ValueError):
+        return {}
 
 
 def _provenance(store: ObjectStore, sweep: str, revision: int) -> Mapping[str, Any]:

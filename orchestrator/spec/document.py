@@ -44,6 +44,8 @@ class Document:
     """The same, before the environment was asked."""
     is_own_text: bool
     """Whether the file's text alone says all of it."""
+    scales: tuple[str, ...]
+    """Which scales the file has itself; what it includes is not looked at."""
 
 
 def read_document(
@@ -71,6 +73,7 @@ def read_document(
     changes = changes or Changes()
     tree = parse_tree(text, file)
     refuse_secrets(tree, text)
+    scales = tuple(name for name in SCALES if name in tree.value)
     is_own_text = "include" not in tree.value and not changes.scale and not changes.overrides
     tree = _included(tree, path or file, read_text)
     asked_for = variables_in([tree.value, *changes.overrides])  # scales and overrides may replace who asks
@@ -79,7 +82,7 @@ def read_document(
     tree = _with_variables(tree, asked_for)
     portable = tree.value
     tree = Substitution({}, environment=environment or {}).fill(tree)
-    return Document(tree=tree, portable=portable, is_own_text=is_own_text)
+    return Document(tree=tree, portable=portable, is_own_text=is_own_text, scales=scales)
 
 
 def _included(tree: Tree, path: str, read_text: ReadText | None) -> Tree:

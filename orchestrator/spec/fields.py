@@ -23,7 +23,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Strict(BaseModel):
     """No coercion, no infinities, no unknown keys; an unknown key is answered with the nearest known one."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    # Deferred: a class is compiled when it validates, and the parts of a sweep are compiled within the whole alone.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.errors import SpecError
 from orchestrator.spec.canonical import canonical_text
 from orchestrator.spec.count_classes import count_classes, read_table
-from orchestrator.spec.document import SCALES, Changes, read_document
+from orchestrator.spec.document import Changes, read_document
 from orchestrator.spec.model import Sweep
 from orchestrator.spec.plugins import LABEL_SPACES, OBJECTIVES, InstalledPlugins
 from orchestrator.spec.problems import validate
@@ -35,6 +35,8 @@ class Loaded:
     """Its canonical form: complete in itself."""
     text: str
     """What is kept with the sweep: its file where that says all of it, else the canonical form."""
+    scales: tuple[str, ...]
+    """Which scales the file has itself; what it includes is not looked at."""
 
 
 def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[Sweep, str]:
@@ -73,14 +75,8 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     )
     sweep = resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels)
     canonical = canonical_text(document.portable, sweep.recipes)
-    return Loaded(sweep=sweep, canonical=canonical, text=text if document.is_own_text else canonical)
-
-
-def scales_of(reference: str) -> tuple[str, ...]:
-    """Which scales the file has itself; what it includes is not looked at. Raises ``SpecError`` as ``load_sweep``."""
-    path = find_sweep(reference)
-    tree = parse_tree(read_text(str(path), _shown_path(path)), _shown_path(path))
-    return tuple(name for name in SCALES if name in tree.value)
+    kept = text if document.is_own_text else canonical
+    return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
 
 
 def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | None = None) -> Sweep:

@@ -14,7 +14,7 @@ from orchestrator.spec.resolve_clusters import check_embeddings
 from orchestrator.spec.resolve_datasets import resolve_dataset
 from orchestrator.spec.resolve_labels import LabelSources, resolve_label_spaces, thinned
 from orchestrator.spec.resolve_mixture import resolve_mixture
-from orchestrator.spec.resolve_model import check_model, check_recipe_of_model
+from orchestrator.spec.resolve_model import check_model, check_recipe_of_model, check_resize
 from orchestrator.spec.resolve_notify import resolve_notify
 from orchestrator.spec.resolve_policy import resolve_policy, resolve_resources
 from orchestrator.spec.resolve_pretrain import blocks_of, check_origins, path_of, resolve_pretrain
@@ -67,7 +67,7 @@ def resolve_sweep(
     """
     complaints = Complaints(tree)
     book = Recipes(spec.recipes, recipes, tree, complaints)
-    recipe_resolver = RecipeResolver(book, objectives or {}, tree, complaints)
+    recipe_resolver = RecipeResolver(book, {} if objectives is None else objectives, tree, complaints)
     sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
     return replace(sweep, recipes=book.used)
 
@@ -161,12 +161,15 @@ class _Resolver:
             check_model((*path, "model"), model, table, self._complaints)
             where = (*path, "recipe")
             check_recipe_of_model(where, pretrain.recipe, model, table, self._complaints, num_workers=workers)
+            check_resize(where, pretrain.recipe, (model,), self._complaints)
         workers = self._spec.resources.transfer.num_workers
         for position, item in enumerate(transfer):
-            if item.protocol is not JobKind.FINETUNE:  # a probe trains no backbone
-                continue
             path = ("transfer", position, "recipe")
             measured = [pretrain.model for pretrain in pretrains if pretrain.name in item.pretrains]
+            for recipe in item.recipes:
+                check_resize(path, recipe, measured, self._complaints)
+            if item.protocol is not JobKind.FINETUNE:  # a probe trains no backbone
+                continue
             for model in {model.name: model for model in measured}.values():
                 for recipe in item.recipes:
                     check_recipe_of_model(path, recipe, model, table, self._complaints, num_workers=workers)

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.spec.complaints import Complaints
 from orchestrator.spec.model import Clustering, Dataset, Embedding, LabelSpace, Model, Pretrain
-from orchestrator.spec.resolve_model import check_model
+from orchestrator.spec.resolve_model import check_model, check_resize
 from orchestrator.spec.schema_clusters import ClustersSpec, EmbedSpec
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.spec.timm_table import shipped_models
@@ -108,6 +108,8 @@ def _check_swept(
     elif embedding.seed not in pretrain.seeds:
         message = f"no backbone is pretrained with seed {embedding.seed}; pretrain.seeds are {list(pretrain.seeds)}"
         complaints.add((*path, "seed"), message)
+    else:
+        check_resize(path[:-1], embedding.look, (pretrain.model,), complaints)
 
 
 def _embedding(path: Path, spec: EmbedSpec, only_block: str, complaints: Complaints) -> Embedding:
@@ -122,6 +124,11 @@ def _embedding(path: Path, spec: EmbedSpec, only_block: str, complaints: Complai
     problem = shipped_models().tag_problem(model.name, initial["timm"]) if model and "timm" in initial else ""
     if problem:
         complaints.add((*path, "init", "timm"), problem)
+    look = spec.model_dump(include={"view", "resize", "interpolation", "decoder", "mean", "std", "precision"})
+    check_resize(path, look, () if model is None else (model,), complaints)
+    if spec.output == "projection" and not initial.keys() & {"timm", "uri"}:
+        message = "only weights of init.timm or init.uri bring a projection along; use output: features"
+        complaints.add((*path, "output"), message)
     block = only_block if spec.backbone is None or spec.backbone.pretrain is None else spec.backbone.pretrain
     return Embedding(
         pretrain=block,
@@ -129,5 +136,5 @@ def _embedding(path: Path, spec: EmbedSpec, only_block: str, complaints: Complai
         seed=spec.backbone.seed if spec.backbone is not None else 0,
         model=model,
         initial=initial,
-        look=spec.model_dump(include={"view", "resize", "interpolation", "decoder", "mean", "std", "precision"}),
+        look=look if spec.output == "features" else {**look, "output": spec.output},  # former sweeps keep their keys
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.spec.complaints import Complaints
@@ -63,6 +63,15 @@ def check_recipe_of_model(
     for field, has_it in missing.items():
         if recipe.get(field) and not has_it:
             complaints.add((*path, field), f"timm model {known.name} has no {field}; remove it or choose another model")
+
+
+def check_resize(path: Path, look: Mapping[str, Any], models: Iterable[Model], complaints: Complaints) -> None:
+    """Complain about a shorter side (``look["resize"]``) from which no square of a network's size could be cut."""
+    resize = look.get("resize")
+    for model in models:
+        if resize is not None and resize < model.image_size:
+            message = f"resize {resize} is below the model's image_size {model.image_size}: no square of that size "
+            complaints.add((*path, "resize"), f"{message}could be cut out; use {model.image_size} or more, or null")
 
 
 def _check_shares(path: Path, recipe: Mapping[str, Any], num_workers: int, complaints: Complaints) -> None:

@@ -29,6 +29,10 @@ class EmbedSpec(OneRule):
     backbone: SweptBackbone | None = Field(None, description="A backbone that this sweep pretrains.")
     model: ModelSpec | None = Field(None, description="Another network, by its timm name; needs init.")
     init: InitialSpec | None = Field(None, description="The weights of model.")
+    output: Literal["features", "projection"] = Field(
+        "features",
+        description="projection: of model, with the last layer that its weights bring along, as CLIP embeds images.",
+    )
     view: Literal["center", "mirrored"] = Field("center", description="The centre square, or its mirror image.")
     resize: Count | None = Field(
         None, description="Shorter side before the centre square is cut out, pixels; default: as the weights were used."

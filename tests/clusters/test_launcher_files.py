@@ -151,6 +151,13 @@ def test_worker_without_a_label_is_refused(aws):
         check_labels(aws)
 
 
+@pytest.mark.parametrize("price", ["$24", "", "-1", "nan"])
+def test_worker_whose_price_is_no_number_is_refused(aws, price):
+    aws["available_node_types"]["gpu-spot"]["labels"]["price"] = price
+    with pytest.raises(UserError, match=r"gpu-spot has the label price: .* is no number from 0 up"):
+        check_labels(aws)
+
+
 @pytest.mark.parametrize("path", CLOUDS, ids=lambda path: path.stem)
 def test_worker_whose_label_lies_about_its_market_is_refused(path):
     config = yaml.safe_load(path.read_text())

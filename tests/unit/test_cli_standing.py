@@ -135,7 +135,7 @@ def test_status_of_a_live_sweep_tells_pace_use_and_past(served: LocalStore, caps
     assert "left, on what it holds now: 800 CPU, 100 GPU" in result.out
     assert "train 96/512  1,234 images/s  3m10s left" in result.out
     assert result.out.count("(attempt 2; the one before ended with node_lost)") == 1
-    assert "and 80 more running jobs" in result.out
+    assert "and 80 more running jobs: `orchestrator status SWEEP -o json` has all" in " ".join(result.out.split())
 
 
 def test_status_documents_are_the_same_in_json_and_yaml(served: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_status_documents_are_the_same_in_json_and_yaml(served: LocalStore, caps
 
     found = run_command(capsys, "status", SWEEP, "--store", served.uri, "-o", "json").document
     again = yaml.safe_load(run_command(capsys, "status", SWEEP, "--store", served.uri, "-o", "yaml").out)
-    moving = ("time_left_s", "gpu_hours", "core_hours")
+    moving = ("time_left_s", "gpu_hours", "core_hours", "cost")
     assert {name: value for name, value in again.items() if name not in moving} == {
         name: value for name, value in found.items() if name not in moving
     }

@@ -46,15 +46,17 @@ def command(world: World, capsys: pytest.CaptureFixture[str]) -> Command:
 def serving(world: World) -> Iterator[None]:
     """A controller on the real clock, in a thread."""
     controller = Controller(world.store, world.backend, CLUSTER, "holder-live", time.time)
-    ends = threading.Event()
+    begun, ends = threading.Event(), threading.Event()
 
     def turn() -> None:
         while not ends.wait(0.02):
             controller.wake()
             controller.tick()
+            begun.set()
 
     thread = threading.Thread(target=turn)
     thread.start()
+    assert begun.wait(60.0), "no round of the controller ended"  # its lease is there from now on
     try:
         yield
     finally:

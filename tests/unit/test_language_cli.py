@@ -17,7 +17,8 @@ from orchestrator.errors import SpecError, UserError
 from orchestrator.plan.build import build_plan
 from orchestrator.spec import load_sweep
 from orchestrator.spec.document import SCALES
-from orchestrator.spec.load import canonical_yaml, scales_of
+from orchestrator.spec.document import Changes
+from orchestrator.spec.load import canonical_yaml, load_all
 from orchestrator.spec.reference import MARK, reference_text
 from orchestrator.spec.templates import template_names
 
@@ -147,7 +148,7 @@ def test_text_kept_with_a_sweep_is_its_file_unless_that_is_not_all_of_it(tmp_pat
     path = tmp_path / "kept.yaml"
     path.write_text(changed, encoding="utf-8")
     assert load_sweep(str(path))[0].pretrains[0].seeds == (7,)
-    assert scales_of(str(path)) == ()
+    assert load_all(str(path), Changes()).scales == ()
 
 
 def test_included_file_is_read_relative_to_its_includer(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ RUN = (
     ("status", SWEEP),
     ("pause", SWEEP, "--force"),
     ("drain", "--show"),
+    ("quota", "show"),
+    ("quota", "set", "--others", "--max-gpus", "8"),
     ("gc",),
     ("gc", "--pin", f"mine={SWEEP}"),
     ("fsck",),

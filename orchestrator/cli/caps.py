@@ -1,0 +1,246 @@
+"""What ``orchestrator quota`` does: bounds of users in the store, beside what their sweeps hold."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.settings import Settings
+from orchestrator.cli.status import open_existing_store
+from orchestrator.controller.client import (
+    Cap,
+    Quotas,
+    change_quotas,
+    list_sweeps,
+    load_snapshot,
+    read_quotas,
+    write_quotas,
+)
+from orchestrator.controller.lease import read_lease
+from orchestrator.controller.quotas import ANYBODY
+from orchestrator.errors import NotFoundError, OrchestratorError
+from orchestrator.spec.suggest import did_you_mean
+from orchestrator.storage.protocol import ObjectStore
+
+_ANY = "none"
+_WHOLE = "a whole number"
+_OTHERS = "(all others)"
+_COLUMNS = ("user", "max_gpus", "max_concurrent", "GPUs now", "attempts now")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Flags of these commands."""
+
+    cluster: str = ""
+    """Empty = this project's."""
+    store: str = ""
+    form: DocumentForm = DocumentForm.TABLE
+
+    def open(self) -> tuple[ObjectStore, str]:
+        """The store and the cluster's name."""
+        return open_existing_store(self.store), self.cluster or Settings().cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What ``set`` changes, by name of the field; what is not in it stays."""
+
+    max_gpus: float | None = None
+    max_concurrent: int | None = None
+    given: frozenset[str] = frozenset()
+
+    def over(self, cap: Cap) -> Cap:
+        """A user's bounds, changed."""
+        return replace(cap, **{name: getattr(self, name) for name in self.given})
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    gpus: float = 0.0
+    num_live: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Use:
+    """What runs on the cluster, by owner, as the journals say."""
+
+    by_owner: dict[str, _Held] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    """Sweeps whose journal is damaged: what they hold is not known."""
+
+
+def whose(user: str, *, is_others: bool) -> str:
+    """Whom a line means. Raises ``typer.BadParameter`` unless it is exactly one."""
+    if bool(user) == is_others:
+        message = "name one user, or --others for all who have no bounds of their own"
+        raise typer.BadParameter(message)
+    if is_others:
+        return ANYBODY
+    if user != user.strip() or not user.isprintable():
+        message = f"{user!r} is no user's name: it has blanks at its ends, or characters that cannot be printed"
+        raise typer.BadParameter(message)
+    return user
+
+
+def parse_bounds(max_gpus: str, max_concurrent: str) -> Bounds:
+    """``64``, ``0.5`` or ``none``. Raises ``typer.BadParameter``."""
+    given = {"max_gpus": max_gpus, "max_concurrent": max_concurrent}
+    chosen = frozenset(name for name, text in given.items() if text)
+    if not chosen:
+        message = "give --max-gpus, --max-concurrent or both; none removes a bound"
+        raise typer.BadParameter(message)
+    concurrent = _number("--max-concurrent", max_concurrent, _WHOLE)
+    return Bounds(
+        max_gpus=_number("--max-gpus", max_gpus, "a number"),
+        max_concurrent=None if concurrent is None else int(concurrent),
+        given=chosen,
+    )
+
+
+def show_quotas(place: Place) -> ExitCode:
+    """Print the bounds of all users, and what they hold."""
+    store, cluster = place.open()
+    return _show(store, cluster, read_quotas(store, cluster), place.form)
+
+
+def set_quota(user: str, bounds: Bounds, place: Place) -> ExitCode:
+    """Change a user's bounds, and print all."""
+    store, cluster = place.open()
+    quotas = change_quotas(store, cluster, lambda now: {**now, user: bounds.over(now.get(user, Cap()))})
+    shown = "all users without bounds of their own" if user == ANYBODY else user
+    told = f"On cluster {cluster}, what {shown} may hold is set{_stranger(store, cluster, user)}"
+    return _changed(told, store, cluster, quotas, place.form)
+
+
+def clear_quota(user: str, place: Place) -> ExitCode:
+    """Remove a user's bounds (empty = all bounds, also damaged ones), and print what is left.
+
+    Raises:
+        NotFoundError: the user has none.
+    """
+    store, cluster = place.open()
+    if not user:
+        write_quotas(store, cluster, {})
+        return _changed(f"Cluster {cluster} bounds nobody", store, cluster, {}, place.form)
+    quotas = change_quotas(store, cluster, _without(user, cluster))
+    shown = "The bounds of all others are" if user == ANYBODY else f"{user}'s own bounds are"
+    return _changed(f"{shown} removed on cluster {cluster}", store, cluster, quotas, place.form)
+
+
+def _without(user: str, cluster: str) -> Callable[[Quotas], Quotas]:
+    def change(now: Quotas) -> Quotas:
+        if user not in now:
+            who = "all others have" if user == ANYBODY else f"{user} has"
+            bounded = did_you_mean(user, [_OTHERS if name == ANYBODY else name for name in now])
+            message = f"{who} no bounds on cluster {cluster}, and nothing was changed; users with bounds: {bounded}"
+            raise NotFoundError(message)
+        return {name: cap for name, cap in now.items() if name != user}
+
+    return change
+
+
+def _number(flag: str, text: str, what: str) -> float | None:
+    """The number, or None for none. Raises ``typer.BadParameter``."""
+    if not text or text.lower() == _ANY:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf or (what == _WHOLE and not number.is_integer()):
+        message = f"{flag} {text!r} is neither {what} of 0 or more nor '{_ANY}'"
+        raise typer.BadParameter(message)
+    return number
+
+
+def _changed(told: str, store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> ExitCode:
+    lease = read_lease(store, cluster)
+    is_served = lease is not None and lease.expires_at_s > time.time()
+    if is_served:
+        when = "its controller obeys within seconds, and ends nothing that runs"
+    elif lease is None:
+        when = "no controller of a cluster of this name was seen in the store yet; one that starts obeys"
+    else:
+        when = "no controller runs; the next one obeys"
+    stderr_console().print(f"{told}: {when}.", markup=False, soft_wrap=True)
+    return _show(store, cluster, quotas, form)
+
+
+def _stranger(store: ObjectStore, cluster: str, user: str) -> str:
+    """A word of doubt about a name that owns no sweep; it may be a new user, or a typo."""
+    owners = _use_of(store, cluster).by_owner
+    if user == ANYBODY or not owners or user in owners:
+        return ""
+    return f" ({user} owns no sweep on it; {did_you_mean(user, sorted(owners))})"
+
+
+def _use_of(store: ObjectStore, cluster: str) -> _Use:
+    use = _Use()
+    for sweep in list_sweeps(store):
+        try:
+            snapshot = load_snapshot(store, sweep)
+        except OrchestratorError:
+            use.unreadable.append(sweep)
+            continue
+        if snapshot.cluster == cluster and snapshot.plan is not None and snapshot.plan.owner:
+            held = use.by_owner.setdefault(snapshot.plan.owner, _Held())
+            held.gpus += sum(attempt.resources.gpus for attempt in snapshot.live_attempts)
+            held.num_live += len(snapshot.live_attempts)
+    return use
+
+
+def _show(store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> ExitCode:
+    use = _use_of(store, cluster)
+    users = _users(quotas, use)
+    if form is DocumentForm.TABLE:
+        stdout_console().print(_table(cluster, users))
+    else:
+        print_document({"cluster": cluster, "users": users, "unreadable_sweeps": use.unreadable}, form)
+    if use.unreadable:
+        missing = f"What these sweeps hold is unknown, they cannot be read: {', '.join(use.unreadable)}."
+        stderr_console().print(missing, markup=False, soft_wrap=True)
+    return ExitCode.OK
+
+
+def _users(quotas: Quotas, use: _Use) -> dict[str, Mapping[str, Any]]:
+    """Of every user who is bounded or runs something: bounds, whose they are, and what is held."""
+    running = {owner for owner, held in use.by_owner.items() if held.num_live}
+    users: dict[str, Mapping[str, Any]] = {}
+    for name in [*sorted((set(quotas) | running) - {ANYBODY}), *({ANYBODY} & set(quotas))]:
+        source = name if name in quotas else ANYBODY
+        cap, held = quotas.get(source, Cap()), use.by_owner.get(name, _Held())
+        now = {} if name == ANYBODY else {"gpus": held.gpus, "attempts": held.num_live}
+        users[name] = {
+            "max_gpus": cap.max_gpus,
+            "max_concurrent": cap.max_concurrent,
+            "bounds_of": source if source in quotas else None,
+            **now,
+        }
+    return users
+
+
+def _table(cluster: str, users: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(title=f"Quotas of cluster {escape(cluster)}", title_justify="left")
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column == "user" else "right")
+    for name, row in users.items():
+        shown = _OTHERS if name == ANYBODY else escape(name)
+        bounds = [_cell(row["max_gpus"]), _cell(row["max_concurrent"])]
+        table.add_row(shown, *bounds, _cell(row.get("gpus"), ""), _cell(row.get("attempts"), ""))
+    table.caption, table.caption_justify = (None if users else "nobody is bounded"), "left"
+    return table
+
+
+def _cell(number: float | None, missing: str = "-") -> str:
+    return missing if number is None else f"{number:g}"
