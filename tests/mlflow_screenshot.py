@@ -16,6 +16,7 @@ from orchestrator.tracking.links import find_compare_link
 from orchestrator.tracking.publisher import Publisher
 from tests.browser import launch_browser
 from tests.mlflow_servers import MlflowServer, new_database
+from tests.pictures import save_picture
 
 _SETTLING_MS = 3_000
 """Charts move into their places for some time after they are there."""
@@ -35,7 +36,7 @@ def take(store_uri: str, sweep: str, out: Path) -> None:
             page.goto(find_compare_link(store, sweep, uri, server.url))
             page.locator(".parcoords").first.wait_for(timeout=_PATIENCE_MS)
             page.wait_for_timeout(_SETTLING_MS)
-            page.screenshot(path=out)
+            save_picture(page.screenshot(), out)
 
 
 if __name__ == "__main__":

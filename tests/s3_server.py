@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import tempfile
 from functools import cache
@@ -16,6 +17,9 @@ from orchestrator.stack.s3_server import S3Server, is_installed
 from orchestrator.storage.s3 import S3Store
 from orchestrator.storage.settings import S3Settings
 
+LIMITED = {"reader": ["Read", "List"], "stranger": ["Read:another", "Write:another", "List:another"]}
+"""Identities of the server beside its own, and what they may do; their keys are their names."""
+
 SMALL_PARTS_BYTES = 5 * 1024**2
 """The smallest that S3 allows: a few of them show all that many large ones would."""
 
@@ -28,6 +32,12 @@ def running_server() -> S3Server:
     directory = Path(tempfile.mkdtemp(prefix="orc-s3-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     server = S3Server(directory)
+    identities = directory / "s3.json"  # the server's own, made by the line above
+    document = json.loads(identities.read_bytes())
+    for name, actions in LIMITED.items():
+        keys = [{"accessKey": name, "secretKey": name}]
+        document["identities"].append({"name": name, "credentials": keys, "actions": actions})
+    identities.write_text(json.dumps(document))
     atexit.register(server.kill)  # runs before the directory goes
     server.start()
     return server

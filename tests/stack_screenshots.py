@@ -1,16 +1,16 @@
 """Pictures of the pages of a full stack while a sweep runs, for the docs.
 
     orchestrator up --full && source .orchestrator/full.env
-    orchestrator submit quickstart -y &
+    orchestrator submit quickstart -y --set resources.pretrain.workers=2 &
     python -m tests.stack_screenshots .orchestrator docs/captures
 
-Writes ``ray-actors.png``, ``ray-train.png`` (where gangs run), ``mlflow-runs.png`` and ``prometheus-alerts.png``. Needs
-what ``tests/browser.py`` needs. The pages ask for a token or password, which the script has from the stack's own files.
+Writes ``ray-jobs.png``, ``ray-actors.png``, ``ray-train.png`` (where gangs run), ``mlflow-runs.png`` and
+``prometheus-alerts.png``. Needs what ``tests/browser.py`` needs. The pages ask for a token or password, which the
+script has from the stack's own files. Pictures show what is there at that moment: wait until backbones train.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,16 +20,14 @@ from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from PIL import Image
-
 from orchestrator.stack import Stack, read_stack
 from orchestrator.stack.description import MLFLOW_LOGIN_FILE
 from tests.browser import launch_browser
+from tests.pictures import save_picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-_NUM_COLORS = 256
 _SIZE = {"width": 1500, "height": 760}
 _PATIENCE_MS = 60_000
 _SETTLING_MS = 2_000
@@ -92,6 +90,9 @@ def take(directory: Path, folder: Path) -> None:
         with ray_page(browser, stack, "actors") as page:
             page.get_by_text("controller", exact=True).first.wait_for(timeout=_PATIENCE_MS)
             _save(page, folder / "ray-actors.png")
+        with ray_page(browser, stack, "jobs") as page:
+            page.get_by_text("RUNNING", exact=True).first.wait_for(timeout=_PATIENCE_MS)
+            _save(page, folder / "ray-jobs.png")
         if train_runs(stack):
             with ray_page(browser, stack, "train") as page:
                 page.get_by_text("RUNNING", exact=True).or_(page.get_by_text("FINISHED", exact=True)).first.wait_for(
@@ -109,8 +110,7 @@ def take(directory: Path, folder: Path) -> None:
 
 def _save(page: Page, path: Path) -> None:
     page.wait_for_timeout(_SETTLING_MS)
-    shown = Image.open(io.BytesIO(page.screenshot()))
-    shown.convert("RGB").quantize(_NUM_COLORS, method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
+    save_picture(page.screenshot(), path)
 
 
 if __name__ == "__main__":

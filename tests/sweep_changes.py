@@ -189,6 +189,7 @@ LABELS: Mapping[str, Change] = {
             "precision": "bf16",
         }.items()
     },
+    "EmbedSpec.output": _is("labels.even.clusters.embed.output=projection", of="embed"),
     "SweptBackbone.pretrain": _is(
         f"{_K}.embed.backbone.pretrain=fifth", f"{_K}.embed.backbone.labels=levels/depth1", of=""
     ),

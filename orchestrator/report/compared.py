@@ -8,7 +8,13 @@ from dataclasses import replace
 from orchestrator.report.bootstrap import probabilities_best
 from orchestrator.report.corrections import benjamini_hochberg, holm
 from orchestrator.report.results import Comparison, Row, Table
-from orchestrator.report.statistics import PairedDifference, SeedPair, paired_differences, relative_improvement
+from orchestrator.report.statistics import (
+    PairedDifference,
+    SeedPair,
+    all_paired_differences,
+    paired_differences,
+    relative_improvement,
+)
 
 
 def compared(table: Table) -> Table:
@@ -67,9 +73,8 @@ def _all_pairs(rows: Sequence[Row], metric: str) -> tuple[Comparison, ...]:
     there = [row for row in rows if row.results]
     values = [values_of(row, metric) for row in there]
     pairs, differences = [], []
-    for index, first in enumerate(there):
+    for index, (first, found) in enumerate(zip(there, all_paired_differences(values), strict=True)):
         # Candidate minus baseline is second minus first: turned round by exchanging the names.
-        found = paired_differences(values[index + 1 :], values[index])
         pairs += [(second.label_space, first.label_space) for second in there[index + 1 :]]
         differences += found
     family = zip(pairs, corrected(differences), strict=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values of Holm's step-down method, in the order given: they bound the chance of any false finding.
@@ -27,6 +29,11 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     """
     if not p_values:
         return []
-    from scipy import stats  # 0.5 s to import: only who reports pays for it
-
-    return [float(value) for value in stats.false_discovery_control(p_values, method="bh")]
+    # Rather than by scipy.stats, whose import takes 0.7 s of every report; the tests hold it to statsmodels.
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p)
+    scaled = p[order] * (len(p) / np.arange(1, len(p) + 1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1.0)
+    found: list[float] = adjusted.tolist()
+    return found

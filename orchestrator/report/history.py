@@ -7,12 +7,16 @@ from the names alone, so a reader never opens a segment that it has read before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Self
 
+from pydantic_core import from_json
+
 from orchestrator.errors import CorruptObjectError
-from orchestrator.security.json_text import parse_json
+from orchestrator.storage.bounds import METRICS_BYTES
 from orchestrator.storage.layout import metrics_folder
 from orchestrator.storage.protocol import ObjectStore
 
@@ -77,15 +81,8 @@ def read_segment(store: ObjectStore, segment: Segment) -> list[MetricLine]:
     Raises:
         CorruptObjectError: a line is not what the layout promises.
     """
-    try:
-        # One list and not line by line: half the time, which counts where a page shows thousands of runs.
-        documents = parse_json(b"[" + b",".join(store.get(segment.name).splitlines()) + b"]")
-        lines = [MetricLine.from_json(document) for document in documents]
-    except (ValueError, KeyError, TypeError) as error:
-        message = (
-            f"metric segment {segment.name} cannot be read ({error!r}): was it altered? Delete it to go on without"
-        )
-        raise CorruptObjectError(message) from error
+    with _telling_which(segment):
+        lines = [MetricLine.from_json(document) for document in _documents(store, segment)]
     counted = [line for line in lines if segment.from_step < line.step <= segment.valid_to_step]
     return sorted(counted, key=lambda line: line.step)
 
@@ -93,6 +90,42 @@ def read_segment(store: ObjectStore, segment: Segment) -> list[MetricLine]:
 def read_metric_history(store: ObjectStore, key: str) -> list[MetricLine]:
     """All lines of a job that count, in order of steps; empty if it reported none (yet)."""
     return [line for segment in list_segments(store, key) for line in read_segment(store, segment)]
+
+
+def read_epochs_and_metrics(store: ObjectStore, key: str) -> list[tuple[float, Mapping[str, float]]]:
+    """Of each line of ``read_metric_history``: without an object per line, for who reads those of thousands of jobs.
+
+    Raises:
+        CorruptObjectError: see ``read_segment``.
+    """
+    found = []
+    for segment in list_segments(store, key):
+        with _telling_which(segment):
+            lines = [(int(line["step"]), float(line["epoch"]), line["metrics"]) for line in _documents(store, segment)]
+            if not all(isinstance(metrics, dict) for _, _, metrics in lines):
+                raise TypeError("metrics of a line are no mapping")
+        counted = [line for line in lines if segment.from_step < line[0] <= segment.valid_to_step]
+        found += [(epoch, metrics) for _, epoch, metrics in sorted(counted, key=itemgetter(0))]
+    return found
+
+
+def _documents(store: ObjectStore, segment: Segment) -> list[dict[str, Any]]:
+    # One list and not line by line, and not by json.loads: a sixth of the time, which counts where a page shows
+    # thousands of runs. All that it refuses is a ValueError here too, nesting of more than 200 levels included.
+    lines = store.get(segment.name, max_bytes=METRICS_BYTES).splitlines()
+    documents: list[dict[str, Any]] = from_json(b"[" + b",".join(lines) + b"]")
+    return documents
+
+
+@contextmanager
+def _telling_which(segment: Segment) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        message = (
+            f"metric segment {segment.name} cannot be read ({error!r}): was it altered? Delete it to go on without"
+        )
+        raise CorruptObjectError(message) from error
 
 
 def _parse(name: str, folder: str) -> Segment:

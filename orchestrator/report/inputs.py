@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.contract import JobKind
 from orchestrator.errors import NotFoundError
@@ -18,6 +18,10 @@ REPORTED_KINDS = TRANSFER_KINDS | {JobKind.LABELS, JobKind.PRETRAIN}
 TIMED_KINDS = REPORTED_KINDS | {JobKind.EMBED, JobKind.SEARCH}
 _NUM_READERS = 32
 """Requests in flight: on S3 each waits some 20 ms for its answer; on a local disk two would do."""
+_MOST_AT_ONCE = 16
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,10 @@ class Committed:
     """Seconds that the attempt which committed took, as far as it said so."""
     has_changed_numerics: bool = False
     """Whether it was resumed on other hardware or libraries, which ends the promise of the same bits."""
+    num_rewinds: int = 0
+    """How often it went back after a NaN, an infinity or a spike, and left out the batches that led there."""
+    num_bad_samples: int = 0
+    """Samples that it could not decode, and replaced in training or left out of validation."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """What a search found; empty for other jobs."""
 
@@ -39,6 +47,8 @@ class Committed:
             metrics=record.metrics,
             measured_s=_measured_s(record.summary.get("measured")),
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
+            num_rewinds=len(record.summary.get("rewinds") or ()),
+            num_bad_samples=_num_bad(record.summary.get("bad_samples")),
             search=record.summary.get("search", {}),
         )
 
@@ -47,9 +57,17 @@ def read_committed(store: ObjectStore, jobs: Iterable[Job]) -> dict[str, Committ
     """What is committed of some jobs at this moment, by job name; jobs that share a key share the reading."""
     wanted = [job for job in jobs if job.kind in TIMED_KINDS]
     keys = list(dict.fromkeys(job.key for job in wanted))
-    with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="report") as pool:
-        found = dict(zip(keys, pool.map(lambda key: _read(store, key), keys), strict=True))
+    found = dict(zip(keys, map_in_threads(lambda key: _read(store, key), keys), strict=True))
     return {job.name: committed for job in wanted if (committed := found[job.key]) is not None}
+
+
+def map_in_threads(function: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """``function`` of each, in order; items are handed out by the dozen, as handing over costs as much as a file."""
+    size = max(1, min(_MOST_AT_ONCE, len(items) // _NUM_READERS))
+    portions = [items[start : start + size] for start in range(0, len(items), size)]
+    with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="report") as pool:
+        found = pool.map(lambda portion: [function(item) for item in portion], portions)
+        return [result for results in found for result in results]
 
 
 def _read(store: ObjectStore, key: str) -> Committed | None:
@@ -64,3 +82,9 @@ def _measured_s(measured: object) -> float | None:
         return None
     parts = [measured[name] for name in ("setup_s", "train_s", "work_s") if name in measured]
     return float(sum(parts)) if parts else None
+
+
+def _num_bad(by_split: object) -> int:
+    """From ``{split: {reason: {"count": n, ...}}}`` of a record."""
+    splits = by_split.values() if isinstance(by_split, Mapping) else ()
+    return sum(int(found["count"]) for reasons in splits for found in reasons.values())

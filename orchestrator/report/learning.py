@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 
 from orchestrator.contract import JobKind
 from orchestrator.errors import CorruptObjectError
 from orchestrator.plan.graph import Job
-from orchestrator.report.history import MetricLine, read_metric_history
-from orchestrator.report.inputs import TRANSFER_KINDS
+from orchestrator.report.history import read_epochs_and_metrics
+from orchestrator.report.inputs import TRANSFER_KINDS, map_in_threads
 from orchestrator.report.numbers import is_fraction
 from orchestrator.storage.protocol import ObjectStore
 
 TRAINED_KINDS = TRANSFER_KINDS | {JobKind.PRETRAIN}
-_NUM_READERS = 32
 _MAX_NUMBERS = 400_000
 """Values over all curves: about 4 MB of JSON, as much as plotly itself."""
 _MIN_POINTS, _MAX_POINTS = 8, 200
@@ -41,9 +40,8 @@ class Learning:
 def read_learning(store: ObjectStore, jobs: Iterable[Job]) -> Learning:
     """Errors and losses over the epochs of every training run that reported any, running ones included."""
     trained = [job for job in jobs if job.kind in TRAINED_KINDS]
-    with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="learning") as pool:
-        # Curves at once and not lines: of thousands of runs only the numbers are kept, not an object per step.
-        read = list(pool.map(lambda job: _read_curves(store, job.key), trained))
+    # Curves at once and not lines: of thousands of runs only the numbers are kept, not an object per step.
+    read = map_in_threads(lambda job: _read_curves(store, job.key), trained)
     curves = {job.name: some for job, some in zip(trained, read, strict=True) if some}
     unreadable = tuple(job.name for job, some in zip(trained, read, strict=True) if some is None)
     return Learning(curves=_thinned(curves), unreadable=unreadable)
@@ -53,31 +51,40 @@ def thin(curve: Curve, num_points: int) -> Curve:
     """At most so many of the curve's own points, evenly spread, the last one always among them."""
     if len(curve.epochs) <= num_points:
         return curve
-    step = (len(curve.epochs) - 1) / max(1, num_points - 1)
-    kept = sorted({round(index * step) for index in range(num_points)} | {len(curve.epochs) - 1})[-num_points:]
-    return Curve(epochs=tuple(curve.epochs[i] for i in kept), values=tuple(curve.values[i] for i in kept))
+    kept = _kept(len(curve.epochs), num_points)
+    return Curve(epochs=tuple([curve.epochs[i] for i in kept]), values=tuple([curve.values[i] for i in kept]))
+
+
+@lru_cache(maxsize=1024)
+def _kept(count: int, num_points: int) -> tuple[int, ...]:
+    """Which of ``count`` points stay: almost all curves of a sweep have as many."""
+    step = (count - 1) / max(1, num_points - 1)
+    return tuple(sorted({round(index * step) for index in range(num_points)} | {count - 1})[-num_points:])
 
 
 def _read_curves(store: ObjectStore, key: str) -> dict[str, Curve] | None:
     try:
-        return _curves(read_metric_history(store, key))
+        return _curves(read_epochs_and_metrics(store, key))
     except CorruptObjectError:
         return None  # the page is about the others; it names this one
 
 
-def _curves(lines: Sequence[MetricLine]) -> dict[str, Curve]:
+def _curves(lines: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, Curve]:
     names = [name for name in _names(lines) if is_fraction(name) or "loss" in name]
-    return {
-        name: Curve(
-            epochs=tuple(line.epoch for line in lines if name in line.metrics),
-            values=tuple(line.metrics[name] for line in lines if name in line.metrics),
-        )
-        for name in names
-    }
+    everywhere = tuple([epoch for epoch, _ in lines])
+    curves = {}
+    for name in names:
+        points = [(epoch, metrics[name]) for epoch, metrics in lines if name in metrics]
+        epochs = everywhere if len(points) == len(lines) else tuple([epoch for epoch, _ in points])
+        curves[name] = Curve(epochs=epochs, values=tuple([value for _, value in points]))
+    return curves
 
 
-def _names(lines: Iterable[MetricLine]) -> dict[str, None]:
-    return dict.fromkeys(name for line in lines for name in line.metrics)
+def _names(lines: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, None]:
+    names: dict[str, None] = {}
+    for _, metrics in lines:
+        names.update(dict.fromkeys(metrics))
+    return names
 
 
 def _thinned(curves: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:

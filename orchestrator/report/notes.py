@@ -26,6 +26,7 @@ def notes_on(
     changed = [name for name, found in committed.items() if found.has_changed_numerics]
     if changed:
         yield f"{len(changed)} runs were resumed under other numerics, no longer bit-exact (first: {changed[0]})"
+    yield from _data_notes(committed)
     failed = [job.name for job in plan.jobs if job.name not in committed and _has_failed(views.get(job.name))]
     is_whole = all(job.name in committed for job in plan.jobs if job.kind in TIMED_KINDS)
     if failed and not is_whole:  # of kinds that no report reads, nobody has looked for artifacts
@@ -36,6 +37,22 @@ def notes_on(
         yield (
             f"the published number of {entry.label_space or 'one-pass'} under {entry.transfer} "
             f"({entry.source or 'no source'}) stands beside nothing: the sweep has no such row"
+        )
+
+
+def _data_notes(committed: Mapping[str, Committed]) -> Iterator[str]:
+    """Which runs did not see the very samples that others saw."""
+    rewound = {name: found.num_rewinds for name, found in committed.items() if found.num_rewinds}
+    if rewound:
+        yield (
+            f"{len(rewound)} runs went back after a NaN, an infinity or a spike and left out the batches before it, "
+            f"{sum(rewound.values())} times in all (first: {next(iter(rewound))}); their records name the samples"
+        )
+    bad = {name: found.num_bad_samples for name, found in committed.items() if found.num_bad_samples}
+    if bad:
+        yield (
+            f"{len(bad)} runs met samples that cannot be decoded, up to {max(bad.values())} of them, and replaced them "
+            f"in training or left them out of validation (first: {next(iter(bad))}); their records name them"
         )
 
 

@@ -74,6 +74,11 @@ def hours(value: float) -> str:
     return f"{value:.3g}" if value >= 0.001 else ("0" if value == 0 else "<0.001")
 
 
+def money(amount: float, *, is_at_least: bool) -> str:
+    """``1,234.50``; ``≥ 1,234.50`` for a sum that lacks something."""
+    return f"{'≥ ' if is_at_least else ''}{amount:,.2f}"
+
+
 def count(row: Row) -> str:
     """``3``, ``2/3 seeds`` or ``1/3 seeds, 1 failed, 1 NaN``."""
     if row.is_complete:

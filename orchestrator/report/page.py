@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
@@ -15,8 +12,10 @@ from orchestrator.plan.graph import Plan
 from orchestrator.report.answers import answers
 from orchestrator.report.learning import TRAINED_KINDS, Curve, Learning
 from orchestrator.report.numbers import count, is_fraction
-from orchestrator.report.plain import json_ready
+from orchestrator.report.plain import fields_of, json_text
 from orchestrator.report.results import Ablation, AblationCell, Report, Row, Table
+from orchestrator.report.search_text import hours_unit, parameter_names, sentences
+from orchestrator.report.searches import SearchReport
 from orchestrator.report.text import caveats, describe_place
 from orchestrator.storage.layout import artifact_folder
 
@@ -25,7 +24,7 @@ _FACETS = (
     *("label_space", "pretrain", "pretrain_seed", "transfer", "protocol", "target", "transfer_seed"),
     *("checkpoint", "fraction", "cell"),
 )
-_DIGITS = 6
+_SHORT = "%.6g "
 """Significant digits of curves: more than a screen has pixels."""
 
 
@@ -48,13 +47,13 @@ def render_page(
 
     document = _document(report, plan, learning, links or {})
     # "<" never appears inside the script element, so no text in the report can end it.
-    embedded = json.dumps(json_ready(document), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    embedded = json_text(document, separators=(",", ":")).replace("<", "\\u003c")
     parts = {
         "@@TITLE@@": escape(f"Report of sweep {report.sweep}"),
         "@@STYLE@@": _asset("page.css"),
         "@@PLOTLY@@": get_plotlyjs(),
         "@@DATA@@": embedded,
-        "@@SCRIPT@@": _asset("page.js"),
+        "@@SCRIPT@@": _asset("page.js").replace("// @@SEARCHES@@", _asset("searches.js")),
     }
     # Split once, before anything is filled in: a mark inside the filled-in text stays what it is.
     pieces = re.split(f"({'|'.join(parts)})", _asset("page.html"))
@@ -76,6 +75,7 @@ def _document(report: Report, plan: Plan, learning: Learning, links: Mapping[str
         "answers": [{"title": answer.title, "sentences": answer.sentences} for answer in answers(report)],
         "tables": [_table(table) for table in report.tables],
         "ablations": [_ablation(ablation) for ablation in report.ablations],
+        "searches": [_search(search) for search in report.searches],
         "runs": _runs(report, plan, links),
         "learning": {job: {name: _curve(curve) for name, curve in some.items()} for job, some in curves},
     }
@@ -85,12 +85,12 @@ def _table(table: Table) -> dict[str, Any]:
     places = {row.label_space: index for index, row in enumerate(table.rows)}
     one_pass = table.one_pass
     return {
-        **asdict(table.place),
+        **fields_of(table.place),
         "title": describe_place(table.place),
         "isHeadline": table.is_headline,
         "criteria": [criterion.value for criterion in table.criteria],
         "rows": [_row(row) for row in table.rows],
-        "onePass": one_pass and one_pass.summary and asdict(one_pass),
+        "onePass": one_pass if one_pass and one_pass.summary else None,
         # Label spaces by number, then the first minus the second: a large sweep has tens of thousands of pairs.
         "pairs": [
             [places[pair.first], places[pair.second], found.mean, found.low, found.high, found.p_holm]
@@ -107,20 +107,20 @@ def _row(row: Row) -> dict[str, Any]:
         "series": row.series,
         "granularity": row.granularity,
         "n": count(row),
-        "summary": row.summary and asdict(row.summary),
+        "summary": row.summary,
         "subsets": {name: [summary.mean, summary.std] for name, summary in row.subsets.items()},
         "improvement": row.improvement,
-        "difference": row.difference and asdict(row.difference),
+        "difference": row.difference,
         "probabilityBest": row.probability_best,
-        "compute": row.compute and asdict(row.compute),
-        "published": row.published and asdict(row.published),
+        "compute": row.compute,
+        "published": row.published,
         "cell": row.cell,
     }
 
 
 def _ablation(ablation: Ablation) -> dict[str, Any]:
     return {
-        **asdict(ablation.place),
+        **fields_of(ablation.place),
         "facet": ablation.facet.value,
         "values": ablation.values,
         "selectedBy": [criterion.value for criterion in ablation.selected_by],
@@ -145,6 +145,25 @@ def _cell(cell: AblationCell) -> dict[str, Any]:
         "expected": cell.num_expected,
         "selectError": cell.select_error,
         "isSelected": cell.is_selected,
+    }
+
+
+def _search(search: SearchReport) -> dict[str, Any]:
+    """All of its trials; what is said below them is what the other forms say."""
+    unit, each = hours_unit(search)
+    return {
+        "job": search.job,
+        "over": search.over,
+        "algorithm": search.algorithm,
+        "metric": search.metric,
+        "best": search.best,
+        "fields": parameter_names(search),
+        "unit": f"{unit}-hours",
+        "spent": search.spent_hours * each,
+        "full": search.full_hours * each,
+        "saved": search.saved_share,
+        "sentences": sentences(search),
+        "trials": [{**fields_of(trial), "hours": trial.hours * each} for trial in search.trials],
     }
 
 
@@ -174,11 +193,12 @@ def _runs(report: Report, plan: Plan, links: Mapping[str, str]) -> list[dict[str
 
 
 def _curve(curve: Curve) -> list[list[float]]:
-    return [[_short(value) for value in curve.epochs], [_short(value) for value in curve.values]]
+    return [_short(curve.epochs), _short(curve.values)]
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else value
+def _short(values: Sequence[float]) -> list[float]:
+    # Written and read as one text: a page of ten thousand runs has hundreds of thousands of numbers.
+    return [float(number) for number in (_SHORT * len(values) % tuple(values)).split()]
 
 
 def _asset(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.plan.published import Published
-from orchestrator.report.results import Place, Report, Row, Table
+from orchestrator.report.results import Compute, Place, Report, Row, Table
 from orchestrator.report.statistics import PairedDifference, Summary
 
 Value = str | int | float | None
@@ -18,7 +18,7 @@ PLACE_COLUMNS = ("transfer", "protocol", "target", "pretrain", "checkpoint", "fr
 _SUMMARY = ("num_runs", "mean", "std", "mean_ci_low", "mean_ci_high", "pretrain_std", "transfer_std")
 DIFFERENCE_COLUMNS = ("paired_difference", "ci_low", "ci_high", "confidence", "num_pairs", "p_value", "p_holm", "p_bh")
 _PUBLISHED = ("published", "published_std", "published_source")
-_COMPUTE = ("gpu_hours", "cpu_hours")
+_COMPUTE = ("gpu_hours", "cpu_hours", "cost", "cost_is_partial", "currency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +109,16 @@ def _row_line(table: Table, row: Row) -> tuple[Value, ...]:
         *(*_head(table, row), table.metric, "", row.num_expected, absent),
         *_summary(row.summary),
         *(row.improvement, *difference_values(row.difference), row.probability_best),
-        *((row.compute.gpu_hours, row.compute.cpu_hours) if row.compute else (None, None)),
+        *_compute(row.compute),
         *_published(row.published),
     )
+
+
+def _compute(found: Compute | None) -> tuple[Value, ...]:
+    if found is None:
+        return _nothing(len(_COMPUTE))
+    money = (None, None, None) if found.cost is None else (found.cost, int(found.is_cost_partial), found.currency)
+    return (found.gpu_hours, found.cpu_hours, *money)
 
 
 def _head(table: Table, row: Row) -> tuple[Value, ...]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.graph import Plan
 from orchestrator.report.ablations import build_ablations
 from orchestrator.report.curves import draw_curve, encode_png, encode_svg
 from orchestrator.report.grouping import group_transfers
 from orchestrator.report.inputs import REPORTED_KINDS, Committed, read_committed
 from orchestrator.report.notes import notes_on, notes_on_statistics
-from orchestrator.report.plain import json_ready
+from orchestrator.report.plain import json_text
 from orchestrator.report.records import ablation_records, comparison_records, result_records, run_records
 from orchestrator.report.render_csv import render_csv
 from orchestrator.report.render_markdown import render_markdown
@@ -43,21 +43,27 @@ REPORT_FILES = (
 """All but the interactive page (``orchestrator.report.page``), which is larger than all of them together."""
 
 
-def build_report(store: ObjectStore, plan: Plan, views: Mapping[str, JobView] | None = None) -> Report:
+def build_report(
+    store: ObjectStore, plan: Plan, views: Mapping[str, JobView] | None = None, prices: PriceTable | None = None
+) -> Report:
     """Compute the report of what is committed at this moment; needs nothing but the store.
 
-    ``views`` (``Snapshot.jobs``) tell failed jobs from those that are still to come, and what the attempts took.
+    ``views`` (``Snapshot.jobs``) tell failed jobs from those that are still to come, and what the attempts took
+    and what their nodes cost; ``prices`` are for nodes that said no price.
     """
-    return compute_report(plan, read_committed(store, plan.jobs), views)
+    return compute_report(plan, read_committed(store, plan.jobs), views, prices)
 
 
 def compute_report(
-    plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView] | None = None
+    plan: Plan,
+    committed: Mapping[str, Committed],
+    views: Mapping[str, JobView] | None = None,
+    prices: PriceTable | None = None,
 ) -> Report:
     """The report as a pure function of the plan, what is committed by job name, and the jobs' states."""
     states = views or {}
     grouped = group_transfers(plan.jobs)
-    builder = TableBuilder(plan, committed, states, grouped)
+    builder = TableBuilder(plan, committed, states, grouped, prices)
     tables = builder.build()
     report = Report(
         sweep=plan.sweep,
@@ -99,7 +105,7 @@ def render_files(report: Report) -> dict[str, bytes]:
         ABLATIONS: render_csv(ablation_records(report)).encode(),
         RESULTS_PARQUET: render_parquet(results),
         RUNS_PARQUET: render_parquet(runs),
-        DOCUMENT: json.dumps(json_ready(report.to_json()), sort_keys=True, allow_nan=False).encode(),
+        DOCUMENT: json_text(report, sort_keys=True).encode(),
         PNG: encode_png(figure),
         SVG: encode_svg(figure),
     }

@@ -56,6 +56,12 @@ class Compute:
     cpu_hours: float
     num_unknown: int = 0
     """Runs whose time nobody recorded; they are in neither sum."""
+    cost: float | None = None
+    """Money, at the prices that the nodes had, else of a table; None where no price is known."""
+    is_cost_partial: bool = False
+    """Whether hours without a known price, or runs of unknown time, are not in the cost: it was more."""
+    currency: str = ""
+    """Of the table of prices; labels of nodes say none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

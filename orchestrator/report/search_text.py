@@ -12,7 +12,7 @@ _MAX_ROWS = 20
 
 def search_table(search: SearchReport) -> TextTable:
     """Trials down, their values across; below, what was saved and the risk."""
-    fields = list(dict.fromkeys(name for trial in search.trials for name in trial.params))
+    fields = parameter_names(search)
     header = ("trial", *fields, "state", "epochs", f"{search.metric} [%]")
     shown = search.trials[:_MAX_ROWS]
     rows = tuple(
@@ -32,6 +32,16 @@ def search_table(search: SearchReport) -> TextTable:
     return TextTable(title=title, header=header, rows=rows, best=best, caption=caption)
 
 
+def parameter_names(search: SearchReport) -> list[str]:
+    """What was searched over, in the order of the search space."""
+    return list(dict.fromkeys(name for trial in search.trials for name in trial.params))
+
+
+def hours_unit(search: SearchReport) -> tuple[str, float]:
+    """In which hours its cost is told (``GPU`` or ``CPU``), and how many of them an hour of a trial is."""
+    return ("GPU", search.gpus) if search.gpus else ("CPU", search.cpus)
+
+
 def sentences(search: SearchReport) -> list[str]:
     """Whether the best one is alone, what was saved, and the risk, in words."""
     return [*_ties(search), *_saving(search)]
@@ -47,7 +57,7 @@ def _ties(search: SearchReport) -> list[str]:
 
 
 def _saving(search: SearchReport) -> list[str]:
-    unit, each = ("GPU", search.gpus) if search.gpus else ("CPU", search.cpus)
+    unit, each = hours_unit(search)
     stopped = sum(trial.state == "stopped" for trial in search.trials)
     spent, full = hours(search.spent_hours * each), hours(search.full_hours * each)
     if not stopped:

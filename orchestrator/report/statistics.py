@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from orchestrator.report.intervals import CONFIDENCE, Estimate, estimate_columns
 from orchestrator.report.variance import VarianceComponents, variance_components
 
@@ -136,6 +138,21 @@ def paired_differences(
     ]
     estimates = estimate_columns(differences, _group_numbers(pairs), confidence)
     return [_paired(estimate, confidence) for estimate in estimates]
+
+
+def all_paired_differences(
+    values: Sequence[Mapping[SeedPair, float]], *, confidence: float = CONFIDENCE
+) -> list[list[PairedDifference | None]]:
+    """For each of the values, ``paired_differences`` of all that follow it to it: a triangle."""
+    pairs = sorted({pair for some in values for pair in some})
+    table = np.array([[some.get(pair, math.nan) for some in values] for pair in pairs]).reshape(len(pairs), len(values))
+    triangle = []
+    for index, baseline in enumerate(values):
+        rows = [row for row, pair in enumerate(pairs) if pair in baseline]
+        differences = table[rows, index + 1 :] - table[rows, index : index + 1]
+        estimates = estimate_columns(differences, _group_numbers([pairs[row] for row in rows]), confidence)
+        triangle.append([_paired(estimate, confidence) for estimate in estimates])
+    return triangle
 
 
 def _paired(estimate: Estimate, confidence: float) -> PairedDifference | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.contract import JobKind
+from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.report.compared import compared
 from orchestrator.report.grouping import Cells, Grouped, backbones_of, headline_places, seeds_of
@@ -16,6 +18,7 @@ from orchestrator.report.results import Compute, Criterion, OnePass, Place, Resu
 from orchestrator.report.selection import select_cell
 from orchestrator.report.statistics import SeedPair, Summary, summarize, summarize_runs
 from orchestrator.state.job_view import JobView
+from orchestrator.state.spending import Use, bill_of, uses_of
 
 NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 
@@ -24,8 +27,14 @@ class TableBuilder:
     """Builds the tables of one plan; ``views`` is what the journal says of its jobs, where anybody asked it."""
 
     def __init__(
-        self, plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView], grouped: Grouped
+        self,
+        plan: Plan,
+        committed: Mapping[str, Committed],
+        views: Mapping[str, JobView],
+        grouped: Grouped,
+        prices: PriceTable | None = None,
     ) -> None:
+        self._prices = prices
         self._plan, self._committed, self._views, self._grouped = plan, committed, views, grouped
         self._jobs = plan.by_name()
         self._pretrains = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN]
@@ -159,10 +168,14 @@ class TableBuilder:
         )
         if not known:
             return None
+        bill = bill_of((use for job, seconds in known for use in self._uses(job, seconds)), self._prices)
         return Compute(
             gpu_hours=math.fsum(seconds * job.resources.gpus for job, seconds in known) / 3600,
             cpu_hours=math.fsum(seconds * job.resources.cpus for job, seconds in known) / 3600,
             num_unknown=unknown,
+            cost=bill.amount if bill.is_known else None,
+            is_cost_partial=bill.is_partial or unknown > 0,
+            currency=self._prices.currency if self._prices else "",
         )
 
     def _seconds(self, job: Job) -> float | None:
@@ -172,6 +185,13 @@ class TableBuilder:
             return view.ran_s
         committed = self._committed.get(job.name)
         return None if committed is None else committed.measured_s
+
+    def _uses(self, job: Job, seconds: float) -> Sequence[Use]:
+        """By sort of node; what another sweep made, it made on nodes of which nothing is known here."""
+        view = self._views.get(job.name)
+        if view is not None and view.used:
+            return view.used
+        return uses_of((), replace(job.resources, accelerator=""), job.execution.num_workers, seconds)
 
 
 def by_seeds(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:

@@ -14,6 +14,7 @@ from orchestrator.report.numbers import (
     interval,
     is_fraction,
     mean_and_std,
+    money,
     number,
     p_text,
     plus_minus,
@@ -146,6 +147,9 @@ def _other_columns(table: Table) -> list[_Column]:
         columns.append(_Column(header="cell", cell=lambda row: row.cell or MISSING, leaves=3))
     if (unit := hours_unit(table)) is not None:
         columns.append(_Column(header=f"{unit}-hours", cell=lambda row: _hours(row, unit), leaves=2))
+    if any(row.compute and row.compute.cost is not None for row in table.rows):
+        currency = next(row.compute.currency for row in table.rows if row.compute)
+        columns.append(_Column(header=f"cost [{currency}]" if currency else "cost", cell=_cost, leaves=2))
     if any(row.summary and row.summary.low is not None for row in table.rows):
         header = f"95 % CI of the mean{percent}"
         columns.append(_Column(header=header, cell=lambda row: _mean_interval(row, metric), leaves=1))
@@ -170,6 +174,12 @@ def _hours(row: Row, unit: str) -> str:
     if row.compute is None:
         return MISSING
     return hours(row.compute.gpu_hours if unit == "GPU" else row.compute.cpu_hours)
+
+
+def _cost(row: Row) -> str:
+    if row.compute is None or row.compute.cost is None:
+        return "unknown"
+    return money(row.compute.cost, is_at_least=row.compute.is_cost_partial)
 
 
 def _mean_interval(row: Row, metric: str) -> str:

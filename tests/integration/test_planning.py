@@ -177,9 +177,9 @@ def test_look_up_many_keys_lists_instead_of_asking_for_each(tmp_path: Path, monk
     asked: list[str] = []
 
     class Counting(MemoryStore):
-        def get(self, name: str) -> bytes:
+        def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
             asked.append(name)
-            return super().get(name)
+            return super().get(name, max_bytes=max_bytes)
 
     seeds = ", ".join(map(str, range(60)))
     _, plan = planned(FIRST.replace("transfer:", f"  seeds: [{seeds}]\ntransfer:"), tmp_path)

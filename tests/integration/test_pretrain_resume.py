@@ -30,7 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sgd-batchnorm": (BATCHNORM, {"augment": "flip"}),
     "adamw-ghost-batchnorm": (BATCHNORM, ADAMW | GHOST),
 }
-TIMED = ("images_per_s", "data_wait", "cpu_s", "memory_gib")
+TIMED = ("images_per_s", "data_wait", "data_wait_ms", "cache_hit_rate", "store_gib_per_epoch", "cpu_s", "memory_gib")
 
 
 class CrashError(Exception):

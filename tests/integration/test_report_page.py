@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.contract import JobKind, Resources
+from orchestrator.plan.graph import Job
+from orchestrator.report.inputs import Committed
 from orchestrator.report.learning import read_learning
 from orchestrator.report.page import render_page
 from orchestrator.report.report import compute_report
@@ -37,6 +41,41 @@ def _metrics(job):
     return {"val_error": value, "val_error_hard": 2 * value, "select_error": value}
 
 
+SEARCHES = tuple(
+    Job(
+        name=f"search/{name}",
+        kind=JobKind.SEARCH,
+        key=f"search-{name}-0",
+        identity={"kind": "search", "parameters": {}, "inputs": {}},
+        resources=Resources(cpus=8, gpus=2),
+        facets={},
+    )
+    for name in ("tuned", "levels")
+)
+
+
+def _search(index):
+    """Of a recipe, then of levels: three trials, the middle one stopped."""
+    values = (0.3, 0.2, 0.1)
+    params = [{"lr": 10.0 ** (place - 2), "decay": 0.0} for place in range(3)]
+    if index:
+        params = [{"label_space": f"levels/depth{place + 1}"} for place in range(3)]
+    trials = [
+        {"trial": place, "params": params[place], "epoch": 9.0 - 8 * (place == 1), "value": values[place], "reason": ""}
+        | {"state": "stopped" if place == 1 else "completed", "spent_s": 3600.0}
+        for place in range(3)
+    ]
+    return {
+        "over": "labels" if index else "recipe",
+        "algorithm": "asha",
+        "metric": "select_error",
+        "best": {"trial": 2},
+        "trials": trials,
+        "saving": {"epochs": 19.0, "full_epochs": 27.0, "spent_s": 7600.0, "full_s": 10800.0, "share": 0.296},
+        "risk": [{"rung": 1.0, "num_stopped": 1, "num_pairs": 1, "num_swapped": 0}],
+    }
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory) -> str:
     store = LocalStore(tmp_path_factory.mktemp("store"))
@@ -49,7 +88,11 @@ def address(tmp_path_factory) -> str:
             ]
             content = "".join(json.dumps(line) + "\n" for line in lines)
             store.put(metrics_segment(job.key, 1, 0, 3), content.encode())
-    report = compute_report(plan, committed(plan, _metrics))
+    found = committed(plan, _metrics)
+    for index, job in enumerate(SEARCHES):
+        found[job.name] = Committed(metrics={}, search=_search(index))
+    plan = replace(plan, jobs=(*plan.jobs, *SEARCHES))
+    report = compute_report(plan, found)
     links = {job.name: LINK for job in plan.jobs}
     path = Path(tmp_path_factory.mktemp("page"), "report.html")
     path.write_bytes(render_page(report, plan, read_learning(store, plan.jobs), links=links))
@@ -168,3 +211,30 @@ def test_page_finds_runs_by_name(page):
     names = [row[0] for row in _rows(page, "#runs")]
     assert names
     assert all("depth2/seed1" in name for name in names)
+
+
+def test_page_shows_searches_their_trials_and_what_was_saved(page):
+    found = _rows(page, "#searches")
+    assert [row[0] for row in found] == ["search/tuned", "search/levels"]
+    assert found[0][5:7] == ["lr = 1, decay = 0", "10.00"]
+    assert found[0][-1] == "30"
+    assert [row[0] for row in _rows(page, "#trials")] == ["2", "0", "1"]
+    assert page.locator("#trials tr.best td").first.inner_text() == "2"
+    caption = page.inner_text("#search-caption")
+    assert "30 % saved" in caption
+    assert "Risk: 1 of 3 trials were judged before their ends" in caption
+    assert _traces(page, "landscape") == ["completed", "stopped", "best: trial 2"]
+    assert page.evaluate("document.getElementById('landscape').layout.xaxis.type") == "log"
+
+
+def test_page_sorts_trials_and_changes_between_parameters_and_searches(page):
+    page.click("#trials thead button >> text=lr")
+    assert [row[0] for row in _rows(page, "#trials")] == ["0", "1", "2"]
+    page.click("#trials thead button >> text=lr")
+    assert [row[0] for row in _rows(page, "#trials")] == ["2", "1", "0"]
+    page.select_option("#filter-parameter", "decay")
+    assert page.evaluate("document.getElementById('landscape').data[0].x") == [0, 0]
+    page.select_option("#filter-search", "search/levels")
+    assert [row[1] for row in _rows(page, "#trials")] == ["levels/depth3", "levels/depth1", "levels/depth2"]
+    assert page.evaluate("document.getElementById('landscape').layout.xaxis.type") == "category"
+    assert page.locator("#filter-parameter").count() == 0

@@ -128,6 +128,16 @@ def test_embedding_of_another_network_needs_no_backbone() -> None:
     assert job.identity["parameters"]["mean"] is None  # that of the weights
 
 
+def test_embedding_through_the_projection_is_identity_only_where_it_is_asked_for() -> None:
+    usual, same, other = (
+        plan_of(TEXT.replace(SWEPT, CLIP.replace("init:", f"{output}init:"))).by_name()["embed/within/val"]
+        for output in ("", "output: features, ", "output: projection, ")
+    )
+    assert usual.key == same.key != other.key
+    assert "output" not in usual.identity["parameters"]
+    assert other.identity["parameters"]["output"] == "projection"
+
+
 def test_embedding_of_a_file_keeps_its_place_out_of_the_key() -> None:
     file = "init: {uri: file:///a/w.safetensors, sha256: " + "0" * 64 + "}"
     texts = [
@@ -161,6 +171,7 @@ def test_embedding_of_a_file_keeps_its_place_out_of_the_key() -> None:
         (SWEPT, "embed: {model: {name: test_vit, image_size: 32}}", "clusters.embed.model", "give both"),
         (SWEPT, CLIP.replace("openai", "nobody"), "clusters.embed.init.timm", "nobody"),
         (SWEPT, CLIP.replace("patch16", "patch15"), "clusters.embed.model.name", "patch15"),
+        (SWEPT, f"{SWEPT[:-1]}, output: projection}}", "clusters.embed.output", "use output: features"),
         (
             "k: [4], embed",
             "k: [4], rebalanced: {min_samples: 2}, embed",

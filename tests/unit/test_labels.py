@@ -119,7 +119,7 @@ def test_labels_impossible_space_is_a_user_error(
     ("rows", "message"),
     [
         ([{**row, "order": "being"} for row in CLASSES], "single class 'being'"),
-        ([*CLASSES[:2], {"class": 2, "name": "fir"}], "class 2 has no value at level 'order'"),
+        ([*CLASSES[:2], {"class": 2, "name": "fir"}], r"class 2 \('fir'\) has no value at level 'order'"),
     ],
 )
 def test_labels_unusable_level_is_a_user_error(rows: list[dict[str, Any]], message: str) -> None:

@@ -15,7 +15,7 @@ from orchestrator.storage.allowed import VARIABLE
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
 OWN = "https://mlflow.lab"
-PASSWORD = "MLFLOW_TRACKING_PASSWORD"
+LOGIN = "MLFLOW_TRACKING_PASSWORD"
 
 
 class Publishers:
@@ -59,7 +59,7 @@ def test_tracking_server_that_is_allowed_or_the_clusters_own_is_published_to(
     asked: World, allowed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, allowed)
-    monkeypatch.delenv(PASSWORD, raising=False)
+    monkeypatch.delenv(LOGIN, raising=False)
     publishers = Publishers()
     StorePublication(asked.store, OWN, publishers).run()
     plan = asked.snapshot().plan
@@ -90,7 +90,7 @@ def test_tracking_server_is_shown_the_clusters_login_only_if_it_is_listed(
     asked: World, allowed: str, is_published: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, allowed)
-    monkeypatch.setenv(PASSWORD, "open-sesame")
+    monkeypatch.setenv(LOGIN, "open-sesame")
     publishers = Publishers()
     publication = StorePublication(asked.store, OWN, publishers)
     if is_published:

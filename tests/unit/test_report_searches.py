@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,8 @@ from orchestrator.plan.estimates import estimate
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.search_work import num_full_trials
 from orchestrator.report.inputs import Committed
+from orchestrator.report.learning import Learning
+from orchestrator.report.page import render_page
 from orchestrator.report.plain import json_ready
 from orchestrator.report.render_markdown import render_markdown
 from orchestrator.report.report import compute_report
@@ -95,6 +98,35 @@ def test_report_shows_committed_searches_in_markdown_and_json():
     assert "## search/tuned/levels/depth1: asha over recipe, by select_error" in render_markdown(report)
     assert json.loads(json.dumps(json_ready(report.to_json())))["searches"][0]["best"] == 2
     assert compute_report(plan, {}).searches == ()
+
+
+def test_page_has_every_trial_and_the_sentences_of_the_other_forms():
+    plan = Plan(sweep="s", revision=1, store_uri="file:///x", jobs=(JOB,), baseline="")
+    report = compute_report(plan, {JOB.name: Committed(metrics={}, search=FOUND)})
+    page = render_page(report, plan, Learning(curves={})).decode()
+    (embedded,) = re.findall(r'<script type="application/json" id="report">(.*?)</script>', page, re.DOTALL)
+    (search,) = json.loads(embedded)["searches"]
+    assert [trial["number"] for trial in search["trials"]] == [2, 0, 1, 3]
+    assert search["trials"][0] == {
+        "number": 2,
+        "params": {"lr": 0.3},
+        "state": "completed",
+        "epoch": 9.0,
+        "value": 0.1,
+        "reason": "",
+        "hours": pytest.approx(2.0),  # 1 h on 2 GPUs
+    }
+    assert (search["best"], search["fields"], search["unit"]) == (2, ["lr"], "GPU-hours")
+    assert (search["spent"], search["full"]) == (pytest.approx(7600 / 1800), 6.0)
+    assert " ".join(search["sentences"]) in search_table(report.searches[0]).caption
+    assert "function renderSearches()" in page
+    assert "@@" not in page.replace(embedded, "").split('id="report"')[0]
+
+
+def test_page_without_searches_has_none():
+    plan = Plan(sweep="s", revision=1, store_uri="file:///x", jobs=(JOB,), baseline="")
+    page = render_page(compute_report(plan, {}), plan, Learning(curves={})).decode()
+    assert '"searches":[]' in page
 
 
 @pytest.mark.parametrize(

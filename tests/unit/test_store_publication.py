@@ -22,9 +22,9 @@ class CountingStore(LocalStore):
 
     num_reads: Counter[str]
 
-    def get_with_stat(self, name: str) -> Any:
+    def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> Any:
         self.num_reads["get"] += 1
-        return super().get_with_stat(name)
+        return super().get_with_stat(name, max_bytes=max_bytes)
 
 
 class NotingPublisher:

@@ -18,6 +18,9 @@ from workloads.labels.taxonomy import check_chains, folder_rows, read_table, vio
 RANKS = ("supercategory", "kingdom", "phylum", "class", "order", "family", "genus")
 COUNTS = {"supercategory": 2, "kingdom": 1, "phylum": 2, "class": 3, "order": 6, "family": 12, "genus": 24}
 NUM_SPECIES, NUM_EPITHETS = 48, 10
+PUBLISHED = {"supercategory": 11, "phylum": 13, "class": 51, "order": 273, "family": 1103, "genus": 4884}
+"""Nodes of iNaturalist 2021, as the paper's tables give them; 6,485 are the distinct epithets."""
+NUM_PUBLISHED_EPITHETS = 6485
 
 
 def inaturalist() -> dict[str, Any]:
@@ -110,6 +113,59 @@ def test_taxonomy_level_that_is_no_function_of_its_child_is_listed(table: Path) 
     ):
         check_chains({"taxonomy": definition}, setting)
     check_chains({"taxonomy": {**definition, "chain": ["order"]}}, setting)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+@pytest.mark.parametrize("blank", [None, "", "  ", float("nan")])
+def test_taxonomy_class_without_a_node_is_named(tmp_path: Path, suffix: str, blank: object) -> None:
+    """An empty cell is no node of its own, whatever the file calls it."""
+    rows = [{"name": f"kind{number}", "order": f"order{number % 2}", "rank": number % 3} for number in range(9)]
+    rows[4]["order"] = rows[7]["rank"] = blank
+    file = tmp_path / f"table.{suffix}"
+    frame = pd.DataFrame(rows)
+    if suffix == "csv":
+        frame.to_csv(file, index=False)
+    elif suffix == "parquet":
+        frame.astype({"rank": "string"} if isinstance(blank, str) else {}).to_parquet(file)
+    else:
+        file.write_text(json.dumps(rows))
+    classes = [{"class": number, "name": row["name"]} for number, row in enumerate(rows)]
+    for name, number in (("order", 4), ("rank", 7)):
+        expected = rf"class {number} \('kind{number}'\) has no value at level '{name}'; complete the class table"
+        with pytest.raises(UserError, match=expected):
+            level(file, name, classes)
+        definition = {"level": name, "digest": "", "key": "name", "class_key": "name", "chain": [name, "name"]}
+        with pytest.raises(UserError, match=expected):
+            check_chains({"taxonomy": definition}, Setting(classes=classes, num_train=0, files={"table": str(file)}))
+
+
+def test_taxonomy_classes_without_nodes_are_counted() -> None:
+    classes = [{"class": number, "name": f"c{number}", "order": "" if number < 7 else "a"} for number in range(9)]
+    expected = r"class 0 \('c0'\), 1 \('c1'\), .*4 \('c4'\), \.\.\. \(7 in all\) have no value at level 'order'"
+    with pytest.raises(UserError, match=expected):
+        make_label_map({"hierarchy": "order"}, classes, num_train=0)
+
+
+def test_taxonomy_row_with_more_cells_than_the_header_is_bad_data(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text("name,order\na,b\nc,d,e\n")
+    with pytest.raises(BadDataError, match=r"table\.csv is no table.*line 3 has more cells than the header"):
+        read_table(str(file))
+
+
+def test_taxonomy_of_inaturalist_2021s_size_has_the_published_numbers_of_classes(tmp_path: Path) -> None:
+    """A file as large as the real one, whose nodes and epithets are as many as those of the data set."""
+    sizes = PUBLISHED | {"species": 10_000}
+    categories = []
+    for number in range(sizes["species"]):
+        row = {rank: f"{rank}{number * size // sizes['species']}" for rank, size in PUBLISHED.items()}
+        epithet = f"epithet{number % NUM_PUBLISHED_EPITHETS}"
+        categories.append({"id": number, **row, "specific_epithet": epithet, "name": f"{row['genus']} {epithet}"})
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps({"categories": categories}))
+    classes = [{"class": number, "name": row["name"]} for number, row in enumerate(categories)]
+    for name, num_classes in (sizes | {"specific_epithet": NUM_PUBLISHED_EPITHETS}).items():
+        assert level(file, "taxonomic_class" if name == "class" else name, classes).num_classes == num_classes
 
 
 def test_taxonomy_folder_names_are_levels() -> None:

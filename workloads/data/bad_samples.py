@@ -27,8 +27,9 @@ class BadSampleTally:
     def __init__(self, split: SplitIndex, policy: BadSamples) -> None:
         self._split, self._policy = split, policy
         self._count = BadCount()
-        self._ordinals: set[int] = set()
-        self._untold: list[tuple[int, BadSample]] = []
+        self._samples: dict[int, BadSample] = {}
+        """By ordinal; no more than the budget allows."""
+        self._untold: list[int] = []
         self._lock = threading.Lock()
 
     @property
@@ -49,10 +50,10 @@ class BadSampleTally:
             message = f"{sample}; replace or remove the sample and index the data set again, or set bad_samples.policy"
             raise BadDataError(f"{message} to replace") from found.error
         with self._lock:
-            if found.ordinal in self._ordinals:
+            if found.ordinal in self._samples:
                 return
-            self._ordinals.add(found.ordinal)
-            self._untold.append((found.ordinal, sample))
+            self._samples[found.ordinal] = sample
+            self._untold.append(found.ordinal)
             self._count.add([sample])
             self._check_budget()
 
@@ -60,15 +61,21 @@ class BadSampleTally:
         """What was counted since the last call, as JSON for the tallies of other ranks."""
         with self._lock:
             news, self._untold = self._untold, []
-        return [(ordinal, sample.place, sample.reason.value, sample.message) for ordinal, sample in news]
+            return self._rows(news)
+
+    def to_json(self) -> list[Any]:
+        """All that was counted, in the form of `take_news`: for the checkpoint of a run."""
+        with self._lock:
+            return self._rows(self._samples)
 
     def merge(self, news: Iterable[Sequence[Any]]) -> None:
-        """Count what another rank's `take_news` tells, samples that were counted here already left out."""
+        """Count what another rank's `take_news` or an earlier attempt's `to_json` tells, but for what is known."""
         with self._lock:
             for ordinal, place, reason, message in news:
-                if ordinal not in self._ordinals:
-                    self._ordinals.add(ordinal)
-                    self._count.add([BadSample(place=place, reason=Reason(reason), message=message)])
+                if ordinal not in self._samples:
+                    sample = BadSample(place=place, reason=Reason(reason), message=message)
+                    self._samples[ordinal] = sample
+                    self._count.add([sample])
 
     def check_budget(self) -> None:
         """Raises ``BadDataError``: more samples are bad than the budget allows."""
@@ -79,6 +86,10 @@ class BadSampleTally:
         """``{reason: {"count": n, "first": ["shard:key ...", ...]}}``; empty while all is well."""
         with self._lock:
             return self._count.to_json()
+
+    def _rows(self, ordinals: Iterable[int]) -> list[Any]:
+        found = ((ordinal, self._samples[ordinal]) for ordinal in ordinals)
+        return [[ordinal, sample.place, sample.reason.value, sample.message] for ordinal, sample in found]
 
     def _check_budget(self) -> None:
         allowed = int(self._policy.budget * self._split.num_samples)

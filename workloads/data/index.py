@@ -321,6 +321,11 @@ def column_part(split: str, column: str) -> str:
     return f"{split}/{column}.npy"
 
 
+def counts_part(split: str) -> str:
+    """Part name of the class histogram: samples [C] of each leaf class; one with several counts in each of them."""
+    return f"counts/{split}.npy"
+
+
 _opened = lru_cache(maxsize=64)(open_store)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+import numpy as np
+
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.errors import BadDataError, PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_part, read_record
@@ -19,10 +21,11 @@ from orchestrator.storage.dataset_files import (
     read_dataset_file,
 )
 from orchestrator.storage.listing import ListedShard, list_shards, listing_digest
+from workloads.data.arrays import npy_bytes
 from workloads.data.cache import ObjectCache
 from workloads.data.dataset_job import run_dataset
 from workloads.data.declared import SplitCount, check_declared_counts
-from workloads.data.index import CLASSES_PART, INDEX_PART, BadSamples, Shard, column_part
+from workloads.data.index import CLASSES_PART, INDEX_PART, BadSamples, Shard, column_part, counts_part
 from workloads.data.labels_in_shards import ClassRule, class_names
 from workloads.data.mixed_index import run_mixture
 from workloads.data.publish import publish
@@ -80,6 +83,7 @@ def _commit_index(
     for name, split in found.splits.items():
         for column in split.columns:
             writer.add_file(column_part(name, column), split.path(column))
+        writer.add(counts_part(name), npy_bytes(np.array(split.class_counts, dtype=np.int64)))
         splits[name] = {
             "columns": list(split.columns),
             "shards": [asdict(shard) for shard in split.shards],

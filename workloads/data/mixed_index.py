@@ -15,6 +15,7 @@ from orchestrator.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.joined_classes import join_class_tables
+from workloads.data.arrays import npy_bytes
 from workloads.data.columns import ColumnFile
 from workloads.data.index import (
     CLASSES_PART,
@@ -25,6 +26,7 @@ from workloads.data.index import (
     SampleIndex,
     SplitIndex,
     column_part,
+    counts_part,
 )
 from workloads.data.publish import publish
 
@@ -50,6 +52,7 @@ def run_mixture(request: JobRequest, context: ExecutionContext) -> JobResult:
         members = [(part.splits.get(name), leaves) for part, leaves in zip(parts, numbers, strict=True)]
         joined = _JoinedSplit(name, members, subset_names, context.scratch / "columns" / name)
         splits[name] = joined.write(writer)
+        writer.add(counts_part(name), npy_bytes(joined.class_counts(len(classes))))
     document = {
         "splits": splits,
         "subset_names": subset_names,
@@ -105,6 +108,14 @@ class _JoinedSplit:
             "shards": [asdict(shard) for split, _ in self._members for shard in split.shards],
             "num_shards": self._num_shards,
         }
+
+    def class_counts(self, num_classes: int) -> NDArray[np.int64]:
+        """Samples [C] of each joined leaf class."""
+        total = np.zeros(num_classes, dtype=np.int64)
+        for split, numbers in self._members:
+            values = numbers[split.leaves if split.leaf_sets is None else split.leaf_sets.values]
+            total += np.bincount(values, minlength=num_classes)
+        return total
 
     def _columns(self) -> dict[Column, tuple[type[np.generic], list[NDArray[Any]]]]:
         """Type and pieces of each column; large ones stay memory-mapped until they are written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import timm
 import torch
@@ -19,8 +19,12 @@ from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.pixels import PixelSpec
 from workloads.models.build import build_backbone, memory_format
 from workloads.models.initial import initial_of, load_initial
+from workloads.models.projection import open_projected
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors, weights_sha256
+
+PROJECTION: Final = "projection"
+"""The parameter ``output`` of embeddings that go through the last layer of their weights too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,8 @@ def open_backbone(request: JobRequest, context: ExecutionContext, device: torch.
     """
     store, parameters = context.store, request.parameters
     spec = ModelSpec.from_mapping(parameters["model"])
+    if parameters.get("output") == PROJECTION:
+        return _open_projected(request, spec, device)
     backbone, num_features = build_backbone(spec, 0)
     document: dict[str, Any] | None = None
     if "backbone" in request.inputs:
@@ -114,6 +120,14 @@ def open_backbone(request: JobRequest, context: ExecutionContext, device: torch.
         if "artifact" in initial:
             document = json.loads(read_part(store, read_record(store, initial["artifact"]), "model.json"))
     return FrozenBackbone(backbone, num_features, Look.of(parameters, document), device)
+
+
+def _open_projected(request: JobRequest, spec: ModelSpec, device: torch.device) -> FrozenBackbone:
+    network = open_projected(spec, initial_of(request) or {})
+    size = spec.image_size
+    with torch.inference_mode():
+        num_outputs = int(network.eval()(torch.zeros(1, 3, size, size)).shape[1])
+    return FrozenBackbone(network, num_outputs, Look.of(request.parameters, None), device)
 
 
 def _timm_look(model: ModelSpec, parameters: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from workloads.data.arrays import from_npy_bytes, npy_bytes
 from workloads.labels.label_map import NO_LABEL, ClassLabels, LabelMap
 from workloads.labels.plugins import named_labels
 from workloads.labels.setting import ClassTable, Setting
-from workloads.labels.taxonomy import level_names, taxonomy_rows
+from workloads.labels.taxonomy import level_names, node_of, taxonomy_rows
 from workloads.labels.wordnet import Paths, walked_levels
 
 PARENTS_PART: Final = "parents.json"
@@ -118,10 +118,10 @@ def _column_levels(labels: ClassLabels, source: Definition, setting: Setting) ->
     own: ClassTable = taxonomy_rows(source["taxonomy"], setting) if "taxonomy" in source else ()
     for rows in (own, setting.classes):
         for column in level_names(rows):
-            values = [row.get(column) for row in rows]
-            if any(isinstance(value, (dict, list)) for value in values):
+            if any(isinstance(row.get(column), (dict, list)) for row in rows):
                 continue
-            nodes = named_labels([[] if value is None else [str(value)] for value in values])
+            found = (node_of(row, column) for row in rows)
+            nodes = named_labels([[] if node is None else [node] for node in found])
             level = _level(column, nodes.names, _inherited(labels, nodes))
             if level is not None:
                 yield level

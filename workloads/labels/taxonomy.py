@@ -42,15 +42,20 @@ def level_labels(level: str, classes: ClassTable) -> ClassLabels:
     if level not in level_names(classes):
         known = ", ".join(sorted(level_names(classes)))
         raise UserError(f"the data set has no level {level!r}; its levels are {known}")
-    nodes = [row.get(level) for row in classes]
-    if None in nodes:
-        raise UserError(f"class {nodes.index(None)} has no value at level {level!r}; complete the class table")
-    names = tuple(dict.fromkeys(str(node) for node in nodes))
+    nodes = _nodes(level, classes)
+    names = tuple(dict.fromkeys(nodes))
     if len(names) < 2:
         raise UserError(f"level {level!r} has the single class {names[0]!r}; there is nothing to tell apart")
     target_of = {name: target for target, name in enumerate(names)}
-    targets = np.array([target_of[str(node)] for node in nodes], dtype=np.int64)
+    targets = np.array([target_of[node] for node in nodes], dtype=np.int64)
     return ClassLabels(num_classes=len(names), names=names, targets=targets)
+
+
+def node_of(row: Row, level: str) -> str | None:
+    """Where a class stands at a level; None where its table has nothing: no column, an empty cell, or NaN."""
+    value = row.get(level)
+    is_nothing = value is None or value != value  # NaN, as tables read by pandas have it  # noqa: PLR0124
+    return None if is_nothing or not (text := str(value)).strip() else text
 
 
 def taxonomy_labels(definition: Mapping[str, Any], setting: Setting) -> ClassLabels:
@@ -111,13 +116,16 @@ def violations(rows: Sequence[Row], coarse: str, fine: str) -> list[str]:
     """Nodes of the finer level that lie below several nodes of the coarser one, each with those."""
     parents: dict[str, dict[str, None]] = {}
     for row in rows:
-        parents.setdefault(str(row.get(fine)), {})[str(row.get(coarse))] = None
+        parents.setdefault(str(node_of(row, fine)), {})[str(node_of(row, coarse))] = None
     return [f"{node} ({', '.join(above)})" for node, above in parents.items() if len(above) > 1]
 
 
 def check_nested(rows: Sequence[Row], chain: Sequence[str]) -> None:
-    """Raises ``UserError`` that lists violations: each level of the chain must be a function of the next finer one."""
-    sizes = {level: len({str(row.get(level)) for row in rows}) for level in chain}
+    """Raises ``UserError`` that lists violations: each level of the chain must be a function of the next finer one.
+
+    Every class must have a value at every level.
+    """
+    sizes = {level: len(set(_nodes(level, rows))) for level in chain}
     ordered = sorted(chain, key=sizes.__getitem__)
     for coarse, fine in pairwise(ordered):
         found = violations(rows, coarse, fine)
@@ -125,6 +133,22 @@ def check_nested(rows: Sequence[Row], chain: Sequence[str]) -> None:
             shown = "; ".join(found[:_SHOWN]) + ("; ..." if len(found) > _SHOWN else "")
             message = f"level {coarse!r} is not a function of {fine!r}: {len(found)} of its nodes lie below several: "
             raise UserError(f"{message}{shown}; correct the table, or set nested: false to use such levels anyway")
+
+
+def _nodes(level: str, rows: Sequence[Row]) -> list[str]:
+    """The node of each class. Raises ``UserError`` that names those without."""
+    nodes = [node_of(row, level) for row in rows]
+    without = [number for number, node in enumerate(nodes) if node is None]
+    if without:
+        shown = ", ".join(_shown(number, rows[number]) for number in without[:_SHOWN])
+        more = f", ... ({len(without)} in all)" if len(without) > _SHOWN else ""
+        verb = "has" if len(without) == 1 else "have"
+        raise UserError(f"class {shown}{more} {verb} no value at level {level!r}; complete the class table")
+    return [str(node) for node in nodes]
+
+
+def _shown(number: int, row: Row) -> str:
+    return f"{number} ({row['name']!r})" if row.get("name") is not None else str(number)
 
 
 def read_table(uri: str) -> tuple[list[dict[str, Any]], str]:
@@ -196,7 +220,8 @@ def _content(uri: str) -> bytes:
 
 def _parse(content: bytes, suffix: str) -> list[dict[str, Any]]:
     if suffix == "csv":
-        return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"))))
+        reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
+        return [_within_header(row, reader.line_num) for row in reader]
     if suffix == "parquet":
         import pandas as pd
 
@@ -207,6 +232,12 @@ def _parse(content: bytes, suffix: str) -> list[dict[str, Any]]:
         key = next((key for key in _LIST_KEYS if key in document), _LIST_KEYS[0])
         document = document[key]
     return [dict(row) for row in document]
+
+
+def _within_header(row: dict[str, Any], line: int) -> dict[str, Any]:
+    if None in row:  # what csv calls cells beyond the last column
+        raise ValueError(f"line {line} has more cells than the header")
+    return row
 
 
 def _completed(row: dict[str, Any]) -> dict[str, Any]:

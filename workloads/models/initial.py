@@ -90,7 +90,7 @@ def load_initial(backbone: nn.Module, spec: ModelSpec, initial: Mapping[str, Any
     """
     source, tensors = _read(spec, initial, store)
     own = backbone.state_dict()
-    found = _converted(_best_names(tensors, own), backbone, spec, source)
+    found = converted(_best_names(tensors, own), backbone, spec, source)
     matched = {name: found[name] for name in own.keys() & found.keys() if own[name].shape == found[name].shape}
     report = _report(source, spec, own, found, matched.keys())
     if report.share < SMALLEST_SHARE:
@@ -108,7 +108,7 @@ def _read(spec: ModelSpec, initial: Mapping[str, Any], store: ObjectStore) -> tu
         name = f"{spec.name.partition('.')[0]}.{initial['timm']}"
         return f"timm {name}", _from_timm(name, spec)
     if "uri" in initial:
-        return str(initial["uri"]), _from_uri(str(initial["uri"]), initial.get("sha256"))
+        return str(initial["uri"]), tensors_at(str(initial["uri"]), initial.get("sha256"))
     raise UserError(f"initial weights are {dict(initial)}; give one of artifact: key, uri: URI with sha256, timm: tag")
 
 
@@ -124,18 +124,33 @@ def _from_artifact(key: str, store: ObjectStore) -> Mapping[str, Tensor]:
 
 
 def _from_timm(name: str, spec: ModelSpec) -> Mapping[str, Tensor]:
+    return timm_model(name, spec, num_classes=0).state_dict()
+
+
+def timm_model(name: str, spec: ModelSpec, **arguments: object) -> nn.Module:
+    """The model of a full name of timm's, ``<architecture>.<tag>``, with its weights.
+
+    Raises:
+        UserError: there is no such tag, or it does not fit the spec.
+        StorageError: it cannot be downloaded now.
+    """
     try:
-        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=0, **timm_kwargs(spec))
+        model: nn.Module = timm.create_model(name, pretrained=True, **timm_kwargs(spec), **arguments)
     except OSError as error:  # of the network and of the hub's client
         raise StorageError(f"the weights {name} cannot be downloaded now: {error}") from error
     except REFUSALS as error:
         tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name.partition('.')[0]}.*")]
         message = f"timm {timm.__version__} does not give the weights {name}: {error}; it knows the tags {tags}"
         raise UserError(message) from error
-    return model.state_dict()
+    return model
 
 
-def _from_uri(uri: str, digest: str | None) -> Mapping[str, Tensor]:
+def tensors_at(uri: str, digest: str | None) -> Mapping[str, Tensor]:
+    """The tensors of a weights file, under their names there.
+
+    Raises:
+        UserError: there is no such file, it has another sha256, or is no weights file.
+    """
     folder, _, name = uri.rpartition("/")
     try:
         content = open_store(folder).get(name)
@@ -153,7 +168,7 @@ def _best_names(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dic
 
     If none match, all of them as they are: timm's converters know foreign names.
     """
-    plain = {_unwrapped(name): tensor for name, tensor in tensors.items()}
+    plain = {unwrapped(name): tensor for name, tensor in tensors.items()}
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): plain[name] for name in plain if name.startswith(prefix)}
@@ -162,14 +177,19 @@ def _best_names(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dic
     return under(best) if under(best).keys() & own.keys() else plain
 
 
-def _unwrapped(name: str) -> str:
+def unwrapped(name: str) -> str:
+    """A tensor's name without what compiling and distributing put before it."""
     while name.startswith(_WRAPPERS):
         name = name.partition(".")[2]
     return name
 
 
-def _converted(tensors: dict[str, Tensor], backbone: nn.Module, spec: ModelSpec, source: str) -> Mapping[str, Tensor]:
-    """What timm's own converter of this architecture makes of the tensors: old names, resized position embeddings."""
+def converted(tensors: dict[str, Tensor], backbone: nn.Module, spec: ModelSpec, source: str) -> Mapping[str, Tensor]:
+    """What timm's own converter of this architecture makes of the tensors: old names, resized position embeddings.
+
+    Raises:
+        UserError: the converter cannot take them.
+    """
     module = sys.modules[timm.model_entrypoint(spec.name.partition(".")[0]).__module__]
     convert: Callable[..., Mapping[str, Tensor]] | None = getattr(module, "checkpoint_filter_fn", None)
     if convert is None or not tensors:

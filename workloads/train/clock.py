@@ -21,6 +21,7 @@ class Clock:
         self._report_s = -math.inf
         self._lap_s = 0.0
         self._lap_images = 0
+        self._lap_steps = 0
         self._lap_wait_s = 0.0
         self._all_images = 0
         self._all_steps = 0
@@ -40,18 +41,22 @@ class Clock:
     def count(self, num_images: int) -> None:
         """Count the images of one update."""
         self._lap_images += num_images
+        self._lap_steps += 1
         self._all_images += num_images
         self._all_steps += 1
 
     def lap(self) -> dict[str, float]:
-        """``images_per_s`` since the last call, evaluation and checkpoints included, and the share spent waiting."""
+        """Since the last call: ``images_per_s``, evaluation and checkpoints included; ``data_wait``, the share of the
+        time that was spent waiting for batches; ``data_wait_ms``, this time per step.
+        """
         now_s = time.perf_counter()
         elapsed_s = max(now_s - self._lap_s, _SHORTEST_S)
         metrics = {
             "images_per_s": self._lap_images / elapsed_s,
             "data_wait": min(1.0, self._lap_wait_s / elapsed_s),
+            "data_wait_ms": 1e3 * self._lap_wait_s / max(self._lap_steps, 1),
         }
-        self._lap_s, self._lap_images, self._lap_wait_s = now_s, 0, 0.0
+        self._lap_s, self._lap_images, self._lap_steps, self._lap_wait_s = now_s, 0, 0, 0.0
         return metrics
 
     def counters(self) -> dict[str, float]:

@@ -33,6 +33,28 @@ class Outcome:
     num_classes: int
 
 
+def joined(parts: Sequence[Outcome]) -> Outcome:
+    """The outcome of a batch from those of its parts, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    levels = zip(*(part.level_wrong_LB for part in parts), strict=True)
+    return Outcome(
+        losses_B=torch.cat([part.losses_B for part in parts]),
+        wrong_B=torch.cat([part.wrong_B for part in parts]),
+        top_wrong_B=_joined([part.top_wrong_B for part in parts]),
+        level_wrong_LB=[torch.cat(level) for level in levels],
+        targets_B=_joined([part.targets_B for part in parts]),
+        subsets_B=np.concatenate([part.subsets_B for part in parts]),
+        num_classes=parts[0].num_classes,
+    )
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """What does not apply does so to no part."""
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
+
+
 class EvalSums:
     """Counts samples and errors as integers, and keeps the sum of losses of each batch (float64) apart."""
 

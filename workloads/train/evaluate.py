@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from workloads.train.eval_sums import TOP, EvalSums, Outcome
+from workloads.train.eval_logits import EvalForward
+from workloads.train.eval_sums import TOP, EvalSums, Outcome, joined
 from workloads.train.linear_form import NO_LABEL
 from workloads.train.objective import Objective, SoftmaxObjective, is_wrong
 from workloads.train.ranks import Ranks
@@ -58,12 +59,13 @@ def evaluate(
     single process would get: counts add up as integers, and losses are summed batch by batch in the split's order.
     Leaves every module in the mode (train or eval) in which it was.
     """
+    forward = EvalForward(model)
     score = _Scorer((objective or SoftmaxObjective(0)).unsmoothed(), levels)
     sums = EvalSums(num_subsets=len(subset_names), num_levels=len(levels))
     pending: list[Outcome] = []
     with _evaluation_mode(model), torch.inference_mode():
         for batch in batches:
-            pending.append(score(model(batch.inputs), batch))
+            pending.append(score(forward.logits_in_parts(batch.inputs), batch))
             if len(pending) == _FLUSH_BATCHES:
                 sums.add(pending)
                 pending = []
@@ -91,17 +93,25 @@ class _Scorer:
         self._loss, self._levels = loss, levels
         self._coarser: list[Tensor] = []
 
-    def __call__(self, logits_BK: Tensor, batch: EvalInputs) -> Outcome:
-        """What one batch gives, still on the device."""
-        targets, num_classes = batch.targets_B, logits_BK.shape[1]
-        predicted_B = logits_BK.argmax(1)
+    def __call__(self, logits: Iterable[Tensor], batch: EvalInputs) -> Outcome:
+        """What one batch gives, still on the device; ``logits`` (b, K) are those of consecutive samples of it."""
+        parts: list[Outcome] = []
+        first = 0
+        for logits_bK in logits:
+            here = slice(first, first + len(logits_bK))
+            parts.append(self._part(logits_bK, batch.targets_B[here], batch.subsets_B[here]))
+            first = here.stop
+        return joined(parts)
+
+    def _part(self, logits_BK: Tensor, targets: Tensor, subsets_B: NDArray[np.int16]) -> Outcome:
+        num_classes, predicted_B = logits_BK.shape[1], logits_BK.argmax(1)
         return Outcome(
             losses_B=self._loss.losses(logits_BK, targets).double(),
             wrong_B=is_wrong(predicted_B, targets),
             top_wrong_B=_is_out_of_top(logits_BK, targets) if num_classes > TOP else None,
             level_wrong_LB=[_misses(predicted_B, targets, level_K) for level_K in self._folds(logits_BK)],
             targets_B=targets if targets.ndim == 1 else None,
-            subsets_B=batch.subsets_B,
+            subsets_B=subsets_B,
             num_classes=num_classes,
         )
 

@@ -181,6 +181,7 @@ def _run_of(setting: Setting) -> Run:
             tf32=recipe.tf32,
             num_classes=setting.samples.num_classes,
         ),
+        memory=setting.samples,
         setting={
             "kind": setting.request.kind.value,
             "model": setting.parameters.model.to_json(),

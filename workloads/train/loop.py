@@ -36,6 +36,7 @@ from workloads.train.metrics import Tally
 from workloads.train.objective import build_objective
 from workloads.train.ranks import Ranks
 from workloads.train.readings import Readings
+from workloads.train.reads import Reads
 from workloads.train.recipe import Recipe
 from workloads.train.recipe_text import tell_recipe
 from workloads.train.rewinding import RewindPoints
@@ -45,7 +46,7 @@ from workloads.train.schedule import Calendar, LearningRate
 from workloads.train.state import RunState
 from workloads.train.step import Update, Votes
 from workloads.train.streams import seed_device, torch_seed
-from workloads.train.task import Task, TrainInputs
+from workloads.train.task import RunMemory, Task, TrainInputs
 from workloads.train.throughput import Throughput, gpu_usage, host_usage
 
 _LOG = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Run:
     device: torch.device
     keep: KeepPolicy = field(default_factory=KeepPolicy)
     throughput: Throughput | None = None
+    memory: RunMemory | None = None
     setting: Mapping[str, Any] = field(default_factory=dict)
     """What decides, besides the device, how many samples fit into memory."""
 
@@ -108,7 +110,7 @@ class TrainingLoop:
         self.state = self._first_state()
         self._resumed_at = self.state.step
         self.keeper = Keeper(run.keep, run.calendar, self.state.kept)
-        self._clock = Clock()
+        self._clock, self._reads = Clock(), Reads(self._ranks)
         self._wants_stop = self._wants_save = False
         self.compile_s = 0.0
         """Seconds that compilation took before the first update."""
@@ -194,6 +196,8 @@ class TrainingLoop:
         if checkpoint is None:
             return RunState(fingerprint=self._fingerprint)
         state = self._learner.restore(checkpoint)
+        if self._run.memory is not None:
+            self._run.memory.recall(state.bad_samples)
         changes = difference(state.fingerprint, self._fingerprint)
         if changes:
             _LOG.warning("resuming %s under other numerics, no longer bit-exact: %s", self._run.request.job, changes)
@@ -306,9 +310,12 @@ class TrainingLoop:
 
     def _add_line(self, evaluated: dict[str, float]) -> None:
         state = self.state
-        lap = self._clock.lap()
-        measured = {"lr": self._learning_rate.at(state.step - 1)} | state.norms.take_line() | lap | self._usage(lap)
-        epoch, metrics = self._run.calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
+        calendar, lap = self._run.calendar, self._clock.lap()
+        reads = self._reads.lap(self._task.stats(), ends_epoch=calendar.is_epoch_end(state.step))
+        measured = (
+            {"lr": self._learning_rate.at(state.step - 1)} | state.norms.take_line() | lap | reads | self._usage(lap)
+        )
+        epoch, metrics = calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
         state.since_line = Tally()
         if self._ranks.is_first:
             self._saver.add_line(state.step, epoch, metrics)
@@ -331,6 +338,7 @@ class TrainingLoop:
     def _save(self, when_busy: WhenBusy) -> None:
         self._wants_save = False
         if self._saver.has_room(self.state.step, when_busy):
+            self.state.bad_samples = self._run.memory.to_json() if self._run.memory else {}
             self._saver.save(self._learner.checkpoint(self.state))
 
     def _hold_if_due(self, *, is_first: bool = False) -> None:
@@ -369,7 +377,8 @@ class TrainingLoop:
     def _report(self, phase: str) -> None:
         if self._ranks.is_first and self._clock.is_report_due():
             state = self.state
-            metrics = {**self._task.stats(), **state.latest, **state.in_epoch.means("train")}
+            read = {**self._task.stats(), **self._reads.of_last_epoch}
+            metrics = {**read, **state.latest, **state.in_epoch.means("train")}
             if state.rewinds:
                 metrics["num_rewinds"] = len(state.rewinds)
             total, step_s = self._run.calendar.total_steps, self._clock.step_s()

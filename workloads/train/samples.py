@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -195,6 +195,16 @@ class LabelledSamples:
         self._share_bad_samples()
         summaries = {name: tally.summary() for name, tally in self._tallies.items()}
         return {name: summary for name, summary in summaries.items() if summary}
+
+    def to_json(self) -> dict[str, Any]:
+        """See ``RunMemory``: the bad samples that this rank knows of, by split."""
+        return {name: found for name, tally in self._tallies.items() if (found := tally.to_json())}
+
+    def recall(self, document: Mapping[str, Any]) -> None:
+        """See ``RunMemory``. Raises ``BadDataError``: the earlier attempt was above the budget when it was stopped."""
+        for name, found in document.items():
+            self._tallies[name].merge(found)
+            self._tallies[name].check_budget()
 
     @property
     def _tallies(self) -> dict[str, BadSampleTally]:

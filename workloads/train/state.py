@@ -31,6 +31,8 @@ class RunState:
     """Steps whose weights the artifact will hold besides the last one's; see ``workloads.checkpoint.retention``."""
     rewinds: list[Rewind] = field(default_factory=list)
     """Numerics failures that this run went back behind, in the order in which they happened."""
+    bad_samples: dict[str, Any] = field(default_factory=dict)
+    """As of the last checkpoint, those that were counted so far; see ``RunMemory``."""
     resumed_steps: list[int] = field(default_factory=list)
     fingerprint: Fingerprint = field(default_factory=dict)
     fingerprint_changes: list[str] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,3 +65,15 @@ class Task(Protocol):
 
     def sample_names(self, ordinals: Sequence[int]) -> list[str]:
         """Keys of training samples, for messages."""
+
+
+class RunMemory(Protocol):
+    """What of the samples a run must know again when it resumes: those that are bad, or its record would lack those of
+    earlier attempts, and each attempt would have a budget of its own.
+    """
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON; of rank 0 it stands in the checkpoints."""
+
+    def recall(self, document: Mapping[str, Any]) -> None:
+        """Know what an earlier attempt knew; on every rank."""

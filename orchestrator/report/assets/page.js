@@ -10,7 +10,8 @@
   const MAX_RUNS = 500, MAX_PAIRS = 60, MAX_LEARNING = 300;
   const PLOT = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
   const initial = () => ({ protocol: ANY, target: ANY, transfer: null, pretrain: null, checkpoint: null, fraction: null,
-    cell: SELECTED, hidden: new Set(), sort: null, descending: false, learning: null, stage: "transfer", find: "" });
+    cell: SELECTED, hidden: new Set(), sort: null, descending: false, learning: null, stage: "transfer", find: "",
+    search: 0, trialSort: null, trialsDescending: false, parameter: null });
   const state = initial();
 
   const byId = (id) => document.getElementById(id);
@@ -195,6 +196,8 @@
       ["P(best) [%]", (row) => probability(row.probabilityBest), (row) => row.probabilityBest]);
     if (has((row) => row.cell)) columns.push(["cell", (row) => row.cell || "-", (row) => row.cell]);
     if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
+    const priced = rows.map((row) => row.compute).find((compute) => compute && isThere(compute.cost));
+    if (priced) columns.push(["cost" + (priced.currency ? ` [${priced.currency}]` : ""), (row) => (row.compute && isThere(row.compute.cost) ? (row.compute.is_cost_partial ? "\u2265 " : "") + row.compute.cost.toFixed(2) : "unknown"), (row) => row.compute && row.compute.cost]);
     if (has((row) => row.summary && row.summary.components && isThere(row.summary.components.transfer_std))) {
       const part = (row, name) => row.summary && row.summary.components ? row.summary.components[name] : null;
       columns.push(["std of pretrain seeds" + PERCENT, (row) => number(part(row, "pretrain_std")), (row) => part(row, "pretrain_std")],
@@ -202,10 +205,10 @@
     }
     return columns;
   }
-  function sorted(rows, columns) {
-    const column = columns.find(([name]) => name === state.sort);
+  function sorted(rows, columns, by = state.sort, descending = state.descending) {
+    const column = columns.find(([name]) => name === by);
     if (!column) return rows;
-    const turn = state.descending ? -1 : 1;
+    const turn = descending ? -1 : 1;
     return [...rows].sort((a, b) => {
       const [x, y] = [column[2](a), column[2](b)];
       if (!isThere(x) || !isThere(y)) return isThere(y) - isThere(x); // what is unknown comes last either way
@@ -283,6 +286,8 @@
     }
   }
 
+  // @@SEARCHES@@
+
   // --------------------------------------------------------------------------------------------- runs, learning curves
   function runsOf(stage, spaces) {
     return DATA.runs.filter((run) => {
@@ -355,6 +360,7 @@
     byId("table-title").textContent = table ? table.title : "No transfer matches these filters.";
     for (const id of ["results-section", "pairs-section", "learning-section", "runs-section"]) byId(id).hidden = !table;
     byId("curve").hidden = !table;
+    renderSearches();
     if (!table) return byId("ablations").replaceChildren();
     const rows = visibleRows(table);
     renderCurve(table, rows);

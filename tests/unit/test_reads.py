@@ -1,0 +1,111 @@
+"""Where training samples came from, in the lines of metrics."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import Progress
+from orchestrator.report.history import MetricLine
+from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.layout import metrics_folder
+from orchestrator.storage.local import LocalStore
+from orchestrator.tracking.content import _points
+from tests.tiny_training import TinyTraining
+from workloads.train.clock import Clock
+from workloads.train.ranks import Ranks
+from workloads.train.reads import Reads
+
+GIB = 1024**3
+PLACED = {"augment": "random_resized_crop"}  # decoded anew in every epoch
+
+
+def sums(hits: float, misses: float, gib: float) -> dict[str, float]:
+    return {"cache_hits": hits, "cache_misses": misses, "bytes_from_store": gib * GIB}
+
+
+def test_reads_between_two_lines_are_differences_and_bytes_are_told_at_the_end_of_an_epoch() -> None:
+    reads = Reads(Ranks())
+    assert reads.lap(sums(1, 3, 2), ends_epoch=False) == {"cache_hit_rate": 0.25}
+    assert reads.of_last_epoch == {}
+    assert reads.lap(sums(4, 4, 3), ends_epoch=True) == {"cache_hit_rate": 0.75, "store_gib_per_epoch": 3}
+    assert reads.of_last_epoch == {"store_gib_per_epoch": 3}
+    assert reads.lap(sums(4, 4, 3), ends_epoch=True) == {"store_gib_per_epoch": 0}
+    assert reads.lap(sums(9, 4, 4), ends_epoch=True) == {"cache_hit_rate": 1, "store_gib_per_epoch": 1}
+
+
+def test_reads_of_a_task_without_sums_are_not_told() -> None:
+    assert Reads(Ranks()).lap({}, ends_epoch=True) == {}
+
+
+def test_clock_tells_waiting_per_step() -> None:
+    clock = Clock()
+    assert clock.lap()["data_wait_ms"] == 0
+    clock._lap_wait_s = 0.5
+    for _ in range(4):
+        clock.count(8)
+    assert clock.lap()["data_wait_ms"] == 125
+    clock.count(8)
+    assert clock.lap()["data_wait_ms"] == 0
+
+
+def test_reads_stand_among_the_system_metrics_of_mlflow() -> None:
+    told = {"data_wait_ms": 2.0, "cache_hit_rate": 1.0, "store_gib_per_epoch": 0.5, "train_loss": 3.0}
+    points = _points(MetricLine(step=6, epoch=1.0, at_s=0.0, metrics=told))
+    assert {point.name for point in points} == {
+        "system/data_wait_ms",
+        "system/cache_hit_rate",
+        "system/store_gib_per_epoch",
+        "train_loss",
+        "epoch",
+    }
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
+    folder = tmp_path_factory.mktemp("reads")
+    return TinyTraining(LocalStore(folder / "store"), folder)
+
+
+def trained(
+    tiny: TinyTraining, seed: int, report: Callable[[Progress], None] = lambda _: None
+) -> Sequence[dict[str, float]]:
+    """Metrics of the lines of a run of two and a half epochs on a node that has nothing yet."""
+    request = tiny.training(recipe=PLACED, seed=seed)
+    shutil.rmtree(tiny.folder / "cache")
+    tiny.run(request, report=report)
+    names = sorted(
+        (stat.name for stat in tiny.store.list_objects(metrics_folder(request.key))),
+        key=lambda name: int(Path(name).stem.partition("-")[0]),
+    )
+    return [json.loads(line)["metrics"] for name in names for line in tiny.store.get(name).splitlines()]
+
+
+def train_bytes(tiny: TinyTraining) -> int:
+    parts = read_record(tiny.store, tiny.dataset).parts
+    return sum(part.size_bytes for name, part in parts.items() if name.startswith("train"))
+
+
+def test_reads_of_a_run_whose_cache_holds_the_data_are_once_the_data_set(tiny: TinyTraining) -> None:
+    told: list[Progress] = []
+    first, second, last = trained(tiny, seed=0, report=told.append)
+    size_bytes = train_bytes(tiny)
+    # The first samples are read by ranges, so as not to wait for whole shards.
+    assert size_bytes <= first["store_gib_per_epoch"] * GIB < 2 * size_bytes
+    assert (second["store_gib_per_epoch"], last["store_gib_per_epoch"]) == (0, 0)
+    assert second["cache_hit_rate"] == 1
+    assert first["data_wait_ms"] > 0
+    shown = [progress.metrics.get("store_gib_per_epoch") for progress in told if progress.phase == "train"]
+    assert set(shown) <= {None, first["store_gib_per_epoch"], 0}
+
+
+def test_reads_of_a_run_without_a_cache_are_the_data_in_every_epoch(
+    tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_CACHE_BYTES", "0")
+    lines = trained(tiny, seed=1)
+    assert {line.get("cache_hit_rate", 0) for line in lines} == {0}
+    # Batches that are made ahead count to the epoch in which they are read.
+    assert sum(line["store_gib_per_epoch"] for line in lines) * GIB > 2 * train_bytes(tiny)

@@ -1,0 +1,64 @@
+"""What a report says of runs that did not see the very samples that others saw."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract import JobKind
+from orchestrator.plan.graph import Plan
+from orchestrator.report.inputs import Committed
+from orchestrator.report.notes import notes_on
+from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.local import LocalStore
+from tests.tiny_training import TinyTraining
+from workloads.train.safety import Rewind
+
+REWIND = Rewind(failed_step=7, to_step=4, first_batch=4, num_batches=4, reason="loss is nan", samples=("a.tar:k",))
+
+
+def notes(**committed: Committed) -> list[str]:
+    plan = Plan(sweep="s", revision=0, store_uri="", jobs=(), baseline="")
+    return list(notes_on(plan, committed, {}, ()))
+
+
+def test_notes_name_the_first_run_that_left_batches_out() -> None:
+    (found,) = notes(
+        a=Committed(metrics={}), b=Committed(metrics={}, num_rewinds=2), c=Committed(metrics={}, num_rewinds=1)
+    )
+    assert found == (
+        "2 runs went back after a NaN, an infinity or a spike and left out the batches before it, 3 times in all "
+        "(first: b); their records name the samples"
+    )
+
+
+def test_notes_name_the_first_run_that_replaced_samples() -> None:
+    (found,) = notes(a=Committed(metrics={}, num_bad_samples=5), b=Committed(metrics={}, num_bad_samples=9))
+    assert found == (
+        "2 runs met samples that cannot be decoded, up to 9 of them, and replaced them in training or left them out of "
+        "validation (first: a); their records name them"
+    )
+
+
+def test_notes_of_runs_without_incidents_are_none() -> None:
+    assert notes(a=Committed(metrics={})) == []
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Of a real run, as the data plane commits it."""
+    tiny = TinyTraining(LocalStore(tmp_path / "store"), tmp_path)
+    return read_record(tiny.store, tiny.run(tiny.training(JobKind.PRETRAIN, recipe={"epochs": 0.5})).key)
+
+
+def test_committed_of_a_record_counts_what_the_data_plane_tells(record: Record) -> None:
+    assert (Committed.of(record).num_rewinds, Committed.of(record).num_bad_samples) == (0, 0)
+    told = {
+        "rewinds": [asdict(REWIND)],
+        "bad_samples": {
+            "train": {"truncated": {"count": 3, "first": []}, "empty": {"count": 1, "first": []}},
+            "val": {"truncated": {"count": 2, "first": []}},
+        },
+    }
+    found = Committed.of(replace(record, summary={**record.summary, **told}))
+    assert (found.num_rewinds, found.num_bad_samples) == (1, 6)
