@@ -21,6 +21,8 @@ from tests.integration.ray_jobs import Gate, look
 NUM_CPUS = 8  # invented: runners of tests mostly wait
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
+FINISH_WITHIN_S = 110.0
+"""For a gang, which takes half a minute to start where nothing else runs."""
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +96,7 @@ def finish(until):
     """Observe an attempt to its end."""
 
     def finished(backend: Backend, attempt_id: str) -> AttemptReport:
-        until(lambda: look(backend, attempt_id).status is not AttemptStatus.RUNNING)
+        until(lambda: look(backend, attempt_id).status is not AttemptStatus.RUNNING, FINISH_WITHIN_S)
         return look(backend, attempt_id)
 
     return finished
