@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 
 def json_ready(document: Any) -> Any:  # noqa: ANN401 - JSON is any of these
@@ -40,7 +40,7 @@ def fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401 - of any dataclass
     """
     if isinstance(value, Mapping):
         return dict(value)
-    return {name: getattr(value, name) for name in _names(type(value))}
+    return {name: getattr(value, name) for name in _names(cast("Hashable", type(value)))}
 
 
 @cache

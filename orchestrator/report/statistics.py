@@ -146,9 +146,12 @@ def all_paired_differences(
     """For each of the values, ``paired_differences`` of all that follow it to it: a triangle."""
     pairs = sorted({pair for some in values for pair in some})
     table = np.array([[some.get(pair, math.nan) for some in values] for pair in pairs]).reshape(len(pairs), len(values))
-    triangle = []
+    triangle: list[list[PairedDifference | None]] = []
     for index, baseline in enumerate(values):
-        rows = [row for row, pair in enumerate(pairs) if pair in baseline]
+        rows, num_left = [row for row, pair in enumerate(pairs) if pair in baseline], len(values) - index - 1
+        if not rows or not num_left:
+            triangle.append([None] * num_left)
+            continue
         differences = table[rows, index + 1 :] - table[rows, index : index + 1]
         estimates = estimate_columns(differences, _group_numbers([pairs[row] for row in rows]), confidence)
         triangle.append([_paired(estimate, confidence) for estimate in estimates])

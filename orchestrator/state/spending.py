@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from orchestrator.contract import Resources
 from orchestrator.plan.costs import PriceTable
@@ -17,6 +18,8 @@ from orchestrator.state.nodes import Node
 PRICE_LABEL = "price"
 """Of a node and an hour."""
 _HOUR_S = 3600.0
+_Sort: TypeAlias = tuple[str, bool | None, bool, bool]
+"""Of uses that can be added: accelerator, market, whether there are GPUs, and no label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +46,6 @@ class Use:
     """Core-seconds. Where there are GPU-seconds, those of the cores beside the GPUs."""
     amount: float | None = None
     """Cost by the labels of the nodes; None = they had none."""
-
-    @property
-    def sort(self) -> tuple[str, bool | None, bool, bool]:
-        """Uses of one sort can be added."""
-        return self.accelerator, self.is_spot, self.gpu_s > 0, self.amount is None
-
-    def plus(self, other: Use) -> Use:
-        """Both; they are of one sort."""
-        amount = None if self.amount is None else self.amount + (other.amount or 0.0)
-        return replace(self, gpu_s=self.gpu_s + other.gpu_s, cpu_s=self.cpu_s + other.cpu_s, amount=amount)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +163,17 @@ def added(uses: Sequence[Use], more: Iterable[Use]) -> tuple[Use, ...]:
     new = tuple(use for use in more if use.gpu_s or use.cpu_s)
     if not uses and len(new) < 2:  # nearly every job: it ran once
         return new
-    sums = {use.sort: use for use in uses}
-    for use in new:
-        found = sums.get(use.sort)
-        sums[use.sort] = use if found is None else found.plus(use)
-    return tuple(sums.values())
+    sums: dict[_Sort, list[float]] = {}
+    for use in (*uses, *new):  # thousands, at each look at a large sweep
+        key = (use.accelerator, use.is_spot, use.gpu_s > 0, use.amount is None)
+        total = sums.setdefault(key, [0.0, 0.0, 0.0])
+        total[0] += use.gpu_s
+        total[1] += use.cpu_s
+        total[2] += use.amount or 0.0
+    return tuple(
+        Use(accelerator=accelerator, is_spot=is_spot, gpu_s=gpu_s, cpu_s=cpu_s, amount=None if is_bare else amount)
+        for (accelerator, is_spot, _, is_bare), (gpu_s, cpu_s, amount) in sums.items()
+    )
 
 
 def bill_of(uses: Iterable[Use], prices: PriceTable | None = None) -> Bill:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.checks import Check, ConcernError
 from orchestrator.errors import NoSpaceError, StorageDeniedError, StorageError, UnsupportedStoreError
-from orchestrator.storage.local import LocalStore
+from orchestrator.storage.local import LocalStore, our_errors
 from orchestrator.storage.open import is_s3, open_store, split_s3
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
@@ -51,8 +51,9 @@ def check_free_space(folder: Path, purpose: str) -> str:
         NoSpaceError: next to nothing is free.
         ConcernError: little is free.
     """
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free_bytes = shutil.disk_usage(there).free
+    with our_errors(f"looking at {folder}"):
+        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        free_bytes = shutil.disk_usage(there).free
     found = f"{format_bytes(free_bytes)} free in {there} for {purpose}"
     if free_bytes < FEW_BYTES:
         raise NoSpaceError(f"only {found}; free some space, or use a folder on another disk")
@@ -62,10 +63,11 @@ def check_free_space(folder: Path, purpose: str) -> str:
 
 
 def _check_folder(root: Path) -> str:
-    there = next(parent for parent in (root, *root.parents) if parent.exists())
+    with our_errors(f"looking at {root}"):
+        there = next(parent for parent in (root, *root.parents) if parent.exists())
     if not there.is_dir():
         raise StorageDeniedError(f"{there} is no directory; name another store, or move that file away")
-    return check_free_space(root, "the store") + ("" if root.exists() else f"; {root} is made at the first write")
+    return check_free_space(root, "the store") + ("" if there == root else f"; {root} is made at the first write")
 
 
 def _object_checks(store: ObjectStore, base: str) -> Iterator[Check]:
@@ -126,4 +128,7 @@ def _missing_folders(store: ObjectStore) -> list[Path]:
     """Of a directory, those that the first write will make, the innermost first."""
     if not isinstance(store, LocalStore):
         return []
-    return [folder for folder in (store.root, *store.root.parents) if not folder.exists()]
+    try:
+        return [folder for folder in (store.root, *store.root.parents) if not folder.exists()]
+    except OSError:  # the check of the folder says so
+        return []

@@ -50,9 +50,16 @@ class Tombstone:
             heads=texts,
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form; what earlier programs do not know is left out where it says nothing."""
+        document = asdict(self)
+        if not self.is_doomed:
+            del document["is_doomed"]
+        return document
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``dataclasses.asdict``."""
+        """Inverse of ``to_json``."""
         return cls(**{**document, "reason": Reason(document["reason"])})
 
     def contents(self) -> dict[str, bytes]:
@@ -114,5 +121,5 @@ class Trash:
             self._store.delete(name)
 
     def _write(self, name: str, tombstones: Sequence[Tombstone]) -> None:
-        document = {"version": _VERSION, "tombstones": [asdict(tombstone) for tombstone in tombstones]}
+        document = {"version": _VERSION, "tombstones": [tombstone.to_json() for tombstone in tombstones]}
         self._store.put(name, json.dumps(document, allow_nan=False).encode())

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
 from orchestrator.errors import NotFoundError, StorageError
+from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import check_store_uri, open_store
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.storage.uris import find_objects
@@ -82,7 +84,18 @@ def _list_folder(store_uri: str) -> dict[str, ListedShard]:
 
 
 def _in_folder(store: ObjectStore) -> list[ObjectStat]:
+    """Shards directly in a folder; what lies deeper is none of ours."""
+    if isinstance(store, LocalStore):  # other things in it are not walked, nor need they be readable
+        return _found(store, [name for name in store.list_children("") if name.endswith(_SHARD_SUFFIX)])
     return [stat for stat in store.list_objects("") if "/" not in stat.name and stat.name.endswith(_SHARD_SUFFIX)]
+
+
+def _found(store: LocalStore, names: Iterable[str]) -> list[ObjectStat]:
+    stats = []
+    for name in names:
+        with suppress(NotFoundError):  # a folder of that name, or deleted meanwhile
+            stats.append(store.stat(name))
+    return stats
 
 
 def _add(found: dict[str, ListedShard], more: Mapping[str, ListedShard]) -> None:
@@ -95,7 +108,8 @@ def _add(found: dict[str, ListedShard], more: Mapping[str, ListedShard]) -> None
 
 def _find_named(store_uri: str, names: Sequence[str]) -> dict[str, ListedShard]:
     store = open_store(store_uri)
-    there = {stat.name: stat for stat in store.list_objects(_common_prefix(names))}
+    stats = _found(store, names) if isinstance(store, LocalStore) else store.list_objects(_common_prefix(names))
+    there = {stat.name: stat for stat in stats}
     if missing := sorted(set(names) - there.keys()):
         shown = ", ".join(missing[:_NUM_NAMED]) + (", ..." if len(missing) > _NUM_NAMED else "")
         raise NotFoundError(f"{len(missing)} of {len(names)} shards are not in {store_uri}: {shown}")

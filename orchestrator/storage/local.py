@@ -34,6 +34,8 @@ from orchestrator.storage.error_counts import count_error
 from orchestrator.storage.protocol import ObjectStat, check_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
+_OF_THE_DISK = "lost+found"
+"""At the root of a file system only its owner may look into this folder; there are no objects in it."""
 _PUBLISH_TRIES = 1000
 """A try fails only when a deletion empties the very folder in the microseconds between two system calls."""
 
@@ -50,6 +52,12 @@ class LocalStore:
     def uri(self) -> str:
         """``file://`` and the absolute root."""
         return self.root.as_uri()
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the directory exists. Raises ``StorageError`` if that cannot be told."""
+        with our_errors(f"looking for {self.uri}"):
+            return self.root.is_dir()
 
     def put(self, name: str, content: bytes) -> ObjectStat:
         """See ``ObjectStore.put``."""
@@ -101,7 +109,7 @@ class LocalStore:
         """See ``ObjectStore.download``."""
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
         try:
-            with self._opened(name) as source, _our_errors(f"copying {name} from {self.uri} to {path}"):
+            with self._opened(name) as source, our_errors(f"copying {name} from {self.uri} to {path}"):
                 with partial.open("xb") as file:
                     _copy(source, file)
                 partial.replace(path)
@@ -123,17 +131,17 @@ class LocalStore:
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
         path = self._path(name)
-        with _our_errors(f"looking for {name} in {self.uri}"):
+        with our_errors(f"looking for {name} in {self.uri}"):
             return path.is_file()
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
         """See ``ObjectStore.list_objects``."""
         folder = prefix.rpartition("/")[0]
         start = self._path(folder) if folder else self.root
-        with _our_errors(f"listing {prefix or 'everything'} in {self.uri}"):
+        with our_errors(f"listing {prefix or 'everything'} in {self.uri}"):
             # Without onerror a folder that cannot be read would pass for an empty one.
             for directory, folders, files in os.walk(start, onerror=_unless_gone):
-                folders[:] = [name for name in folders if not name.startswith(".")]
+                folders[:] = [name for name in folders if not name.startswith(".") and name != _OF_THE_DISK]
                 for file in files:
                     path = Path(directory, file)
                     name = path.relative_to(self.root).as_posix()
@@ -155,7 +163,7 @@ class LocalStore:
         """See ``ObjectStore.delete``."""
         path = self._path(name)
         with (
-            _our_errors(f"deleting {name} in {self.uri}"),
+            our_errors(f"deleting {name} in {self.uri}"),
             suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
         ):
             path.unlink()
@@ -172,14 +180,14 @@ class LocalStore:
 
     def leftovers(self) -> Iterator[ObjectStat]:
         """See ``gc_rules.HasLeftovers``: temporary files of writes, of dead writers and of those at work."""
-        with _our_errors(f"listing temporary files in {self.uri}"), suppress(FileNotFoundError):
+        with our_errors(f"listing temporary files in {self.uri}"), suppress(FileNotFoundError):
             for path in self._staging.iterdir():
                 with suppress(FileNotFoundError):  # published while we look
                     yield _stat_of(path.name, path.stat())
 
     def delete_leftover(self, name: str) -> None:
         """See ``gc_rules.HasLeftovers``."""
-        with _our_errors(f"deleting the temporary file {name} in {self.uri}"):
+        with our_errors(f"deleting the temporary file {name} in {self.uri}"):
             (self._staging / check_name(name)).unlink(missing_ok=True)
 
     def remove_empty_staging(self) -> None:
@@ -220,7 +228,7 @@ class LocalStore:
             raise _not_found(name, self.uri) from error
         except OSError as error:
             raise _translated(error, f"opening {name} in {self.uri}") from error
-        with file, _our_errors(f"reading {name} in {self.uri}"):
+        with file, our_errors(f"reading {name} in {self.uri}"):
             if not S_ISREG(os.fstat(file.fileno()).st_mode):  # a device, which has no size and may have no end
                 raise _not_found(name, self.uri)
             yield file
@@ -267,7 +275,7 @@ class LocalStore:
     def _locked(self, name: str) -> Iterator[None]:
         from filelock import FileLock  # with asyncio and more, which no command needs that only reads
 
-        with _our_errors(f"locking {name} in {self.uri}"):
+        with our_errors(f"locking {name} in {self.uri}"):
             self._locks.mkdir(parents=True, exist_ok=True)
             with FileLock(self._locks / sha256(name.encode()).hexdigest()[:32]):
                 yield
@@ -307,7 +315,7 @@ def _unless_gone(error: OSError) -> None:
 
 
 @contextmanager
-def _our_errors(what: str) -> Iterator[None]:
+def our_errors(what: str) -> Iterator[None]:
     """Errors of the operating system inside the block become ours; ``what`` names the operation, object and store."""
     try:
         yield

@@ -72,7 +72,8 @@ def is_initialised(uri: str, *, deadline_s: float | None = None) -> bool:
     """
     parts = _split(uri)
     check_allowed(uri)
-    return _open_s3(parts, uri, deadline_s).is_reachable if parts.scheme == "s3" else _local_path(parts, uri).is_dir()
+    store = _open_s3(parts, uri, deadline_s) if parts.scheme == "s3" else LocalStore(_local_path(parts, uri))
+    return store.is_reachable
 
 
 def _split(uri: str) -> SplitResult:

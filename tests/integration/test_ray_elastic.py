@@ -125,18 +125,15 @@ def test_gang_goes_on_smaller_when_its_node_dies_and_grows_when_another_comes(
     audit_journal(store, SWEEP, (job,))
     told = [event for event in journal_events(store, SWEEP) if event["type"].startswith("attempt_")]
     told = [event for event in told if event["type"] != "attempt_placed"]
-    first_end, growing, second_end = told[1], told[3], told[4]
-    assert first_end["type"] == "attempt_lost" or first_end["kind"] == "node_lost", first_end
-    assert [event["type"] for event in told if event is not first_end] == [
-        "attempt_launched",
-        "attempt_launched",
-        "attempt_preempting",
-        "attempt_failed",
-        "attempt_launched",
-        "attempt_succeeded",
-    ]
+    *until_smaller, growing, second_end, full_again, success = told
+    losses = [event for event in until_smaller if event["type"] != "attempt_launched"]
+    # Ray may take seconds to notice that the node is gone: until then one more attempt may be sent there.
+    assert 1 <= len(losses) <= 2, losses
+    assert all(event["type"] == "attempt_lost" or event["kind"] == "node_lost" for event in losses)
+    assert [event["num_workers"] for event in told if event["type"] == "attempt_launched"][-2:] == [2, 0]
+    assert (growing["type"], second_end["kind"]) == ("attempt_preempting", "preempted")
     assert "grows from 2 to 4 GPUs" in growing["reason"]
-    assert second_end["kind"] == "preempted"
+    assert (full_again["type"], success["type"]) == ("attempt_launched", "attempt_succeeded")
     begun, smaller, grown = read_traces(store, job.key)
     assert [trace["world_size"] for trace in (begun, smaller, grown)] == [4, 2, 4]
     assert smaller["first_step"] >= EVERY

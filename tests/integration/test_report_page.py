@@ -57,7 +57,7 @@ SEARCHES = tuple(
 def _search(index):
     """Of a recipe, then of levels: three trials, the middle one stopped."""
     values = (0.3, 0.2, 0.1)
-    params = [{"lr": 10.0 ** (place - 2), "decay": 0.0} for place in range(3)]
+    params: list[dict[str, object]] = [{"lr": 10.0 ** (place - 2), "decay": 0.0} for place in range(3)]
     if index:
         params = [{"label_space": f"levels/depth{place + 1}"} for place in range(3)]
     trials = [

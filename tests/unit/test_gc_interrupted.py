@@ -5,15 +5,19 @@ import pytest
 from orchestrator.controller.retention import forget
 from orchestrator.errors import StorageError
 from orchestrator.plan.graph import Job
+from orchestrator.search.kept import kept_trials
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.gc_layout import tombstones_name
 from orchestrator.storage.gc_lock import LOCK_DURATION_S
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
-from tests.gc_store import GRACE_S, TRASH_S, Lab, crash, make_job
+from tests.gc_store import GRACE_S, TRASH_S, Lab, crash, make_job, make_search
 
 DATASET = make_job(0)
 PRETRAIN = make_job(3, DATASET)
-KEPT, GONE = (DATASET,), (PRETRAIN, make_job(8, DATASET))
+SEARCH = make_search(DATASET)
+TRIAL = make_job(13, DATASET)
+"""Of the search: no plan has it."""
+KEPT, GONE = (DATASET,), (PRETRAIN, make_job(8, DATASET), SEARCH)
 STAGES = ("to hide", "to destroy", "half hidden")
 MAX_REQUESTS = 400
 
@@ -21,6 +25,7 @@ MAX_REQUESTS = 400
 def make_lab(stage: str) -> Lab:
     """One sweep that stays, one that is forgotten, and garbage of every kind, about to be collected."""
     lab = Lab()
+    lab.ask_trial(SEARCH, TRIAL, completed=True)
     for sweep, jobs in (("kept", KEPT), ("gone", (*KEPT, *GONE))):
         lab.accept(sweep, jobs)
         for job in jobs:
@@ -93,7 +98,10 @@ def test_collect_submit_at_every_request_gets_what_it_found(stage: str) -> None:
         assert [job for job in found if not is_committed(lab.store, job.key)] == []
         lab.collect_until_freed()
         assert [job for job in found if not is_committed(lab.store, job.key)] == []
-        lab.check_intact(GONE)
+        if SEARCH in found:
+            assert kept_trials(lab.store, SEARCH.key) == {TRIAL.key}
+            assert is_committed(lab.store, TRIAL.key)
+        lab.check_intact((*GONE, TRIAL))
     assert 30 < nth < MAX_REQUESTS
 
 

@@ -217,5 +217,5 @@ def test_collect_search_costs_no_request_where_there_is_none() -> None:
     lab = Lab()
     lab.run_sweep("plain", [DATASET])
     store = MeddledStore(lab.store)
-    lab.collect(store)  # type: ignore[arg-type]  # as its tests use it everywhere
+    lab.collect(store)
     assert store.num_requests < 60

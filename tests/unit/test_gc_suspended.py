@@ -37,7 +37,8 @@ def garbage(stage: str) -> Lab:
 def test_collect_suspended_at_each_write_takes_nothing_that_is_wanted_since(num_others: int, stage: str) -> None:
     """While it sleeps a sweep asks for artifacts, and other collections come and go; their records are relied on."""
     for nth in range(1, 60):
-        lab, relied_on = garbage(stage), []
+        lab = garbage(stage)
+        relied_on: list[str] = []
 
         def meanwhile(delay_s: float, lab: Lab = lab, relied_on: list[str] = relied_on) -> None:
             lab.clock.advance(delay_s)

@@ -16,8 +16,7 @@ from orchestrator.cli.language import Template
 from orchestrator.errors import SpecError, UserError
 from orchestrator.plan.build import build_plan
 from orchestrator.spec import load_sweep
-from orchestrator.spec.document import SCALES
-from orchestrator.spec.document import Changes
+from orchestrator.spec.document import SCALES, Changes
 from orchestrator.spec.load import canonical_yaml, load_all
 from orchestrator.spec.reference import MARK, reference_text
 from orchestrator.spec.templates import template_names

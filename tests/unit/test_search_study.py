@@ -19,6 +19,7 @@ from orchestrator.storage.layout import search_log_folder, search_log_head, sear
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.search_logs import encode_head
 from orchestrator.storage.trials import TrialState, read_trials
+from orchestrator.testing.memory_store import MemoryStore
 from tests.integration.search_jobs import error_after, search_request
 
 ASHA = "{asha: {}, space: {lr: {uniform: [0.01, 0.8]}}, trials: 6}"
@@ -165,22 +166,21 @@ def test_log_that_was_begun_anew_has_other_names(store, tmp_path):
     assert len(after) == 2 * len(before) - 1, "all but the head"
 
 
-def test_trials_whose_values_are_no_recipe_are_answered_in_any_number(store, tmp_path):
-    space = "{random: {}, space: {lr: {uniform: [0.01, 0.8]}}, trials: 1500}"
-    study = Runner(store, search_request(store, tmp_path, space)).study
+def test_trials_whose_values_are_no_recipe_are_answered_in_any_number(store, tmp_path, monkeypatch):
+    """More of them than Python calls functions within each other."""
+    space = "{random: {}, space: {lr: {uniform: [0.01, 0.8]}}, trials: 1200}"
+    study = Study(search_request(store, tmp_path, space), MemoryStore(), lambda: 1.0)
 
-    def refuse(params):
+    def refuse(plan, params):
         raise UserError("no recipe")
 
-    study._sampler = SimpleNamespace(ask=lambda number, tried, answered: {"lr": 0.1})
-    study.plan = SimpleNamespace(
-        **{name: getattr(study.plan, name) for name in ("num_trials", "space", "max_epochs")}, key_of=refuse
-    )
-    study._show = lambda numbers: None  # an object each, which is not what is asked here
+    monkeypatch.setattr(type(study.plan), "key_of", refuse)
+    monkeypatch.setattr(study, "_sampler", SimpleNamespace(ask=lambda number, tried, answered: {"lr": 0.1}))
+    monkeypatch.setattr(study, "_show", lambda numbers: None)  # an object each, which is not what is asked here
     assert study.next_task() is None
     assert study.is_over
     assert {view.state for view in study.trials} == {TrialState.FAILED}
-    assert len(study.trials) == 1500
+    assert len(study.trials) == 1200
 
 
 def test_value_that_was_told_before_a_crash_is_not_told_twice(store, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.app import app
+from orchestrator.cli.exits import ExitCode
 from orchestrator.controller.retention import forget
 from orchestrator.errors import NoSpaceError, NotFoundError, StorageDeniedError, StorageError
 from orchestrator.storage.artifacts import is_committed
@@ -73,6 +77,12 @@ def test_store_whose_folder_cannot_be_read_says_so_in_every_operation(
     assert store.get("a/b/c") == b"1"
 
 
+def test_listing_of_a_whole_disk_leaves_out_its_own_folder(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (store.root / "lost+found").mkdir()
+    with failing(monkeypatch, errno.EACCES, store.root / "lost+found"):
+        assert {stat.name for stat in store.list_objects("")} == {"a/b/c", "d"}
+
+
 def test_listing_of_a_folder_that_is_deleted_meanwhile_goes_on(store: LocalStore) -> None:
     listing = store.list_objects("")
     first = next(listing).name
@@ -109,6 +119,27 @@ def test_download_that_fails_leaves_the_target_as_it_was_and_nothing_beside_it(
         store.download("a/b/none", target)
     assert target.read_bytes() == b"former"
     assert {path.name for path in tmp_path.iterdir()} == {"store", "target"}
+
+
+def test_doctor_and_submit_say_that_a_directory_is_closed_to_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = (tmp_path / "closed" / "store").as_uri()
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("ORCHESTRATOR_STORE", uri)
+    with failing(monkeypatch, errno.EACCES, tmp_path / "closed"):
+        told = CliRunner().invoke(app, ["doctor", "--local", "--store", uri, "-o", "json"])
+        submitted = CliRunner().invoke(app, ["submit", "quickstart", "-y"])
+    assert told.exit_code == ExitCode.FAILURE, told.output
+    checks = {check["name"]: check for check in json.loads(told.stdout)["checks"]}
+    assert checks["folder"]["verdict"] == "failed"
+    assert "ask for read and write permissions" in checks["folder"]["remedy"]
+    assert checks["read and write"]["verdict"] == "skipped"
+    assert isinstance(submitted.exception, StorageError), submitted.output
+    assert "ask for read and write permissions" in str(submitted.exception)
+    assert list(home.iterdir()) == [], "no stack"
 
 
 def test_collect_over_a_folder_that_cannot_be_read_forgets_no_hidden_record(

@@ -127,15 +127,16 @@ def _from_timm(name: str, spec: ModelSpec) -> Mapping[str, Tensor]:
     return timm_model(name, spec, num_classes=0).state_dict()
 
 
-def timm_model(name: str, spec: ModelSpec, **arguments: object) -> nn.Module:
-    """The model of a full name of timm's, ``<architecture>.<tag>``, with its weights.
+def timm_model(name: str, spec: ModelSpec, *, num_classes: int | None = None) -> nn.Module:
+    """The model of a full name of timm's, ``<architecture>.<tag>``, with its weights; by default with its last layer.
 
     Raises:
         UserError: there is no such tag, or it does not fit the spec.
         StorageError: it cannot be downloaded now.
     """
+    arguments = timm_kwargs(spec) | ({} if num_classes is None else {"num_classes": num_classes})
     try:
-        model: nn.Module = timm.create_model(name, pretrained=True, **timm_kwargs(spec), **arguments)
+        model: nn.Module = timm.create_model(name, pretrained=True, **arguments)
     except OSError as error:  # of the network and of the hub's client
         raise StorageError(f"the weights {name} cannot be downloaded now: {error}") from error
     except REFUSALS as error:
