@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -129,8 +130,11 @@ def measure(batches: Iterator[int]) -> Mapping[str, float]:
 def _family() -> list[Path]:
     """This process and its children."""
     own = Path("/proc/self").resolve()
-    tasks = [task / "children" for task in (own / "task").iterdir()]
-    return [own, *(Path("/proc") / pid for children in tasks for pid in children.read_text().split())]
+    children: list[str] = []
+    for task in (own / "task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            children += (task / "children").read_text().split()
+    return [own, *(Path("/proc") / pid for pid in children)]
 
 
 def _cpu_s() -> float:

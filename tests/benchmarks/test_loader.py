@@ -81,6 +81,7 @@ def _pixel_difference(folder: Path) -> float:
 
 
 @pytest.mark.bench
+@pytest.mark.timeout(900)
 def test_loader_from_tar_to_batch_beside_webdataset(folder: Path) -> None:
     difference = _pixel_difference(folder)
     rounds = [{arm: _measure(arm, folder) for arm in ARMS} for _ in range(ROUNDS)]

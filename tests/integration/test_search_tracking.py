@@ -77,6 +77,7 @@ def assert_told_once(shown: Shown, trials: list[Trial]) -> None:
         assert run.info.status == STATUS.get(trial.state, "RUNNING")
 
 
+@pytest.mark.slow
 def test_search_on_ray_is_a_run_with_a_run_for_each_trial_and_stays_so_when_published_again(
     ray_cluster, namespace, store, tmp_path, gate, until
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 
 import pytest
 
@@ -121,6 +122,18 @@ def test_page_has_every_trial_and_the_sentences_of_the_other_forms():
     assert " ".join(search["sentences"]) in search_table(report.searches[0]).caption
     assert "function renderSearches()" in page
     assert "@@" not in page.replace(embedded, "").split('id="report"')[0]
+
+
+def test_scripts_of_the_page_are_javascript(tmp_path):
+    """A slip in either would leave the page empty, which only browsers notice."""
+    driver = pytest.importorskip("playwright._impl._driver", reason="needs the JavaScript engine of playwright")
+    engine, *_ = driver.compute_driver_executable()
+    plan = Plan(sweep="s", revision=1, store_uri="file:///x", jobs=(JOB,), baseline="")
+    page = render_page(compute_report(plan, {}), plan, Learning(curves={})).decode()
+    script = tmp_path / "page.js"
+    script.write_text(page.rpartition("<script>")[2].partition("</script>")[0])
+    assert "renderSearches" in script.read_text()
+    subprocess.run([engine, "--check", script], check=True, timeout=60)
 
 
 def test_page_without_searches_has_none():

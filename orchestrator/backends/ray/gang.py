@@ -32,7 +32,7 @@ _COLLECTIVE_TIMEOUT_S = 600
 _START_TIMEOUT_S = 60.0
 _START_ATTEMPTS = 3
 _ENVIRONMENT = {
-    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # fills the dashboard's Train tab
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's interface tells of gangs
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_TIMEOUT_S:g}",
 }

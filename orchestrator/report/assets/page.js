@@ -40,7 +40,6 @@
   }
   const plusMinus = (mean, std) => (isThere(mean) ? number(mean) + (isThere(std) ? ` ± ${number(std)}` : "") : "missing");
   const interval = (low, high, signed) => (isThere(low) && isThere(high) ? `[${number(low, signed)}, ${number(high, signed)}]` : "-");
-  const costText = (compute) => (compute && isThere(compute.cost) ? (compute.is_cost_partial ? "≥ " : "") + compute.cost.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 }) : "-");
   const pText = (p) => (!isThere(p) ? "-" : p < 0.0005 ? "<0.001" : p.toFixed(3));
   function probability(value) {
     if (!isThere(value)) return "-";
@@ -199,8 +198,6 @@
     if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
     const priced = rows.map((row) => row.compute).find((compute) => compute && isThere(compute.cost));
     if (priced) columns.push(["cost" + (priced.currency ? ` [${priced.currency}]` : ""), (row) => (row.compute && isThere(row.compute.cost) ? (row.compute.is_cost_partial ? "\u2265 " : "") + row.compute.cost.toFixed(2) : "unknown"), (row) => row.compute && row.compute.cost]);
-    const priced = rows.find((row) => row.compute && isThere(row.compute.cost));
-    if (priced) columns.push([priced.compute.currency ? `cost [${priced.compute.currency}]` : "cost", (row) => costText(row.compute), (row) => row.compute && row.compute.cost]);
     if (has((row) => row.summary && row.summary.components && isThere(row.summary.components.transfer_std))) {
       const part = (row, name) => row.summary && row.summary.components ? row.summary.components[name] : null;
       columns.push(["std of pretrain seeds" + PERCENT, (row) => number(part(row, "pretrain_std")), (row) => part(row, "pretrain_std")],
