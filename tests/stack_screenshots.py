@@ -91,7 +91,8 @@ def take(directory: Path, folder: Path) -> None:
             page.get_by_text("controller", exact=True).first.wait_for(timeout=_PATIENCE_MS)
             _save(page, folder / "ray-actors.png")
         with ray_page(browser, stack, "jobs") as page:
-            page.get_by_text("RUNNING", exact=True).first.wait_for(timeout=_PATIENCE_MS)
+            begun = page.get_by_text("RUNNING", exact=True).or_(page.get_by_text("SUCCEEDED", exact=True))
+            begun.first.wait_for(timeout=_PATIENCE_MS)
             _save(page, folder / "ray-jobs.png")
         for run in train_runs(stack):
             sys.stdout.write(f"Ray Train: {run['name']} {run['status']}\n")
