@@ -63,6 +63,10 @@ class UserError(OrchestratorError):
     failure_kind = FailureKind.USER_ERROR
 
 
+class UsageError(UserError):
+    """A command or call was given what it cannot mean, whatever the store holds; commands end with code 2."""
+
+
 class BadDataError(OrchestratorError):
     """A shard or sample is not what its index says, or cannot be decoded."""
 

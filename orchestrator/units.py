@@ -6,6 +6,8 @@ GIB = 1024**3
 MIB = 1024**2
 KIB = 1024
 
+_CENT = 0.01
+_LEAST_MONEY = 1e-6
 _BYTE_STEPS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
@@ -26,6 +28,16 @@ def format_duration(duration_s: float) -> str:
         return f"{minutes}m{seconds:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m"
+
+
+def format_money(amount: float) -> str:
+    """Render a sum in any currency: ``1234.5`` -> ``1,234.50``; below 0.01 two digits: ``0.0012``."""
+    if amount == 0 or abs(amount) >= _CENT:
+        return f"{amount:,.2f}"
+    if abs(amount) < _LEAST_MONEY:
+        return f"{'>-' if amount < 0 else '<'}{_LEAST_MONEY:.6f}"
+    exponent = int(f"{amount:.1e}".partition("e")[2])  # once rounded: 0.00999 is 0.010
+    return f"{amount:.{1 - exponent}f}"
 
 
 def format_percent(fraction: float, *, digits: int = 2) -> str:

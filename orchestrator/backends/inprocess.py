@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.backends.classify import failure_from
-from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Placement
+from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Node, Placement
 from orchestrator.contract import (
     ENTRY_POINT,
     ExecutionContext,
@@ -30,6 +30,8 @@ Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
 ProgressListener: TypeAlias = Callable[[JobRequest, Progress], None]
 
 _UNBOUNDED = Resources(cpus=math.inf, gpus=math.inf, memory_gib=math.inf)
+_HOST = Node(resources=_UNBOUNDED, is_spot=False)
+"""Where somebody works: nobody debugs on a machine that is taken away."""
 
 
 def load_entry_point(entry_point: str = ENTRY_POINT) -> Execute:
@@ -70,7 +72,7 @@ class InprocessBackend:
 
     def capacity(self) -> Capacity:
         """See ``Backend``."""
-        return Capacity(total=_UNBOUNDED, nodes=(_UNBOUNDED,))
+        return Capacity(total=_UNBOUNDED, nodes=(_UNBOUNDED,), host=_HOST)
 
     def launch(self, request: JobRequest, resources: Resources, placement: Placement = ANYWHERE) -> None:
         """Run an attempt to its end."""

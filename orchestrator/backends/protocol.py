@@ -55,6 +55,8 @@ class Capacity:
     """The nodes themselves; empty where a backend knows none."""
     absent: tuple[Node, ...] = ()
     """Nodes that were lost a short while ago and may come back, as machines do after a restart; none is alive."""
+    host: Node | None = None
+    """The one machine on which everything runs, wherever it is sent; None = there are several, or none is known."""
     maximum: tuple[Node, ...] | None = None
     """Kinds of nodes that an autoscaler would add; none = the cluster does not grow."""
 

@@ -30,12 +30,14 @@ from orchestrator.cli.completion import COMPLETED_LINE, complete_sweep
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
 from orchestrator.cli.on_demand import command_line
 from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, TableOption
+from orchestrator.cli.sections import SectionedGroup
 from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
 from orchestrator.errors import OrchestratorError, SpecError
 from orchestrator.security import redaction
 
 app = typer.Typer(
     name="orchestrator",
+    cls=SectionedGroup,
     help="Pretraining sweeps over label hierarchies: one sweep.yaml in, one answer out.",
     no_args_is_help=True,
     add_completion=True,
@@ -71,7 +73,9 @@ class UsageBy(StrEnum):
     LEVEL = "level"
 
 
-SweepFile = Annotated[str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep (quickstart, digits).")]
+SweepFile = Annotated[
+    str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep: quickstart, digits, clusters, paper-...")
+]
 SweepFiles = Annotated[
     list[str], typer.Argument(help="Sweep files or shipped sweeps; several share one cluster, and their common jobs.")
 ]

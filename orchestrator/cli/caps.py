@@ -28,9 +28,10 @@ from orchestrator.controller.client import (
 )
 from orchestrator.controller.lease import read_lease
 from orchestrator.controller.quotas import ANYBODY
-from orchestrator.errors import NotFoundError, OrchestratorError
+from orchestrator.errors import NotFoundError, OrchestratorError, StorageError, UsageError
 from orchestrator.spec.suggest import did_you_mean
-from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.layout import quotas_name
+from orchestrator.storage.protocol import ObjectStore, check_name
 
 _ANY = "none"
 _WHOLE = "a whole number"
@@ -48,8 +49,13 @@ class Place:
     form: DocumentForm = DocumentForm.TABLE
 
     def open(self) -> tuple[ObjectStore, str]:
-        """The store and the cluster's name."""
-        return open_existing_store(self.store), self.cluster or Settings().cluster
+        """The store and the cluster's name. Raises ``UsageError`` if that can be none."""
+        cluster = self.cluster or Settings().cluster
+        try:
+            check_name(quotas_name(cluster))
+        except StorageError as error:
+            raise UsageError(f"cluster {cluster!r} can be no name of a cluster: {error}") from error
+        return open_existing_store(self.store), cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +86,15 @@ class _Use:
     """Sweeps whose journal is damaged: what they hold is not known."""
 
 
-def whose(user: str, *, is_others: bool) -> str:
-    """Whom a line means. Raises ``typer.BadParameter`` unless it is exactly one."""
+def whose(user: str, *, is_others: bool, beside: str = "") -> str:
+    """Whom a line means; ``beside`` are other choices to tell of. Raises ``typer.BadParameter`` unless it is one."""
     if bool(user) == is_others:
-        message = "name one user, or --others for all who have no bounds of their own"
+        message = "name one user, or --others for all who have no bounds of their own" + beside
         raise typer.BadParameter(message)
     if is_others:
         return ANYBODY
+    if user == ANYBODY:
+        raise typer.BadParameter(f"{user!r} is no user: write --others for all who have no bounds of their own")
     if user != user.strip() or not user.isprintable():
         message = f"{user!r} is no user's name: it has blanks at its ends, or characters that cannot be printed"
         raise typer.BadParameter(message)
@@ -117,7 +125,7 @@ def show_quotas(place: Place) -> ExitCode:
 def set_quota(user: str, bounds: Bounds, place: Place) -> ExitCode:
     """Change a user's bounds, and print all."""
     store, cluster = place.open()
-    quotas = change_quotas(store, cluster, lambda now: {**now, user: bounds.over(now.get(user, Cap()))})
+    quotas = change_quotas(store, cluster, lambda now: _with(now, user, bounds))
     shown = "all users without bounds of their own" if user == ANYBODY else user
     told = f"On cluster {cluster}, what {shown} may hold is set{_stranger(store, cluster, user)}"
     return _changed(told, store, cluster, quotas, place.form)
@@ -138,12 +146,20 @@ def clear_quota(user: str, place: Place) -> ExitCode:
     return _changed(f"{shown} removed on cluster {cluster}", store, cluster, quotas, place.form)
 
 
+def _with(now: Quotas, user: str, bounds: Bounds) -> Quotas:
+    """Others without any bound are bounded by nothing, which needs no entry; a user is by it not one of the others."""
+    changed = bounds.over(now.get(user, Cap()))
+    others = {name: cap for name, cap in now.items() if name != user}
+    return others if user == ANYBODY and changed == Cap() else {**now, user: changed}
+
+
 def _without(user: str, cluster: str) -> Callable[[Quotas], Quotas]:
     def change(now: Quotas) -> Quotas:
         if user not in now:
             who = "all others have" if user == ANYBODY else f"{user} has"
-            bounded = did_you_mean(user, [_OTHERS if name == ANYBODY else name for name in now])
-            message = f"{who} no bounds on cluster {cluster}, and nothing was changed; users with bounds: {bounded}"
+            names = [_OTHERS if name == ANYBODY else name for name in now]
+            bounded = did_you_mean(user, names, they_are="users with bounds")
+            message = f"{who} no bounds on cluster {cluster}, and nothing was changed; {bounded}"
             raise NotFoundError(message)
         return {name: cap for name, cap in now.items() if name != user}
 

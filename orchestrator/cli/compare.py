@@ -13,7 +13,7 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import load_plan, load_snapshot
-from orchestrator.report.compare import compare_sweeps, comparison_tables, sweep_records
+from orchestrator.report.compare import check_different, compare_sweeps, comparison_tables, sweep_records
 from orchestrator.report.plain import json_ready
 from orchestrator.report.render_csv import render_csv
 from orchestrator.report.render_markdown import markdown_table
@@ -25,6 +25,7 @@ from orchestrator.storage.protocol import ObjectStore
 
 def show_comparison(sweeps: Sequence[str], *, metric: str, form: TableForm, store_uri: str) -> ExitCode:
     """Print the comparison; it is not saved, as it belongs to no single sweep."""
+    check_different(sweeps)
     store = open_existing_store(store_uri)
     for sweep in sweeps:
         require_sweep(store, sweep)

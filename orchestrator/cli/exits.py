@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import IntEnum
 
-from orchestrator.errors import InfeasibleError, NotFoundError, OrchestratorError, SpecError
+from orchestrator.errors import InfeasibleError, NotFoundError, OrchestratorError, SpecError, UsageError
 from orchestrator.security.redaction import redacted
 
 
@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
 
 def exit_code_of(error: OrchestratorError) -> ExitCode:
     """Exit code of an error that reached the top."""
-    if isinstance(error, SpecError):
+    if isinstance(error, SpecError | UsageError):
         return ExitCode.SPEC
     if isinstance(error, InfeasibleError):
         return ExitCode.REFUSED

@@ -20,7 +20,7 @@ from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.plan import check_accelerator
 from orchestrator.cli.settings import Settings
 from orchestrator.contract import Resources
-from orchestrator.errors import UserError
+from orchestrator.errors import UsageError, UserError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.costs import CPU_ENTRY, PriceTable
 from orchestrator.plan.graph import Plan
@@ -149,9 +149,9 @@ def _outlook(
 
 def _check(options: ForecastOptions) -> None:
     if not 0.0 <= options.spot < 1.0:
-        raise UserError(f"--spot {options.spot:g} is a probability per node and hour: give a number from 0 to below 1")
+        raise UsageError(f"--spot {options.spot:g} is a probability per node and hour: give a number from 0 to below 1")
     if options.gpu_mtbf_h < 0.0 or options.replace_s < 0.0:
-        raise UserError("--gpu-mtbf and --replace are times: give numbers from 0 up")
+        raise UsageError("--gpu-mtbf and --replace are times: give numbers from 0 up")
 
 
 def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Forecast:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.settings import Settings
-from orchestrator.errors import UserError
+from orchestrator.errors import UsageError, UserError
 from orchestrator.plan.costs import PriceTable
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.spending import Bill, bill_of
 
 
 def read_prices(path: str) -> PriceTable | None:
-    """The table of a path, else that of the setting ``prices``; None without either. Raises ``UserError``."""
+    """The table of a path, else that of the setting ``prices``; None without either. Raises ``UsageError``."""
     named = path or Settings().prices
     if not named:
         return None
     try:
         return PriceTable.parse(Path(named).read_text(encoding="utf-8"), named)
+    except UserError as error:
+        raise UsageError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         where = "--prices" if path else "the setting prices (ORCHESTRATOR_PRICES):"
-        raise UserError(f"{where} {named} cannot be read: {error}") from error
+        raise UsageError(f"{where} {named} cannot be read: {error}") from error
 
 
 def hours_left(snapshot: Snapshot, left_s: Mapping[str, float]) -> tuple[float, float]:
@@ -37,9 +40,10 @@ def cost_lines(bill: Bill, prices: PriceTable | None, expected: float | None) ->
     """What it has cost so far and what it will in all; nothing where there are no prices at all."""
     if not bill.is_known:
         if prices is not None:
-            yield f"Cost so far unknown: {_unpriced(bill)} have no price, neither by a node's label nor by the table"
+            yield f"Cost so far unknown: {_unpriced(bill)} have no price{_why_unpriced(bill)}"
     elif bill.is_partial:
-        yield f"Cost so far at least {show_money(bill.amount, prices)}: {_unpriced(bill)} have no known price"
+        least = show_money(bill.amount, prices)
+        yield f"Cost so far at least {least}: {_unpriced(bill)} have no known price{_market(bill)}"
     elif bill.gpu_hours or bill.core_hours:
         in_all = "" if expected is None else f", about {show_money(expected, prices)} in all"
         yield f"Cost so far {show_money(bill.amount, prices)}{in_all}"
@@ -67,7 +71,23 @@ def show_money(amount: float, prices: PriceTable | None) -> str:
     return (prices or PriceTable(prices={})).show(amount)
 
 
+def _why_unpriced(bill: Bill) -> str:
+    return _market(bill) or ", neither by a node's label nor by the table"
+
+
+def _market(bill: Bill) -> str:
+    """``: ...`` where hours would have a price, were it known which of two."""
+    if not bill.unknown_market_hours:
+        return ""
+    is_all = math.isclose(bill.unknown_market_hours, bill.unpriced_gpu_hours + bill.unpriced_core_hours)
+    return f": {'' if is_all else 'of some '}it is not known whether the machine was spot"
+
+
 def _unpriced(bill: Bill) -> str:
-    parts = [f"{bill.unpriced_gpu_hours:,.2f} GPU-hours"] if bill.unpriced_gpu_hours else []
-    parts += [f"{bill.unpriced_core_hours:,.2f} core-hours"] if bill.unpriced_core_hours else []
+    parts = [f"{_hours(bill.unpriced_gpu_hours)} GPU-hours"] if bill.unpriced_gpu_hours else []
+    parts += [f"{_hours(bill.unpriced_core_hours)} core-hours"] if bill.unpriced_core_hours else []
     return " and ".join(parts)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.2f}" if hours >= 0.01 else "less than 0.01"

@@ -16,11 +16,12 @@ from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.selection import Condition, select
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import Consent, SweepLedger
+from orchestrator.controller.inbox import Retry, Submit, read_inbox
 from orchestrator.controller.lease import read_lease
 from orchestrator.errors import NotFoundError
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.transitions import JobState
+from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.units import format_duration
 
@@ -54,6 +55,10 @@ class Order:
     """The same, said of several jobs; empty for orders that take no jobs."""
     undo: str = ""
     """Command that takes it back, or leads on."""
+    reopens: bool = False
+    """Whether it lets a sweep that has ended go on; any other order means nothing to one."""
+    aim: SweepState | None = None
+    """How a sweep ends by it, so that one that has ended so needs nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,8 @@ def give_order(sweep: str, order: Order, send: Send, sending: Sending, choice: C
     require_sweep(store, sweep)
     ledger = SweepLedger(store, sweep)
     snapshot = ledger.refresh()
+    if not order.reopens and snapshot.state.is_final and not _will_reopen(store, snapshot):
+        return _tell_ended(snapshot, order, sending.form)
     jobs = None
     if choice is not None and not choice.is_everything:
         chosen = _chosen(snapshot, order, choice)
@@ -109,6 +116,27 @@ def is_served(store: ObjectStore, snapshot: Snapshot, now: float) -> bool:
     """Whether the controller of a sweep's cluster renews its lease."""
     lease = read_lease(store, snapshot.cluster) if snapshot.cluster else None
     return lease is not None and lease.expires_at_s > now
+
+
+def _will_reopen(store: ObjectStore, snapshot: Snapshot) -> bool:
+    """Whether a message waits that lets an ended sweep go on: what is sent now is followed after it."""
+    waiting = read_inbox(store, snapshot.sweep, skip=snapshot.handled)
+    return any(isinstance(message, Submit | Retry) for message in waiting)
+
+
+def _tell_ended(snapshot: Snapshot, order: Order, form: DocumentForm) -> ExitCode:
+    """Say that an order means nothing any more; it is not sent, as it would wait for a controller to refuse it."""
+    is_reached = snapshot.state is order.aim
+    told = f"sweep {snapshot.sweep} has ended ({snapshot.state.value}) already: nothing to {order.verb}"
+    if form is not DocumentForm.TABLE:
+        refusal = "" if is_reached else told
+        document = {"sweep": snapshot.sweep, "action": order.verb, "message": "", "jobs": None, "followed": is_reached}
+        print_document({**document, "refusal": refusal, "state": snapshot.state.value}, form)
+    if is_reached:
+        stderr_console().print(f"{told}.", markup=False, soft_wrap=True)
+        return ExitCode.OK
+    complain(f"{told}; retry or submit lets it go on")
+    return ExitCode.FAILURE
 
 
 def _chosen(snapshot: Snapshot, order: Order, choice: Choice) -> list[JobView]:

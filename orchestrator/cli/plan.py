@@ -12,7 +12,7 @@ from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.plan_tables import diff_lines, diff_table, groups_table, jobs_table, kinds_table, outlook_lines
 from orchestrator.cli.settings import Settings, shown_store
-from orchestrator.errors import SpecError, StorageError, UserError
+from orchestrator.errors import SpecError, StorageError, UsageError
 from orchestrator.plan.accelerators import PEAKS
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.diff import diff_plans
@@ -106,10 +106,10 @@ def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:
 
 
 def check_accelerator(name: str) -> str:
-    """The table's name of an accelerator. Raises ``UserError`` for one that it does not have."""
+    """The table's name of an accelerator. Raises ``UsageError`` for one that it does not have."""
     found = known_accelerator(name) if name else ""
     if name and not found:
-        raise UserError(f"--accelerator {name!r} is not known; known are {', '.join(sorted(PEAKS))}")
+        raise UsageError(f"--accelerator {name!r} is not known; known are {', '.join(sorted(PEAKS))}")
     return found
 
 

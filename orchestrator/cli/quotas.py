@@ -69,7 +69,9 @@ def clear(
     place = _place(cluster, store, output)
     if everyone and (user or others):
         raise typer.BadParameter("--all means everybody: name nobody beside it")
-    raise typer.Exit(clear_quota("" if everyone else whose(user, is_others=others), place))
+    raise typer.Exit(
+        clear_quota("" if everyone else whose(user, is_others=others, beside=", or --all for everybody"), place)
+    )
 
 
 def _place(cluster: str, store: str, output: DocumentForm) -> Place:

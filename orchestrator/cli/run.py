@@ -18,7 +18,7 @@ from orchestrator.cli.status import describe_progress
 from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.controller.client import list_sweeps, load_plan
-from orchestrator.errors import NotFoundError, OrchestratorError, UserError
+from orchestrator.errors import NotFoundError, OrchestratorError, UsageError, UserError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.spec import load_sweep
@@ -46,7 +46,7 @@ def run_job(name: str, options: RunOptions) -> ExitCode:
     """Run a job and whatever of its inputs is not committed yet; print its metrics."""
     if not options.inprocess:
         message = "only --inprocess is offered: add it (on the cluster, jobs run by `orchestrator submit`)"
-        raise UserError(message)
+        raise UsageError(message)
     plan = _find_plan(options)
     job = _find_job(plan, name)
     with tempfile.TemporaryDirectory(prefix="orchestrator-run-") as folder:

@@ -14,7 +14,9 @@ class Scale(StrEnum):
     TINY = "tiny"
 
 
-SweepFile = Annotated[str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep (quickstart, digits).")]
+SweepFile = Annotated[
+    str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep: quickstart, digits, clusters, paper-...")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change one value (pretrain.recipe.lr=0.1); may be repeated."),

@@ -12,6 +12,8 @@ from orchestrator.cli.pace import Pacer, durations_of, pace_of
 from orchestrator.contract import Progress
 from orchestrator.controller.client import LiveProgress, read_progress, read_trouble, read_warnings
 from orchestrator.controller.lease import LeaseState, read_lease
+from orchestrator.controller.quotas import ANYBODY, Cap, read_quotas
+from orchestrator.errors import OrchestratorError
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.eta import TimeLeft
 from orchestrator.spec.policy import Policy
@@ -21,7 +23,7 @@ from orchestrator.state.spending import Bill
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_folder
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.units import format_duration, format_percent
+from orchestrator.units import format_duration, format_money, format_percent
 
 MAX_LINES = 20
 """Of running jobs, and of reasons to wait."""
@@ -43,6 +45,8 @@ class Standing:
     """None = it has ended, no controller serves it, or nobody can tell."""
     left_on: str = ""
     """What the time left was scheduled on."""
+    shut: str = ""
+    """Bound of its user under which jobs of it never start; empty = none."""
     now: float = 0.0
     prices: PriceTable | None = None
     """For what ran on nodes that tell no price."""
@@ -90,8 +94,30 @@ def read_standing(
     )
     if not standing.is_served:  # nothing goes on, so that no time is left that would pass
         return standing
+    if shut := _shut(store, snapshot):  # nor here
+        return replace(standing, shut=shut)
     pace = pacer.look(snapshot, progress) if pacer else pace_of(snapshot, progress, durations_of(snapshot), now)
     return replace(standing, left=pace[0], left_on=pace[1]) if pace else standing
+
+
+def _shut(store: ObjectStore, snapshot: Snapshot) -> str:
+    """Bound of a sweep's user under which pending jobs of it never start; empty without one."""
+    owner = snapshot.plan.owner if snapshot.plan is not None else ""
+    if snapshot.plan is None or not owner or snapshot.state.is_final:
+        return ""
+    try:
+        quotas = read_quotas(store, snapshot.cluster)
+    except OrchestratorError:  # the controller warns of it
+        return ""
+    cap = quotas.get(owner, quotas.get(ANYBODY, Cap()))
+    if cap.max_concurrent != 0 and cap.max_gpus != 0:
+        return ""
+    pending = [job for job in snapshot.plan.jobs if snapshot.jobs[job.name].state is JobState.PENDING]
+    if cap.max_concurrent == 0 and pending:
+        return f"user {owner} may run no attempts (max_concurrent=0)"
+    if cap.max_gpus == 0 and any(job.resources.gpus for job in pending):
+        return f"user {owner} may hold no GPUs (max_gpus=0)"
+    return ""
 
 
 def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:
@@ -138,6 +164,7 @@ def standing_document(standing: Standing) -> dict[str, Any]:
         "priority": _priority(snapshot),
         "owner": snapshot.plan.owner if snapshot.plan is not None else "",
         "waits": standing.waits,
+        "waits_behind": {name: standing.progress[name].num_behind for name in standing.waits},
     }
 
 
@@ -179,6 +206,8 @@ def _time_lines(standing: Standing) -> Iterator[str]:
     if left is not None and snapshot.state is SweepState.RUNNING:
         never = f"; {len(left.never)} jobs need more than that" if left.never else ""
         yield f"About {format_duration(left.seconds)} left, on {standing.left_on}{never}"
+    elif standing.shut:
+        yield f"No time left can be told: {standing.shut}; see: orchestrator quota"
     if snapshot.plan is None:
         return
     policy = snapshot.plan.policy
@@ -207,11 +236,12 @@ def _budget_line(standing: Standing, policy: Policy, gpu_hours: float, bound: fl
     """In the terms in which the scheduler keeps the budget: GPU-hours, or these at the price that the policy says."""
     is_money = bound != policy.gpu_hours
     price = policy.gpu_hour_price if is_money else 1.0
-    used = f"{gpu_hours * price:,.2f} of {bound * price:,.2f}"
+    show = format_money if is_money else "{:,.2f}".format
+    used = f"{show(gpu_hours * price)} of {show(bound * price)}"
     used += f" ({gpu_hours:,.2f} GPU-hours at {price:g})" if is_money else " GPU-hours"
     share = f"{format_percent(gpu_hours / bound, digits=0)} %" if bound else "all"
     left = hours_left(standing.snapshot, standing.left.left_s)[0] if _is_all_told(standing.left) else 0.0
-    in_all = f", about {(gpu_hours + left) * price:,.2f} in all" if left else ""
+    in_all = f", about {show((gpu_hours + left) * price)} in all" if left else ""
     return f"Used {used}, {share} of the budget{in_all}{_verdict(gpu_hours, bound)}"
 
 
@@ -239,8 +269,8 @@ def _wait_lines(standing: Standing) -> Iterator[str]:
     for name, reason in standing.waits.items():
         grouped.setdefault(reason, []).append(name)
     for reason, names in list(grouped.items())[:MAX_LINES]:
-        plural = "jobs wait" if names[1:] else "job waits"
-        yield f"{len(names)} {plural} ({names[0]}{', ...' if names[1:] else ''}): {reason.removeprefix('waits: ')}"
+        number = len(names) + sum(standing.progress[name].num_behind for name in names)
+        plural, more = ("jobs wait", ", ...") if number > 1 else ("job waits", "")
+        yield f"{number} {plural} ({names[0]}{more}): {reason.removeprefix('waits: ')}"
     if len(grouped) > MAX_LINES:
-        more = len(grouped) - MAX_LINES
-        yield f"and {more} more reasons to wait: `orchestrator status SWEEP -o json` has all"
+        yield f"and {len(grouped) - MAX_LINES} more reasons to wait: `orchestrator status SWEEP -o json` has all"

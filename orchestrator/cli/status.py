@@ -21,7 +21,7 @@ from orchestrator.cli.settings import Settings
 from orchestrator.cli.standing import MAX_LINES, Standing, read_standing, standing_document, standing_lines
 from orchestrator.contract import Progress
 from orchestrator.controller.client import list_sweeps, load_snapshot
-from orchestrator.errors import NotFoundError, OrchestratorError, TransitionError
+from orchestrator.errors import NotFoundError, OrchestratorError, TransitionError, UserError
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
@@ -65,7 +65,9 @@ def require_sweep(store: ObjectStore, sweep: str) -> None:
 
 def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = "") -> ExitCode:
     """Print one sweep's jobs, or all sweeps when none is named."""
-    table = read_prices(prices)
+    if prices and not sweep:
+        raise UserError("--prices is for the cost of one sweep: orchestrator status SWEEP --prices FILE")
+    table = read_prices(prices) if sweep else None
     store = open_existing_store(store_uri)
     if not sweep:
         return _show_all(store, form)

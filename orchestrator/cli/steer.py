@@ -13,7 +13,7 @@ from orchestrator.cli.selection import parse_where
 from orchestrator.controller import client
 from orchestrator.controller.client import Running
 from orchestrator.spec.policy import PriorityClass
-from orchestrator.state.transitions import JobState
+from orchestrator.state.transitions import JobState, SweepState
 
 
 def pause(sweep: str, running: Running, sending: Sending) -> ExitCode:
@@ -34,7 +34,7 @@ def resume(sweep: str, sending: Sending) -> ExitCode:
 def stop(sweep: str, sending: Sending) -> ExitCode:
     """The end of a sweep, once what runs has ended."""
     wish = "stops: what runs goes on to its end, nothing else starts"
-    order = Order(verb="stop", wish=wish, undo="Submitting it again goes on with it.")
+    order = Order(verb="stop", wish=wish, undo="Submitting it again goes on with it.", aim=SweepState.CANCELLED)
     return give_order(sweep, order, lambda store, _: client.stop(store, sweep, **_envelope(sending)), sending)
 
 
@@ -44,7 +44,13 @@ def cancel(sweep: str, jobs: Sequence[str], where: Sequence[str], sending: Sendi
     choice = _choice(jobs, where, JobState.PENDING, JobState.RUNNING)
     return give_order(
         sweep,
-        Order(verb="cancel", wish=wish, wish_many=wish.replace("is", "are", 1), undo=_then("retry", sweep)),
+        Order(
+            verb="cancel",
+            wish=wish,
+            wish_many=wish.replace("is", "are", 1),
+            undo=_then("retry", sweep),
+            aim=SweepState.CANCELLED,
+        ),
         lambda store, names: client.cancel(store, sweep, jobs=names, **_envelope(sending)),
         sending,
         choice,
@@ -56,7 +62,7 @@ def retry(sweep: str, jobs: Sequence[str], where: Sequence[str], sending: Sendin
     choice = _choice(jobs, where, JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)
     one = "gets another chance" + " for all that failed, was skipped or cancelled" * choice.is_everything
     tail = ", from checkpoints where there are any"
-    order = Order(verb="retry", wish=one + tail, wish_many="get another chance" + tail)
+    order = Order(verb="retry", wish=one + tail, wish_many="get another chance" + tail, reopens=True)
     return give_order(
         sweep,
         order,

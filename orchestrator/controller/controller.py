@@ -373,7 +373,8 @@ class Controller:
 
     def _show_progress(self, fleet: Fleet) -> None:
         for holding in fleet.holdings():
-            holding.board.explain(self._scheduler.waits.get(holding.snapshot.sweep, {}))
+            sweep = holding.snapshot.sweep
+            holding.board.explain(self._scheduler.waits.get(sweep, {}), self._scheduler.behind.get(sweep, {}))
             holding.board.warn(self._scheduler.warnings.get(holding.snapshot.sweep, ""))
             try:
                 holding.board.flush(self._now())

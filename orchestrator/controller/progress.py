@@ -24,6 +24,8 @@ class LiveProgress:
     at_s: float
     attempt_id: str
     progress: Progress
+    num_behind: int = 0
+    """Of a job that waits: how many more ready ones wait for the same, and have no line of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,13 @@ class _Line:
 
     attempt_id: str
     progress: Progress
+    num_behind: int = 0
 
     def to_json(self) -> dict[str, Any]:
         # ``asdict`` copies deeply, and takes ten times as long.
         told = {name: getattr(self.progress, name) for name in Progress.__slots__}
-        return {"attempt_id": self.attempt_id, "progress": told}
+        behind = {"num_behind": self.num_behind} if self.num_behind else {}
+        return {"attempt_id": self.attempt_id, "progress": told, **behind}
 
 
 class ProgressBoard:
@@ -47,6 +51,7 @@ class ProgressBoard:
         self._name = progress_name(sweep)
         self._current: dict[str, _Line] = {}
         self._waits: Mapping[str, str] = {}
+        self._behind: Mapping[str, int] = {}
         self._warnings: tuple[str, ...] = ()
         self._quarantined: dict[str, tuple[str, ...]] = {}
         self._written: tuple[dict[str, _Line], tuple[str, ...]] = {}, ()
@@ -60,17 +65,20 @@ class ProgressBoard:
         """Forget a job whose attempt has ended."""
         self._current.pop(job, None)
 
-    def explain(self, waits: Mapping[str, str]) -> None:
-        """Note why jobs wait, in place of what was told before; a running attempt's own progress goes first."""
-        if waits == self._waits:
+    def explain(self, waits: Mapping[str, str], behind: Mapping[str, int]) -> None:
+        """Note why jobs wait, and how many more behind each, in place of what was told before.
+
+        A running attempt's own progress goes first.
+        """
+        if waits == self._waits and behind == self._behind:
             return
         for job in self._waits.keys() - waits.keys():
             if not self._runs(job):
                 self.remove(job)
-        self._waits = dict(waits)
+        self._waits, self._behind = dict(waits), dict(behind)
         for job, reason in waits.items():
             if not self._runs(job):
-                self.show(job, "", Progress(phase=reason))
+                self._current[job] = _Line("", Progress(phase=reason), behind.get(job, 0))
 
     @property
     def running(self) -> dict[str, Progress]:
@@ -122,7 +130,10 @@ def read_progress(store: ObjectStore, sweep: str) -> Mapping[str, LiveProgress]:
         return {}
     return {
         job: LiveProgress(
-            at_s=document["at_s"], attempt_id=line["attempt_id"], progress=Progress.from_json(line["progress"])
+            at_s=document["at_s"],
+            attempt_id=line["attempt_id"],
+            progress=Progress.from_json(line["progress"]),
+            num_behind=line.get("num_behind", 0),
         )
         for job, line in document["jobs"].items()
     }

@@ -21,9 +21,13 @@ class Terms:
         self._nodes: dict[str, Node] = {}
 
     def lots(self, nodes: Sequence[str], resources: Resources, num_workers: int) -> tuple[Lot, ...]:
-        """Of an attempt on these nodes; empty where nothing is known of one. See ``lots_of``."""
+        """Of an attempt on these nodes; empty where nothing is known of one. See ``lots_of``.
+
+        Without nodes it runs on the backend's one machine, if it has only one.
+        """
         if not nodes:
-            return ()
+            host = self._backend.capacity().host
+            return () if host is None else (_lot_on(host, num_workers),)
         self._look()
         return lots_of(nodes, self._nodes, resources, num_workers)
 
@@ -43,7 +47,7 @@ class Terms:
         if report is None or (attempt.lots and not _is_elsewhere(attempt, report)):
             return None
         nodes = report.worker_nodes or ((report.node,) if report.node and attempt.num_workers == 1 else ())
-        lots = self.lots(nodes, attempt.resources, attempt.num_workers)
+        lots = self.lots(nodes, attempt.resources, attempt.num_workers) if nodes else ()
         if not lots or lots == attempt.lots:
             return None
         return AttemptPlaced(at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, nodes=nodes, lots=lots)
@@ -53,6 +57,10 @@ class Terms:
         if machines is not self._machines:
             self._machines = machines
             self._nodes.update({node.name: node for node in machines if node.name})
+
+
+def _lot_on(host: Node, num_workers: int) -> Lot:
+    return Lot(num_workers=num_workers, accelerator=host.accelerator, is_spot=host.is_spot)
 
 
 def _is_elsewhere(attempt: Attempt, report: AttemptReport) -> bool:

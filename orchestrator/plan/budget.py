@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from orchestrator.plan.estimates import Estimates
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.makespan import Makespan
-from orchestrator.units import format_duration
+from orchestrator.units import format_duration, format_money
 
 
 def refusals(plan: Plan, estimates: Estimates, makespan: Makespan | None, *, now: float) -> list[str]:
@@ -37,7 +37,7 @@ def _over_cost(plan: Plan, estimates: Estimates) -> Iterator[str]:
     cost = estimates.cost
     if prices is None and price:
         cost, arithmetic = estimates.gpu_hours * price, f"{arithmetic} at {price:g}"
-    show = prices.show if prices else "{:,.2f}".format
+    show = prices.show if prices else format_money
     if cost is None:
         lacking = f" (the table has no price of {', '.join(estimates.unpriced())})" if prices else ""
         yield f"policy.budget.cost allows {show(allowed)}, but the price is not known: give --prices FILE{lacking}"

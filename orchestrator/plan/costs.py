@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+from unicodedata import category
 
 from orchestrator.contract import Resources
 from orchestrator.errors import SpecError, UserError
 from orchestrator.spec.tree import parse_value
+from orchestrator.units import format_money
 
 CPU_ENTRY = "cpu"
 _EXAMPLE = "{currency: USD, A100: {hour: 2.2, spot: 0.9}, cpu: {hour: 0.05}}"
 _FIELDS = ("hour", "spot")
+_MAX_CURRENCY = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,8 @@ class PriceTable:
             raise UserError(f"{file}: no table of prices; write one such as {_EXAMPLE}")
         entries = {str(name): entry for name, entry in document.items() if name != "currency"}
         prices = {name: _price(name, entry, file) for name, entry in entries.items()}
-        return cls(prices=prices, currency=str(document.get("currency", "")))
+        currency = _currency(document["currency"], file) if "currency" in document else ""
+        return cls(prices=prices, currency=currency)
 
     def cost(self, seconds: float, resources: Resources, accelerator: str, *, is_spot: bool) -> float | None:
         """Of an attempt; None if the table has no such price."""
@@ -54,8 +58,18 @@ class PriceTable:
         return seconds / 3600 * rate * (resources.gpus or resources.cpus)
 
     def show(self, amount: float) -> str:
-        """``1,234.50 USD``."""
-        return f"{amount:,.2f} {self.currency}".rstrip()
+        """``1,234.50 USD``, ``0.0012 USD``."""
+        return f"{format_money(amount)} {self.currency}".rstrip()
+
+
+def _currency(given: Any, file: str) -> str:  # noqa: ANN401 - whatever the file holds
+    is_text = isinstance(given, str) and 1 <= len(given) <= _MAX_CURRENCY
+    if not is_text or not all(sign.isalpha() or category(sign) == "Sc" for sign in given):
+        raise UserError(
+            f"{file}: currency is {given!r}; it is a text of 1 to {_MAX_CURRENCY} letters or signs such as USD or €, "
+            f"in quotes where YAML would read something else: {_EXAMPLE}"
+        )
+    return str(given)
 
 
 def _price(name: str, entry: Any, file: str) -> Price:  # noqa: ANN401 - whatever the file holds

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.contract import Resources
-from orchestrator.errors import UserError
+from orchestrator.errors import UsageError
 from orchestrator.plan.makespan import Fleet
 from orchestrator.stack.answers import check_answers
 
@@ -36,10 +36,10 @@ class StatedCluster:
 
 
 def stated_fleet(stated: StatedCluster) -> Fleet:
-    """Equal nodes, and a smaller last one if the GPUs do not divide. Raises ``UserError`` for negative numbers."""
+    """Equal nodes, and a smaller last one if the GPUs do not divide. Raises ``UsageError`` for negative numbers."""
     per_node = stated.gpus_per_node or min(DEFAULT_GPUS_PER_NODE, stated.gpus)
     if min(stated.gpus, stated.gpus_per_node, stated.cpus) < 0:
-        raise UserError("--gpus, --gpus-per-node and --cpus count things: give numbers from 1 up")
+        raise UsageError("--gpus, --gpus-per-node and --cpus count things: give numbers from 1 up")
     if not stated.gpus:
         return Fleet(nodes=(Resources(cpus=float(stated.cpus)),), name=f"{stated.cpus} CPUs")
     sizes = [per_node] * (stated.gpus // per_node) + ([stated.gpus % per_node] if stated.gpus % per_node else [])

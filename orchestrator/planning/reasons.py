@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.contract import JobKind
-from orchestrator.errors import NotFoundError, StorageTimeoutError, UserError
+from orchestrator.errors import NotFoundError, StorageTimeoutError, UsageError
 from orchestrator.plan.explain import FieldChange, causes, nearest
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.planning.asking import ask_all
@@ -116,7 +116,7 @@ def _subject(name: str, plan: Plan | None, store: ObjectStore | None, uri: str) 
             raise NotFoundError(f"sweep '{plan.sweep}' has no job or key '{name}': {did_you_mean(name, jobs)}")
         return job.key, job.identity
     if "/" in name:
-        raise UserError(f"'{name}' is a job's name: say of which sweep with --sweep (a file, or a submitted sweep)")
+        raise UsageError(f"'{name}' is a job's name: say of which sweep with --sweep (a file, or a submitted sweep)")
     seen = read_seen(store, name) if store is not None and _is_key(name) else None
     if seen is None:
         message = f"no result in {uri} has the key '{name}'; of a job that has none yet, give its name and --sweep"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.errors import UserError
+from orchestrator.errors import UsageError, UserError
 from orchestrator.report.compared import corrected, values_of
 from orchestrator.report.numbers import MISSING, count, difference_interval, number, p_text, plus_minus
 from orchestrator.report.records import DIFFERENCE_COLUMNS, PLACE_COLUMNS, Records, difference_values, place_values
@@ -46,15 +46,21 @@ class SweepComparison:
         return {"sweeps": self.sweeps, "metric": self.metric, "tables": tables, "notes": self.notes}
 
 
+def check_different(sweeps: Sequence[str]) -> None:
+    """Raise ``UsageError`` for fewer than two names, or one twice."""
+    if len(set(sweeps)) < max(2, len(sweeps)):
+        raise UsageError(f"compare needs at least two different sweeps and got {', '.join(sweeps) or 'none'}")
+
+
 def compare_sweeps(reports: Sequence[Report]) -> SweepComparison:
     """Compare what the reports have in common: cells by transfer and label space, runs by their seeds.
 
     Raises:
-        UserError: fewer than two sweeps, one sweep twice, or different metrics.
+        UsageError: fewer than two sweeps, or one sweep twice.
+        UserError: different metrics.
     """
     names = tuple(report.sweep for report in reports)
-    if len(set(names)) < max(2, len(names)):
-        raise UserError(f"compare needs at least two different sweeps and got {', '.join(names) or 'none'}")
+    check_different(names)
     metrics = {report.sweep: report.metric for report in reports}
     if len(set(metrics.values())) > 1:
         told = ", ".join(f"{sweep}: {metric}" for sweep, metric in metrics.items())

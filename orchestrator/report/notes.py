@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.published import Published
 from orchestrator.report.inputs import TIMED_KINDS, TRANSFER_KINDS, Committed
 from orchestrator.report.results import Criterion, Facet, Report, Table
 from orchestrator.state.job_view import JobView
 
+_UNPRICED = (
+    "cost unknown: what was used has no price, neither by a node's label nor by the table of prices (where nobody "
+    "recorded whether a machine was spot, only by an entry that is the same for both)"
+)
 _FAILED = frozenset({"failed", "skipped", "cancelled"})
+
+
+def notes_on_costs(report: Report, prices: PriceTable | None) -> Iterator[str]:
+    """Why prices were given and no cost is shown."""
+    found = [row.compute for table in report.headlines for row in table.rows if row.compute]
+    if prices is not None and found and all(compute.cost is None for compute in found):
+        yield _UNPRICED
 
 
 def notes_on(

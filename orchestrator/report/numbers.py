@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.report.results import Row
 from orchestrator.report.statistics import PairedDifference, Summary
+from orchestrator.units import format_money
 
 MISSING = "-"
 _FRACTIONS = ("error", "accuracy")
@@ -76,7 +77,7 @@ def hours(value: float) -> str:
 
 def money(amount: float, *, is_at_least: bool) -> str:
     """``1,234.50``; ``≥ 1,234.50`` for a sum that lacks something."""
-    return f"{'≥ ' if is_at_least else ''}{amount:,.2f}"
+    return f"{'≥ ' if is_at_least else ''}{format_money(amount)}"
 
 
 def count(row: Row) -> str:

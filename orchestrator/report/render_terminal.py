@@ -51,6 +51,9 @@ class FittingTable:
             if Measurement.get(console, unlimited, rich_table).maximum <= options.max_width:
                 break
         yield rich_table
+        gone = [name for index, name in enumerate(self.table.header) if index not in columns]
+        if gone:
+            yield Text(f"left out for width: {', '.join(gone)}; all are in -o json", style="yellow")
 
 
 def _rich_table(table: TextTable, columns: Sequence[int]) -> RichTable:

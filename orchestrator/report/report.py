@@ -11,7 +11,7 @@ from orchestrator.report.ablations import build_ablations
 from orchestrator.report.curves import draw_curve, encode_png, encode_svg
 from orchestrator.report.grouping import group_transfers
 from orchestrator.report.inputs import REPORTED_KINDS, Committed, read_committed
-from orchestrator.report.notes import notes_on, notes_on_statistics
+from orchestrator.report.notes import notes_on, notes_on_costs, notes_on_statistics
 from orchestrator.report.plain import json_text
 from orchestrator.report.records import ablation_records, comparison_records, result_records, run_records
 from orchestrator.report.render_csv import render_csv
@@ -76,7 +76,11 @@ def compute_report(
         ablations=build_ablations(builder, grouped, tables),
         searches=build_searches(plan.jobs, {name: found.search for name, found in committed.items()}),
     )
-    notes = (*notes_on(plan, committed, states, builder.published.unused), *notes_on_statistics(report))
+    notes = (
+        *notes_on(plan, committed, states, builder.published.unused),
+        *notes_on_costs(report, prices),
+        *notes_on_statistics(report),
+    )
     return replace(report, notes=notes)
 
 

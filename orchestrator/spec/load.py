@@ -121,7 +121,7 @@ def find_sweep(reference: str) -> Path:
     if reference in shipped:
         return shipped[reference]
     what = "no such file" if path.suffix or "/" in reference else "neither a file nor a shipped sweep"
-    raise SpecError((f"{reference}: {what}; shipped sweeps: {did_you_mean(reference, shipped)}",))
+    raise SpecError((f"{reference}: {what}; {did_you_mean(reference, shipped, they_are='shipped sweeps')}",))
 
 
 class ShippedRecipes(Mapping[str, Recipe]):

@@ -28,6 +28,8 @@ _HARMLESS = frozenset(
         "qkv_bias",
     }
 )
+# Networks whose patch size is of a stem that pads, or of one branch that sees enlarged images.
+_TAKE_LARGE_PATCHES = ("crossvit", "visformer", "xcit")
 
 
 def check_model(path: Path, model: Model, table: ModelTable, complaints: Complaints) -> None:
@@ -41,6 +43,7 @@ def check_model(path: Path, model: Model, table: ModelTable, complaints: Complai
         problem = known.size_problem(model.image_size)
         if problem:
             complaints.add((*path, "image_size"), f"image_size {model.image_size} is refused: {problem}")
+    _check_patches(path, model, complaints)
 
 
 def check_recipe_of_model(
@@ -72,6 +75,20 @@ def check_resize(path: Path, look: Mapping[str, Any], models: Iterable[Model], c
         if resize is not None and resize < model.image_size:
             message = f"resize {resize} is below the model's image_size {model.image_size}: no square of that size "
             complaints.add((*path, "resize"), f"{message}could be cut out; use {model.image_size} or more, or null")
+
+
+def _check_patches(path: Path, model: Model, complaints: Complaints) -> None:
+    """Patches (a side, or one in each direction) larger than the image: not a single one fits."""
+    given = model.kwargs.get("patch_size")
+    sides = [side for side in (given if isinstance(given, list | tuple) else (given,)) if isinstance(side, int)]
+    if model.kwargs.get("dynamic_img_pad") or model.name.startswith(_TAKE_LARGE_PATCHES):
+        return
+    if sides and max(sides) > model.image_size:
+        message = (
+            f"image_size {model.image_size} is refused: kwargs.patch_size {given} is larger, so that no patch fits"
+        )
+        remedy = f"use image_size {max(sides)} or more, or smaller patches"
+        complaints.add((*path, "image_size"), f"{message}; {remedy}")
 
 
 def _check_shares(path: Path, recipe: Mapping[str, Any], num_workers: int, complaints: Complaints) -> None:

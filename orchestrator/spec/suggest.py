@@ -32,12 +32,14 @@ _SYNONYMS = {
 }
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'? known: ...`` for a name that is not among the known ones."""
+def did_you_mean(wrong: str, known: Iterable[str], *, they_are: str = "") -> str:
+    """``did you mean 'x'? known: ...`` for a name that is not among the known ones, called ``they_are``."""
     names = list(dict.fromkeys(known))
     lowered = {name.lower(): name for name in names}
     synonym = _SYNONYMS.get(wrong.lower(), "")
     near = [synonym] if synonym in lowered else get_close_matches(wrong.lower(), lowered, n=1, cutoff=0.5)
     listed = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
     guess = f"did you mean '{lowered[near[0]]}'? " if near else ""
-    return f"{guess}known: {listed}" if names else "there are none"
+    if not names:
+        return f"{they_are}: none" if they_are else "there are none"
+    return f"{guess}{they_are or 'known'}: {listed}"

@@ -20,7 +20,8 @@ class Cap:
     def refusal(self, whose: str, gpus: float, num_live: int, asked: float) -> str:
         """Why one more attempt may not start; empty if it may."""
         if self.max_concurrent is not None and num_live >= self.max_concurrent:
-            return f"{whose} runs {num_live} attempts, of max_concurrent={self.max_concurrent}"
+            attempts = "attempt" if num_live == 1 else "attempts"
+            return f"{whose} runs {num_live} {attempts}, of max_concurrent={self.max_concurrent}"
         if asked and self.max_gpus is not None and gpus + asked > self.max_gpus + 1e-6:
             return f"{whose} holds {gpus:g} GPUs and {asked:g} more would exceed max_gpus={self.max_gpus:g}"
         return ""

@@ -105,16 +105,14 @@ class Launching:
             return
         allowed = [size for size in sizes if not self._cap_refusal(turn, size)]
         if not allowed:
-            turn.wait(place, self._cap_refusal(turn, sizes[-1]))
-            turn.shut(demand)
+            turn.shut(place, demand, self._cap_refusal(turn, sizes[-1]))
             return
         full = allowed[0]
         hours = self._gpu_hours(turn, place, full)
         refusal = turn.budget.refusal(hours)
         if refusal:
-            turn.wait(place, refusal)
             turn.spent = refusal
-            turn.shut(demand)
+            turn.shut(place, demand, refusal)
         elif not self._start(turn, place, full):
             self._block(turn, place, demand, allowed)
 

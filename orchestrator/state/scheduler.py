@@ -121,6 +121,8 @@ class Scheduler:
         """Of these machines: which of them suit whom changes only with what is excluded."""
         self.waits: dict[str, Mapping[str, str]] = {}
         """After ``decide``, by sweep and job: why the first ones in line wait."""
+        self.behind: dict[str, Mapping[str, int]] = {}
+        """After ``decide``, by sweep and job of ``waits``: how many more ready jobs wait for the same."""
         self.warnings: dict[str, str] = {}
         """After ``decide``, by sweep: which of its bounds it comes close to."""
 
@@ -171,7 +173,7 @@ class Scheduler:
             stepping: attempts that have trained a few steps; ``None`` = nobody tells, and there is no preflight.
             former: sweeps that have ended; what they found out about nodes still holds.
         """
-        self.waits, self.warnings = {}, {}
+        self.waits, self.behind, self.warnings = {}, {}, {}
         indexes = self._follow_all(snapshots, durations or {})
         machines = self._laid_out(tuple(nodes), total)
         excluded = excluded_nodes([*snapshots, *former], now).keys()
@@ -229,7 +231,7 @@ class Scheduler:
     def _tell(self, turn: Turn, now: float) -> TripSweep | None:
         """Publish why jobs wait, and end a sweep whose budget keeps all that is left of it from starting."""
         index = turn.index
-        self.waits[turn.sweep] = turn.waits
+        self.waits[turn.sweep], self.behind[turn.sweep] = turn.waits, turn.behind
         left_s = time_left_s(index.plan.policy, index.snapshot.accepted_at_s, now)
         longest_s = max((-queue[0][0] / 1000.0 for queue in index.queues.values()), default=0.0)
         warning = turn.budget.warning()

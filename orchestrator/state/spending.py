@@ -60,6 +60,8 @@ class Bill:
     unpriced_gpu_hours: float = 0.0
     unpriced_core_hours: float = 0.0
     """Of attempts without GPUs."""
+    unknown_market_hours: float = 0.0
+    """Those of the unpriced hours that lack a price only because nobody recorded whether their nodes were spot."""
     gpu_amount: float = 0.0
     """The part of the amount that GPU-hours cost."""
 
@@ -187,6 +189,8 @@ def bill_of(uses: Iterable[Use], prices: PriceTable | None = None) -> Bill:
                 bill,
                 unpriced_gpu_hours=bill.unpriced_gpu_hours + gpu_hours,
                 unpriced_core_hours=bill.unpriced_core_hours + core_hours,
+                unknown_market_hours=bill.unknown_market_hours
+                + (gpu_hours + core_hours if len(_table_amounts(use, prices)) > 1 else 0.0),
             )
         else:
             bill = replace(
@@ -200,10 +204,15 @@ def bill_of(uses: Iterable[Use], prices: PriceTable | None = None) -> Bill:
 
 
 def _by_table(use: Use, prices: PriceTable | None) -> float | None:
-    if prices is None:
-        return None
-    held = Resources(cpus=use.cpu_s, gpus=use.gpu_s)  # for one second each
-    markets = (True, False) if use.is_spot is None else (use.is_spot,)
-    found = {prices.cost(1.0, held, use.accelerator, is_spot=is_spot) for is_spot in markets}
+    found = _table_amounts(use, prices)
     # On either market it costs the same, or nobody knows what it cost.
     return found.pop() if len(found) == 1 else None
+
+
+def _table_amounts(use: Use, prices: PriceTable | None) -> set[float | None]:
+    """What it may have cost: two amounts where its market is not known and each has its own price."""
+    if prices is None:
+        return set()
+    held = Resources(cpus=use.cpu_s, gpus=use.gpu_s)  # for one second each
+    markets = (True, False) if use.is_spot is None else (use.is_spot,)
+    return {prices.cost(1.0, held, use.accelerator, is_spot=is_spot) for is_spot in markets}

@@ -66,6 +66,9 @@ class Turn:
         self.cap = Cap(max_gpus=policy.max_gpus, max_concurrent=policy.max_concurrent)
         self.num_live, self.num_gpus = len(index.holdings.live), index.holdings.num_gpus
         self.waits: dict[str, str] = {}
+        self.behind: dict[str, int] = {}
+        """By job of ``waits``: how many more ready jobs wait for the same, and are not told one by one."""
+        self._told: dict[str, str] = {}
         self.spent = ""
         """Why its budget keeps something from starting."""
         self._world = world
@@ -97,9 +100,16 @@ class Turn:
         self._at[demand] += 1
         return place, demand
 
-    def shut(self, demand: Demand) -> None:
-        """Nothing more of this shape for this sweep in this round."""
+    def shut(self, place: int, demand: Demand, why: str) -> None:
+        """Nothing more of this shape for this sweep in this round: what keeps this job keeps those behind it."""
         self._shut.add(demand)
+        self.wait(place, why)
+        name = self.index.jobs[place].name
+        told = name if name in self.waits else self._told.get(why, "")
+        if told:  # of more shapes than are told, the first one that waits for the same speaks for all
+            self._told.setdefault(why, told)
+            num_behind = len(self.index.queues[demand]) - self._at[demand] + (told != name)
+            self.behind[told] = self.behind.get(told, 0) + num_behind
 
     def wait(self, place: int, why: str) -> None:
         """Tell why a job waits; the first ones of a round are enough."""

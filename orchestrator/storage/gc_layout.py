@@ -7,6 +7,8 @@ from orchestrator.storage.layout import artifact_folder, sweep_folder
 ARTIFACTS, METRICS, LOGS = "artifacts/", "metrics/", "logs/"
 ARTIFACT_DEPTH, METRICS_DEPTH, LOGS_DEPTH = 3, 2, 2
 """Name parts of ``artifacts/<kind>/<key>/``, ``metrics/<key>/`` and ``logs/<sweep>/``."""
+CHECKPOINT_DEPTH = ARTIFACT_DEPTH + 2
+"""Of ``artifacts/<kind>/<key>/checkpoints/<step>-<nonce>/``, and of an attempt's parts."""
 SEARCHES, TRIALS, SEARCH_DEPTH = "searches/", "trials/", 2
 """Of ``searches/<key>/`` and ``trials/<key>/``: the log of a search job, and what people see of its trials."""
 PINS = "pins/"

@@ -9,11 +9,14 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Self
 
+from orchestrator.errors import NotFoundError, TooLargeError
 from orchestrator.security.json_text import parse_json
 from orchestrator.storage.artifacts import Record
+from orchestrator.storage.bounds import RECORD_BYTES
 from orchestrator.storage.gc_layout import (
     ARTIFACT_DEPTH,
     ARTIFACTS,
+    CHECKPOINT_DEPTH,
     LOGS,
     LOGS_DEPTH,
     METRICS,
@@ -23,6 +26,7 @@ from orchestrator.storage.gc_layout import (
     last_part,
     whole_artifact,
 )
+from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
 
@@ -51,7 +55,7 @@ class ArtifactLine:
     is_committed: bool
     total: Amount
     checkpoints: Amount
-    """What of ``total`` is checkpoints."""
+    """What of ``total`` is checkpoints and no part of a committed artifact: what a collection may free beside it."""
     newest_at_s: float
 
     @property
@@ -89,14 +93,30 @@ def walk_artifacts(store: ObjectStore) -> Iterator[tuple[str, list[ObjectStat]]]
 def artifact_lines(store: ObjectStore) -> Iterator[ArtifactLine]:
     """One line for every key that has objects."""
     for key, stats in walk_artifacts(store):
-        folder = folder_of(stats[0].name, ARTIFACT_DEPTH)
+        is_committed = any(stat.name == record_name(key) for stat in stats)
         yield ArtifactLine(
             key=key,
-            is_committed=any(stat.name == folder + RECORD for stat in stats),
+            is_committed=is_committed,
             total=Amount.of(stats),
-            checkpoints=Amount.of(stat for stat in stats if stat.name.startswith(f"{folder}checkpoints/")),
+            checkpoints=Amount.of(_spare_checkpoints(store, key, stats, is_committed=is_committed)),
             newest_at_s=max(stat.modified_at_s for stat in stats),
         )
+
+
+def _spare_checkpoints(
+    store: ObjectStore, key: str, stats: Iterable[ObjectStat], *, is_committed: bool
+) -> list[ObjectStat]:
+    """Objects of checkpoints without those that the key's record names; none if it cannot be read: then none goes."""
+    found = [stat for stat in stats if stat.name.startswith(f"{checkpoints_folder(key)}/")]
+    if not found or not is_committed:
+        return found
+    head = record_name(key)
+    try:
+        named = named_objects(head, store.get(head, max_bytes=RECORD_BYTES))
+    except (NotFoundError, TooLargeError, ValueError):
+        return []
+    kept = {folder_of(name, CHECKPOINT_DEPTH) for name in named}
+    return [stat for stat in found if folder_of(stat.name, CHECKPOINT_DEPTH) not in kept]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

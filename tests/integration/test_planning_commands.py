@@ -123,7 +123,7 @@ def test_plan_prices_give_the_cost(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text("{currency: EUR, cpu: 1000}")
     assert "EUR" in orchestrator(tmp_path, "plan", "sweep.yaml", "--prices", "prices.yaml").stdout
     wrong = orchestrator(tmp_path, "plan", "sweep.yaml", "--prices", "none.yaml")
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert "none.yaml" in wrong.stderr
 
 
@@ -137,7 +137,7 @@ def test_plan_prices_give_the_cost(tmp_path: Path) -> None:
 )
 def test_plan_wrong_flag_is_refused_with_a_way_on(submitted: Path, arguments: tuple[str, ...], says: str) -> None:
     result = orchestrator(submitted, "plan", "sweep.yaml", *arguments)
-    assert result.returncode in {1, 2}
+    assert result.returncode == 2
     assert says in result.stderr
 
 
@@ -176,7 +176,7 @@ def test_explain_says_what_differs_from_the_nearest_result(submitted: Path) -> N
 
 def test_explain_without_a_sweep_and_unknown_jobs_are_refused(submitted: Path) -> None:
     nameless = orchestrator(submitted, "explain", JOB)
-    assert (nameless.returncode, "--sweep" in nameless.stderr) == (1, True)
+    assert (nameless.returncode, "--sweep" in nameless.stderr) == (2, True)
     unknown = orchestrator(submitted, "explain", "pretrain/levels/depth3/seed0", "--sweep", "tiny")
     assert (unknown.returncode, "did you mean" in unknown.stderr) == (102, True)
 

@@ -19,6 +19,8 @@ from orchestrator.errors import (
     OrchestratorError,
     SpecError,
     StorageError,
+    UsageError,
+    UserError,
 )
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import ScriptedBackend
@@ -115,12 +117,45 @@ def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "plan quickstart --prices none.yaml",
+        "plan quickstart --prices empty.yaml",
+        "plan quickstart --prices bad.yaml",
+        "plan quickstart --gpus -1",
+        "plan quickstart --accelerator X9000",
+        "forecast quickstart --spot 2",
+        "forecast quickstart --replace -1",
+        "status --store /x",
+        "ls --store ftp://host/x",
+        "run pretrain/a --sweep sweep",
+        "quota show --cluster ../..",
+        "compare sweep sweep",
+        "compare sweep",
+        "explain pretrain/a",
+    ],
+)
+def test_value_that_can_mean_nothing_ends_with_2(
+    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "bad.yaml").write_text("{A100: [1, 2]}")
+    monkeypatch.setenv("ORCHESTRATOR_STORE", unfinished(tmp_path / "store").store.uri)
+    result = run_command(capsys, *line.split())
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (SpecError(("sweep.yaml:1:1: wrong",)), 2),
         (InfeasibleError("too large"), 3),
         (NotFoundError("gone"), 102),
         (StorageError("silent"), 1),
+        (UsageError("of no meaning"), 2),
+        (UserError("refused by the job"), 1),
         (ClusterError("silent"), 1),
     ],
 )

@@ -163,6 +163,48 @@ def test_retry_gives_failed_jobs_another_chance(tmp_path: Path, capsys: pytest.C
     world.tick_until(lambda: world.snapshot().state is SweepState.SUCCEEDED)
 
 
+@pytest.mark.parametrize(
+    ("order", "how_it_ended", "code"),
+    [
+        (("cancel", "sweep"), "succeeded", 1),
+        (("cancel", "sweep", "probe/*", "-y"), "succeeded", 1),
+        (("pause", "sweep"), "succeeded", 1),
+        (("resume", "sweep"), "succeeded", 1),
+        (("stop", "sweep"), "succeeded", 1),
+        (("priority", "sweep", "high"), "succeeded", 1),
+        (("cancel", "sweep"), "cancelled", 0),
+        (("stop", "sweep"), "cancelled", 0),
+        (("pause", "sweep"), "cancelled", 1),
+    ],
+)
+def test_order_to_a_sweep_that_has_ended_says_so_and_leaves_no_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], order: tuple[str, ...], how_it_ended: str, code: int
+) -> None:
+    world = World(tmp_path / "store")
+    world.submit(*diamond())
+    if how_it_ended == "cancelled":
+        world.tick()
+        world.cancel()
+    world.finish()
+    result = run_command(capsys, *order, "--store", world.store.uri)
+    assert result.code == code
+    assert f"sweep sweep has ended ({how_it_ended}) already: nothing to {order[0]}" in result.message
+    assert world.store.list_children("sweeps/sweep/inbox/") == []
+    document = run_command(capsys, *order, "--store", world.store.uri, "-o", "json").document
+    assert (document["followed"], document["state"]) == (code == 0, how_it_ended)
+    assert bool(document["refusal"]) is (code != 0)
+
+
+def test_order_after_a_retry_that_waits_is_sent_behind_it(world: World, command: Command) -> None:
+    world.cancel()
+    world.finish()
+    assert command("retry", "sweep").code == 0
+    result = command("pause", "sweep")
+    assert result.code == 0
+    assert "Asked: sweep pauses" in result.message
+    assert len(world.store.list_children("sweeps/sweep/inbox/")) == 2
+
+
 @pytest.mark.parametrize(("text", "code"), [("high", 0), ("-3", 0), ("7", 0), ("hgih", 2), ("1.5", 2)])
 def test_priority_takes_names_and_whole_numbers(command: Command, text: str, code: int) -> None:
     arguments = ("--", "sweep", text) if text.startswith("-") else ("sweep", text)

@@ -189,6 +189,12 @@ def test_refusals_beyond_the_budget_show_their_arithmetic(policy: Policy, arithm
     assert all(number in refusal for number in arithmetic)
 
 
+def test_refusals_of_sums_below_a_cent_say_these_sums() -> None:
+    (refusal,) = guarded(Policy(cost=0.001), cost=0.00012, prices=PRICES)
+    assert "allows 0.0010 USD; the jobs to run cost about 0.0012 USD" in refusal
+    assert "0.00020 USD too much" in refusal
+
+
 def test_refusals_cost_budget_without_prices_is_refused_and_says_what_is_missing() -> None:
     (refusal,) = guarded(Policy(cost=29))
     assert "--prices" in refusal

@@ -25,8 +25,8 @@ class Quota:
         self._capsys, self._world = capsys, world
 
     def __call__(self, *arguments: str) -> Ended:
-        at = ("--cluster", CLUSTER, "--store", self._world.store.uri)
-        return run_command(self._capsys, "quota", *arguments, *at)
+        at = ("--cluster", CLUSTER) * ("--cluster" not in arguments)
+        return run_command(self._capsys, "quota", *arguments, *at, "--store", self._world.store.uri)
 
     def kept(self) -> Quotas:
         return client.read_quotas(self._world.store, CLUSTER)
@@ -63,7 +63,7 @@ def test_bounds_are_kept_shown_and_obeyed(quota: Quota, world: World) -> None:
         "*": {"max_gpus": None, "max_concurrent": 1, "bounds_of": "*"},
     }
     told = [line.progress.phase for line in client.read_progress(world.store, "sweep").values()]
-    assert "user ada runs 1 attempts, of max_concurrent=1" in told  # which `status` shows
+    assert "user ada runs 1 attempt, of max_concurrent=1" in told  # which `status` shows
     assert quota("set", "ada", "--max-concurrent", "2").code == 0
     world.tick_until(lambda: len(world.backend.live) == 2)
 
@@ -74,6 +74,13 @@ def test_what_is_not_given_stays_and_none_removes(quota: Quota) -> None:
     assert quota.kept() == {"bob": Cap(max_gpus=0.5, max_concurrent=100)}
     quota("set", "bob", "--max-concurrent", "none")
     assert quota.kept() == {"bob": Cap(max_gpus=0.5)}
+
+
+def test_others_without_any_bound_are_no_entry_and_a_user_without_is_an_exception(quota: Quota) -> None:
+    quota("set", "--others", "--max-concurrent", "1")
+    quota("set", "bob", "--max-concurrent", "none")
+    quota("set", "--others", "--max-concurrent", "none")
+    assert quota.kept() == {"bob": Cap()}
 
 
 def test_cleared_user_is_bounded_as_all_others_again(quota: Quota) -> None:
@@ -91,7 +98,7 @@ def test_clearing_who_has_no_bounds_changes_nothing_and_names_the_nearest(quota:
     ended = quota("clear", "boby")
     assert ended.code == 102
     assert "boby has no bounds on cluster cluster-a, and nothing was changed" in ended.message
-    assert "did you mean 'bobby'?" in ended.message
+    assert "nothing was changed; did you mean 'bobby'? users with bounds: bobby" in ended.message
     assert quota.kept() == {"bobby": Cap(max_gpus=8.0)}
 
 
@@ -107,7 +114,9 @@ def test_clearing_who_has_no_bounds_changes_nothing_and_names_the_nearest(quota:
         (("set", "bob", "--max-gpus", "inf"), "neither a number"),
         (("set", "bob", "--max-gpus=-1"), "neither a number"),
         (("set", "bob", "--max-concurrent", "1.5"), "neither a whole number"),
-        (("clear",), "name one user, or --others"),
+        (("set", "*", "--max-gpus", "1"), "write --others"),
+        (("clear",), "name one user, or --others for all who have no bounds of their own, or --all for everybody"),
+        (("show", "--cluster", "../.."), "can be no name of a cluster"),
         (("clear", "bob", "--all"), "--all means everybody"),
     ],
 )

@@ -200,7 +200,8 @@ def test_report_narrow_terminal_leaves_out_subsets_and_keeps_the_answer(store, p
     report = build_report(store, plan)
     assert "hard" in _printed(report, width=140)
     narrow = _printed(report, width=80)
-    assert "hard" not in narrow
+    assert "hard" not in narrow.partition("left out for width")[0]
+    assert "left out for width: hard [%]" in narrow
     assert "7.00 ± 1.00" in narrow
     assert max(len(line) for line in narrow.splitlines()) <= 80
 

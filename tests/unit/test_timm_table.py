@@ -124,6 +124,11 @@ def _problems(model: str = "{name: test_resnet, image_size: 32}", **changes: str
         ("{name: resnet50.nonsense, image_size: 32}", ["knows no weights 'nonsense' of resnet50", "a1_in1k"]),
         ("{name: test_vit, image_size: 40}", ["sweep.yaml:8:27", "image_size 40 is refused", "use 32 or 48"]),
         ("{name: test_convnext, image_size: 8}", ["sweep.yaml:8:32", "needs images larger than"]),
+        (
+            "{name: test_vit, image_size: 4, kwargs: {patch_size: 8}}",
+            ["sweep.yaml:8:27", "image_size 4 is refused: kwargs.patch_size 8 is larger", "image_size 8 or more"],
+        ),
+        ("{name: test_vit, image_size: 8, kwargs: {patch_size: [8, 16]}}", ["kwargs.patch_size [8, 16]", "16 or more"]),
     ],
 )
 def test_plan_model_that_timm_refuses_is_refused_with_place_and_remedy(model: str, said: list[str]) -> None:
@@ -138,6 +143,9 @@ def test_plan_model_that_timm_refuses_is_refused_with_place_and_remedy(model: st
         "{name: test_vit, image_size: 48, kwargs: {drop_path_rate: 0.1}}",
         # Another patch size makes another rule, which only timm knows.
         "{name: test_vit, image_size: 40, kwargs: {patch_size: 8}}",
+        "{name: test_vit, image_size: 16, kwargs: {patch_size: 16}}",
+        "{name: test_vit, image_size: 8, kwargs: {patch_size: 16, dynamic_img_pad: true}}",
+        "{name: xcit_nano_12_p16_224, image_size: 8, kwargs: {patch_size: 16}}",
     ],
 )
 def test_plan_model_that_timm_takes_is_accepted(model: str) -> None:

@@ -40,6 +40,7 @@
   }
   const plusMinus = (mean, std) => (isThere(mean) ? number(mean) + (isThere(std) ? ` ± ${number(std)}` : "") : "missing");
   const interval = (low, high, signed) => (isThere(low) && isThere(high) ? `[${number(low, signed)}, ${number(high, signed)}]` : "-");
+  const money = (x) => (x && x < 1e-6 ? "<0.000001" : x && x < 0.01 ? x.toFixed(1 - Number(x.toExponential(1).split("e")[1])) : x.toFixed(2));
   const pText = (p) => (!isThere(p) ? "-" : p < 0.0005 ? "<0.001" : p.toFixed(3));
   function probability(value) {
     if (!isThere(value)) return "-";
@@ -197,7 +198,7 @@
     if (has((row) => row.cell)) columns.push(["cell", (row) => row.cell || "-", (row) => row.cell]);
     if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
     const priced = rows.map((row) => row.compute).find((compute) => compute && isThere(compute.cost));
-    if (priced) columns.push(["cost" + (priced.currency ? ` [${priced.currency}]` : ""), (row) => (row.compute && isThere(row.compute.cost) ? (row.compute.is_cost_partial ? "\u2265 " : "") + row.compute.cost.toFixed(2) : "unknown"), (row) => row.compute && row.compute.cost]);
+    if (priced) columns.push(["cost" + (priced.currency ? ` [${priced.currency}]` : ""), (row) => (row.compute && isThere(row.compute.cost) ? (row.compute.is_cost_partial ? "\u2265 " : "") + money(row.compute.cost) : "unknown"), (row) => row.compute && row.compute.cost]);
     if (has((row) => row.summary && row.summary.components && isThere(row.summary.components.transfer_std))) {
       const part = (row, name) => row.summary && row.summary.components ? row.summary.components[name] : null;
       columns.push(["std of pretrain seeds" + PERCENT, (row) => number(part(row, "pretrain_std")), (row) => part(row, "pretrain_std")],
