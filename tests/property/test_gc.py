@@ -201,9 +201,11 @@ class Collections(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "lab"):
             # What a collection that died had hidden and others have asked for again stays restorable for one more
-            # grace, superfluous checkpoints along with it; what this one restores is as young as if it were new.
-            self.lab.clock.advance(TRASH_S + 1)
-            self.lab.collect()
+            # grace from when that is noticed, superfluous checkpoints along with it; what is restored is as young as if
+            # it were new.
+            for wait_s in (0.0, TRASH_S + 1):
+                self.lab.clock.advance(wait_s)
+                self.lab.collect()
             self.lab.collect_until_freed()
             assert self.lab.payload() == self._reachable()
             assert self.lab.trash() == set()
