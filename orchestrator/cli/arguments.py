@@ -43,5 +43,7 @@ JobPatterns = Annotated[
 StoreOption = Annotated[
     str, typer.Option("--store", help="Object store URI; default: the project's own.", callback=_checked_store)
 ]
+ExaminedStore = Annotated[str, typer.Option("--store", help="Object store URI to examine; default: the project's own.")]
+"""As it stands: what is wrong with it is a finding."""
 PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]

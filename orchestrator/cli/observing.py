@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import StoreOption, SweepName
+from orchestrator.cli.arguments import ExaminedStore, StoreOption, SweepName
 from orchestrator.cli.completion import complete_job, complete_sweep
 from orchestrator.cli.output import DocumentForm, DocumentOption
 
@@ -31,7 +31,7 @@ def doctor(
     local: Annotated[bool, typer.Option("--local", help="This machine and the store only, not the cluster.")] = False,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that all checks of the cluster may take.")] = 60.0,
     output: DocumentOption = DocumentForm.TABLE,
-    store: StoreOption = "",
+    store: ExaminedStore = "",
 ) -> None:
     """Check store, credentials, disks, tracking, and every node of the cluster; say what to do about what fails."""
     from orchestrator.cli.doctor import DoctorOptions, examine

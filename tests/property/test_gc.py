@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -284,7 +285,14 @@ class Collections(RuleBasedStateMachine):
             self.pins[name] = reference
 
 
-TestCollections = Collections.TestCase
-TestCollections.settings = settings(
-    max_examples=150, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
-)
+@pytest.mark.timeout(400)
+class TestCollections(Collections.TestCase):
+    settings = settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+class TestManyCollections(Collections.TestCase):
+    settings = settings(
+        max_examples=1500, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
+    )
