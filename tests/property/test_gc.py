@@ -267,6 +267,9 @@ class Collections(RuleBasedStateMachine):
         excused = {
             name for name in lost if "/checkpoints/" in name and is_committed(self.lab.store, name.split("/")[2])
         }
+        if is_committed(self.lab.store, self.search.key):  # so does a search's, the trials that it does not name
+            begun = {trial.key for trial in self.trials[1:]} - set(kept_trials(self.lab.store, self.search.key))
+            excused |= {name for name in lost if begun & set(name.split("/"))}
         assert (lost - excused, pinned) == (set(), set())
         left = before.keys() & self.lab.names()
         assert contents(self.lab.store, left) == {name: before[name] for name in left}
