@@ -288,14 +288,19 @@ class Collections(RuleBasedStateMachine):
             self.pins[name] = reference
 
 
-@pytest.mark.timeout(400)
-class TestCollections(Collections.TestCase):
-    settings = settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None)
+class ManyCollections(Collections):
+    """More of them."""
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-class TestManyCollections(Collections.TestCase):
-    settings = settings(
-        max_examples=1500, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
+def _settings(max_examples: int) -> settings:
+    return settings(
+        max_examples=max_examples, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
     )
+
+
+TestCollections = Collections.TestCase
+TestCollections.settings = _settings(40)
+pytest.mark.timeout(400)(TestCollections)
+TestManyCollections = ManyCollections.TestCase
+TestManyCollections.settings = _settings(1500)
+pytest.mark.slow(pytest.mark.timeout(900)(TestManyCollections))
