@@ -10,7 +10,7 @@ from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.output import DocumentForm, DocumentOption
 
 if TYPE_CHECKING:
-    from orchestrator.cli.caps import Place
+    from orchestrator.cli.quota import Place
 
 group = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -27,7 +27,7 @@ def add_commands(app: typer.Typer) -> None:
 @group.command()
 def show(*, cluster: _Cluster = "", output: DocumentOption = DocumentForm.TABLE, store: StoreOption = "") -> None:
     """Show the bounds of all users, and what their sweeps hold now."""
-    from orchestrator.cli.caps import show_quotas
+    from orchestrator.cli.quota import show_quotas
 
     raise typer.Exit(show_quotas(_place(cluster, store, output)))
 
@@ -46,7 +46,7 @@ def set_bounds(
     store: StoreOption = "",
 ) -> None:
     """Bound what a user's sweeps hold at once; what is not given stays as it is. Nothing that runs is ended for it."""
-    from orchestrator.cli.caps import parse_bounds, set_quota, whose
+    from orchestrator.cli.quota import parse_bounds, set_quota, whose
 
     named = whose(user, is_others=others)
     bounds = parse_bounds(max_gpus, max_concurrent)
@@ -64,7 +64,7 @@ def clear(
     store: StoreOption = "",
 ) -> None:
     """Remove a user's own bounds, so that those of all others count again; or all bounds."""
-    from orchestrator.cli.caps import clear_quota, whose
+    from orchestrator.cli.quota import clear_quota, whose
 
     place = _place(cluster, store, output)
     if everyone and (user or others):
@@ -75,6 +75,6 @@ def clear(
 
 
 def _place(cluster: str, store: str, output: DocumentForm) -> Place:
-    from orchestrator.cli.caps import Place
+    from orchestrator.cli.quota import Place
 
     return Place(cluster=cluster, store=store, form=output)

@@ -21,7 +21,7 @@ from orchestrator.controller.limits import AttemptLimits
 from orchestrator.controller.metrics import ControllerMetrics
 from orchestrator.controller.notifying import start_notifying
 from orchestrator.controller.presence import PresenceBoard
-from orchestrator.controller.trouble import PublishingTrouble
+from orchestrator.controller.publishing_trouble import PublishingTrouble
 from orchestrator.errors import OrchestratorError
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.allowed import check_allowed, check_may_see_login

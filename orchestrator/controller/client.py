@@ -24,9 +24,9 @@ from orchestrator.controller.inbox import (
 )
 from orchestrator.controller.ledger import SweepLedger, read_plan
 from orchestrator.controller.progress import LiveProgress, read_progress, read_warnings
+from orchestrator.controller.publishing_trouble import read_trouble
 from orchestrator.controller.quotas import Cap, Quotas, change_quotas, read_quotas, write_quotas
 from orchestrator.controller.submission import check_plan
-from orchestrator.controller.trouble import read_trouble
 from orchestrator.errors import ControllerError, NotFoundError, StorageError
 from orchestrator.plan.graph import Plan
 from orchestrator.state.events import Running
