@@ -12,6 +12,7 @@ from orchestrator.errors import ClusterError
 from orchestrator.stack.answers import check_answers
 from orchestrator.stack.description import Stack
 from orchestrator.stack.environment import client_environment
+from orchestrator.stack.raylet_messages import log_raylet_messages
 
 
 def attach_stack(stack: Stack, namespace: str) -> None:
@@ -47,6 +48,7 @@ def attach_cluster(
         set_ray_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
     import ray
 
+    log_raylet_messages()
     try:
         ray.init(
             address=address,

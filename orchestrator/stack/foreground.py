@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestrator.stack.attach import set_ray_environment
 from orchestrator.stack.children import OBJECT_STORE_BYTES
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
+from orchestrator.stack.raylet_messages import log_raylet_messages
 
 
 @contextmanager
@@ -27,6 +28,7 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
     )
     import ray
 
+    log_raylet_messages()
     # Short, as a socket's path may have 107 characters, and its own: two of these may run at once.
     sessions = tempfile.mkdtemp(prefix="orc-fg-")
     try:
