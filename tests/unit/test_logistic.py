@@ -10,13 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize as scipy_minimize
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression as Sklearn
 from torch import Tensor
 from torch.nn import functional
 
 from workloads.train.fingerprint import deterministic_numerics
+from workloads.transfer.hessian import LearnedHessian
 from workloads.transfer.logistic import LogisticRegression, Scaling
-from workloads.transfer.minimize import End, Minimum, minimize
+from workloads.transfer.minimize import End, Minimum, Pair, minimize, newest_pairs
 
 NUM_CLASSES = 5
 
@@ -102,6 +104,59 @@ def test_fit_is_the_same_to_the_last_bit_again() -> None:
     assert torch.equal(first.x, again.x)
 
 
+STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+
+
+def path(features: Tensor, targets: Tensor, learned: LearnedHessian | None) -> list[Minimum]:
+    """Fits from strong to weak, each from the end of the one before."""
+    num_classes = int(targets.max()) + 1
+    regression = LogisticRegression(features, targets, num_classes=num_classes, loss="softmax", poll=lambda: None)
+    start, found = regression.start(), list[Minimum]()
+    for l2 in STRENGTHS:
+        found.append(regression.fit(start, l2, tolerance=1e-3, max_iterations=1000, learned=learned))
+        start = found[-1].x
+    return found
+
+
+def test_path_that_learns_the_hessian_ends_in_the_same_optima_with_fewer_passes() -> None:
+    scans = load_digits()
+    features, targets = torch.from_numpy(scans.data).float(), torch.from_numpy(scans.target).long()
+    scaled = Scaling.of(features, is_standardized=True).apply_(features)
+    alone, learning = path(scaled, targets, None), path(scaled, targets, LearnedHessian())
+    for l2, first, second in zip(STRENGTHS, alone, learning, strict=True):
+        values = [objective(scaled, targets, found.x, l2) for found in (first, second)]
+        assert values[1] <= values[0] * 1.002  # twice the tolerance
+    passes = [sum(found.num_evaluations for found in fits) for fits in (alone, learning)]
+    assert passes[1] < 0.7 * passes[0]
+
+
+def test_fit_after_a_path_of_quite_other_samples_still_finds_the_optimum() -> None:
+    features, targets = samples(num_samples=2000)
+    scaled = Scaling.of(features, is_standardized=True).apply_(features)
+    learned = LearnedHessian()
+    path(scaled * torch.logspace(-2, 2, 12), targets.flip(0), learned)
+    regression = LogisticRegression(scaled, targets, num_classes=NUM_CLASSES, loss="softmax", poll=lambda: None)
+    found = regression.fit(regression.start(), 1e-2, tolerance=1e-7, max_iterations=1000, learned=learned)
+    wanted = objective(scaled, targets, fit(scaled, targets, 1e-2).x, 1e-2)
+    assert objective(scaled, targets, found.x, 1e-2) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_learned_pairs_at_another_strength_are_those_of_its_hessian() -> None:
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(6, 6, dtype=torch.float64, generator=generator)
+    learned, step = LearnedHessian(), torch.randn(2, 3, dtype=torch.float64, generator=generator)
+
+    def change(l2: float) -> Tensor:
+        of_strength = torch.tensor([[l2, l2, 0.0]], dtype=torch.float64) * step  # the bias is free
+        return (factor @ factor.T @ step.ravel()).view(2, 3) + of_strength
+
+    learned.pairs(0.3).append(Pair.of(step, change(0.3)))
+    for l2 in (0.3, 0.01, 2.0):
+        (pair,) = learned.pairs(l2)
+        assert pair.change.numpy() == pytest.approx(change(l2).numpy(), rel=1e-12)
+        assert pair.curvature == pytest.approx(float((step * change(l2)).sum()), rel=1e-12)
+
+
 def test_scaling_head_on_raw_features_gives_the_logits_of_scaled_ones() -> None:
     features, targets = samples(spread=10.0)
     features[:, 3] = 7.0  # never changes
@@ -156,6 +211,17 @@ def test_minimize_rosenbrock_like_scipy() -> None:
     found = minimize(function, start, precondition=lambda g: g, tolerance=1e-10, max_iterations=200)
     peer = scipy_minimize(lambda x: function(torch.tensor(x))[0], start.numpy(), tol=1e-12)
     assert found.x.numpy() == pytest.approx(peer.x, abs=1e-3)
+
+
+def test_minimize_drops_foreign_pairs_that_lead_nowhere() -> None:
+    def function(x: Tensor) -> tuple[float, Tensor]:
+        return 1 + float(x @ x) / 2, x
+
+    start = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    flat = newest_pairs([Pair.of(start, 1e-60 * start)])  # as if the function hardly bent: steps of 1e60
+    found = minimize(function, start, precondition=lambda g: g, tolerance=1e-9, max_iterations=20, pairs=flat)
+    assert found.end is End.CONVERGED
+    assert found.value == pytest.approx(1.0)
 
 
 def test_minimize_says_when_its_iterations_ran_out() -> None:

@@ -16,12 +16,13 @@ from torch.nn import functional
 
 from workloads.train.linear_form import NO_LABEL, weighted_classes
 from workloads.train.recipe import SOFTMAX
+from workloads.transfer.hessian import LearnedHessian, Spectrum
 from workloads.transfer.minimize import End, Minimum, Value, minimize
 
 _ROWS_AT_ONCE: Final = 4096
 """8 MiB of 512 features: the second product finds them in the processor's cache."""
 _SMALLEST_CURVATURE: Final = 1e-6
-_ITERATIONS_PER_CURVATURE: Final = 25
+_ITERATIONS_PER_SPECTRUM: Final = 25
 _LEAST_SAMPLES: Final = 8192
 _SAMPLES_PER_FEATURE: Final = 8
 _LEAST_LOG: Final = -80.0
@@ -92,8 +93,10 @@ class LogisticRegression:
         solution[:, -1] = shares_K.log() if self._is_softmax else shares_K.logit(1e-9)
         return solution
 
-    def fit(self, start: Tensor, l2: float, *, tolerance: float, max_iterations: int) -> Minimum:
-        """The optimum at one strength."""
+    def fit(
+        self, start: Tensor, l2: float, *, tolerance: float, max_iterations: int, learned: LearnedHessian | None = None
+    ) -> Minimum:
+        """The optimum at one strength; what fits to (nearly) these samples learned before makes this one shorter."""
 
         def function(solution: Tensor) -> Value:
             value, gradient = self.loss(solution)
@@ -101,16 +104,19 @@ class LogisticRegression:
             gradient[:, :-1] += l2 * weights
             return value + l2 / 2 * float(weights.square().sum()), gradient
 
+        learned = learned or LearnedHessian()
         num_left, num_evaluations, x = max_iterations, 0, start
         while True:
             found = minimize(
                 function,
                 x,
-                precondition=self._preconditioner(x, l2),
+                precondition=self._preconditioner(x, l2, learned),
                 tolerance=tolerance,
-                max_iterations=min(num_left, _ITERATIONS_PER_CURVATURE),
+                max_iterations=min(num_left, _ITERATIONS_PER_SPECTRUM),
+                pairs=learned.pairs(l2),
             )
             x, num_left = found.x, num_left - found.num_iterations
+            learned.num_iterations += found.num_iterations
             num_evaluations += found.num_evaluations
             if found.end is not End.MAX_ITERATIONS or not num_left:
                 num_iterations = max_iterations - num_left
@@ -119,10 +125,10 @@ class LogisticRegression:
     def loss(self, solution: Tensor) -> Value:
         """Mean loss and its gradient, without regularisation: float32 products, float64 sums over runs of rows."""
         self._poll()
-        total, gradient = 0.0, torch.zeros_like(solution)
-        losses = []
+        weight_DK, bias_K = _rounded(solution)
+        losses, gradient = [], torch.zeros_like(solution)
         for rows_BD, targets in self._runs():
-            logits_BK = self._logits(rows_BD, solution)
+            logits_BK = torch.addmm(bias_K, rows_BD, weight_DK)
             losses.append(self._subtract_targets_(logits_BK, targets))
             gradient[:, :-1] += (logits_BK.T @ rows_BD).double()
             gradient[:, -1] += logits_BK.double().sum(0)
@@ -143,50 +149,48 @@ class LogisticRegression:
         logits_BK.scatter_add_(1, indices_BM, -weights_BM)
         return norms_B1.double().sum() - (weights_BM * picked_BM).double().sum()
 
-    def _preconditioner(self, solution: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
+    def _preconditioner(self, solution: Tensor, l2: float, learned: LearnedHessian) -> Callable[[Tensor], Tensor]:
         """The inverse of ``c_k C + l2`` for each class k: c_k is the class's mean curvature, C a covariance.
 
         The Hessian's block of class k is the mean of ``p_ik (1 - p_ik) z_i z_i'`` over the samples. Here all classes
         share one C, in which a sample weighs as much as its curvature of all classes together; L-BFGS learns the rest.
         (Böhning, "Multinomial logistic regression algorithm", 1992, bounds the blocks by equal weights and c = 1/2.)
         """
-        curvature_K, covariance_DD = self._curvature(solution)
-        spectrum_D, basis_DD = torch.linalg.eigh(covariance_DD)
-        scale_KD = 1 / (curvature_K[:, None] * spectrum_D.clamp(min=0) + l2)
-
-        def times(gradient: Tensor) -> Tensor:
-            result = torch.empty_like(gradient)
-            result[:, :-1] = ((gradient[:, :-1] @ basis_DD) * scale_KD) @ basis_DD.T
-            result[:, -1] = gradient[:, -1] / curvature_K
-            return result
-
-        return times
-
-    def _curvature(self, solution: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean of p (1 - p) of each class (K,), and the weighted covariance (D, D), float64; of evenly spaced samples.
-
-        Some 8 D samples tell a covariance of D features well enough for a preconditioner.
-        """
         self._poll()
-        num_features, device = self._features_ND.shape[1], solution.device
-        wanted = max(_LEAST_SAMPLES, _SAMPLES_PER_FEATURE * num_features)
+        # Some 8 D samples tell a covariance of D features well enough.
+        wanted = max(_LEAST_SAMPLES, _SAMPLES_PER_FEATURE * self._features_ND.shape[1])
         sampled_MD = self._features_ND[:: max(1, self.num_samples // wanted)]
-        total_K = torch.zeros(self._num_classes, dtype=torch.float64, device=device)
-        total_DD = torch.zeros(num_features, num_features, dtype=torch.float64, device=device)
-        for rows_BD in torch.split(sampled_MD, _ROWS_AT_ONCE):
-            logits_BK = self._logits(rows_BD, solution)
+        total_K, weight_M = self._curvatures(sampled_MD, solution)
+        if learned.spectrum is None or learned.num_iterations >= _ITERATIONS_PER_SPECTRUM:
+            learned.spectrum = Spectrum.of(_weighted_squares(sampled_MD, weight_M) / total_K.sum())
+            learned.num_iterations = 0
+        return learned.spectrum.preconditioner(total_K / len(sampled_MD), l2)
+
+    def _curvatures(self, features_MD: Tensor, solution: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of ``p (1 - p)``: those of classes over the samples (K,), float64, and of samples over the classes."""
+        weight_DK, bias_K = _rounded(solution)
+        total_K, weights = torch.zeros_like(solution[:, -1]), []
+        for rows_BD in torch.split(features_MD, _ROWS_AT_ONCE):
+            logits_BK = torch.addmm(bias_K, rows_BD, weight_DK)
             shares_BK = logits_BK.softmax(1) if self._is_softmax else logits_BK.sigmoid_()
             curvature_BK = shares_BK * (1 - shares_BK) + _SMALLEST_CURVATURE
-            weighted_BD = rows_BD * curvature_BK.sum(1, keepdim=True)
             total_K += curvature_BK.double().sum(0)
-            total_DD += (weighted_BD.T @ rows_BD).double()
-        return total_K / len(sampled_MD), total_DD / total_K.sum()
+            weights.append(curvature_BK.sum(1))
+        return total_K, torch.cat(weights)
 
     def _runs(self) -> zip[tuple[Tensor, Tensor]]:
         return zip(
             torch.split(self._features_ND, _ROWS_AT_ONCE), torch.split(self._targets, _ROWS_AT_ONCE), strict=True
         )
 
-    def _logits(self, rows_BD: Tensor, solution: Tensor) -> Tensor:
-        weight_KD, bias_K = solution[:, :-1].float(), solution[:, -1].float()
-        return torch.addmm(bias_K, rows_BD, weight_KD.T)
+
+def _rounded(solution: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (D, K) and bias (K,), float32."""
+    return solution[:, :-1].T.float(), solution[:, -1].float()
+
+
+def _weighted_squares(features_MD: Tensor, weight_M: Tensor) -> Tensor:
+    """The sum of ``w z z'`` (D, D), float64."""
+    runs = zip(torch.split(features_MD, _ROWS_AT_ONCE), torch.split(weight_M, _ROWS_AT_ONCE), strict=True)
+    squares = [((rows_BD * weight_B[:, None]).T @ rows_BD).double() for rows_BD, weight_B in runs]
+    return torch.stack(squares).sum(0)

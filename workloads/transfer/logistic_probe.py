@@ -17,6 +17,7 @@ from workloads.train.evaluate import evaluate
 from workloads.train.objective import Objective, SigmoidObjective, SoftmaxObjective
 from workloads.train.recipe import SIGMOID, SOFTMAX
 from workloads.transfer.cached import CachedSamples, Measured, Poll, Rows, run_on_features
+from workloads.transfer.hessian import LearnedHessian
 from workloads.transfer.logistic import LogisticRegression, Scaling
 from workloads.transfer.minimize import End, Minimum
 
@@ -67,7 +68,11 @@ def measure(request: JobRequest, samples: CachedSamples, poll: Poll) -> Measured
     choices = path.search(rows, num_kept, samples.train.rows(held_out))
     best = min(choices, key=lambda choice: choice.rank)
     final = path.regression(rows.features_ND, rows.targets).fit(
-        best.fit.x, best.l2, tolerance=recipe["tolerance"], max_iterations=recipe["max_iterations"]
+        best.fit.x,
+        best.l2,
+        tolerance=recipe["tolerance"],
+        max_iterations=recipe["max_iterations"],
+        learned=path.learned,
     )
     head = _head(*scaling.head(final.x))
     metrics = {
@@ -114,6 +119,7 @@ class _Path:
     ) -> None:
         self._recipe, self._scaling, self._samples = recipe, scaling, samples
         self._objective, self._poll = objective, poll
+        self.learned = LearnedHessian()
 
     def regression(self, features_ND: Tensor, targets: Tensor) -> LogisticRegression:
         """On scaled features."""
@@ -128,8 +134,8 @@ class _Path:
         regression = self.regression(rows.features_ND[:num_kept], rows.targets[:num_kept])
         start, choices, num_worse = regression.start(), list[Choice](), 0
         for l2 in sorted(recipe["l2"], reverse=True):
-            tolerance = min(recipe["tolerance"] * _CHOICE_SLACK, 0.1)
-            fit = regression.fit(start, l2, tolerance=tolerance, max_iterations=recipe["max_iterations"])
+            tolerance, most = min(recipe["tolerance"] * _CHOICE_SLACK, 0.1), recipe["max_iterations"]
+            fit = regression.fit(start, l2, tolerance=tolerance, max_iterations=most, learned=self.learned)
             found = evaluate(_head(*self._scaling.head(fit.x)), held_out.batches(), (), objective=self._objective)
             choice = Choice(l2=l2, error=found["val_error"], loss=found["val_loss"], fit=fit)
             is_worse = any(other.error <= choice.error and other.loss < choice.loss for other in choices)

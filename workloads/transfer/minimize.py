@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,26 @@ _NEGLIGIBLE: Final = 1e-7
 
 Value = tuple[float, Tensor]
 """Objective and gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pair:
+    """A step, and by how much it changed the gradient: the Hessian times the step, roughly."""
+
+    step: Tensor
+    change: Tensor
+    curvature: float
+    """Along the step: positive where the function is strictly convex; rounding may spoil it close to the end."""
+
+    @classmethod
+    def of(cls, step: Tensor, change: Tensor) -> Self:
+        """Two tensors of one shape."""
+        return cls(step=step, change=change, curvature=float(step.ravel() @ change.ravel()))
+
+
+def newest_pairs(pairs: Iterable[Pair] = ()) -> deque[Pair]:
+    """As many as L-BFGS remembers, the newest last; those without curvature are left out."""
+    return deque((pair for pair in pairs if pair.curvature > 0), maxlen=_MEMORY)
 
 
 class End(StrEnum):
@@ -48,6 +68,7 @@ def minimize(
     precondition: Callable[[Tensor], Tensor],
     tolerance: float,
     max_iterations: int,
+    pairs: deque[Pair] | None = None,
 ) -> Minimum:
     """L-BFGS (Nocedal and Wright, algorithm 7.4) with backtracking; ``H0 = gamma * precondition``.
 
@@ -60,10 +81,11 @@ def minimize(
         precondition: multiplies by an approximate inverse of the Hessian.
         tolerance: relative, in (0, 1).
         max_iterations: steps at most.
+        pairs: of a function like this one, to begin with; the newest of this one are left there.
     """
-    x, pairs = start, deque[tuple[Tensor, Tensor, float]](maxlen=_MEMORY)
+    x, pairs = start, newest_pairs() if pairs is None else pairs
     value, gradient = function(x)
-    num_evaluations, gained = 1, float("inf")
+    num_evaluations, num_foreign, gained = 1, len(pairs), float("inf")
     for iteration in range(max_iterations):
         direction = -_times_inverse_hessian(gradient, pairs, precondition)
         slope = float(gradient.ravel() @ direction.ravel())
@@ -71,12 +93,16 @@ def minimize(
             return _minimum(x, value, iteration, num_evaluations, End.CONVERGED)
         found = _backtrack(function, x, value, direction, slope)
         num_evaluations += found.num_evaluations
+        if found.x is None and num_foreign:
+            pairs.clear()  # they may be why
+            num_foreign = 0
+            continue
         if found.x is None:
             return _minimum(x, value, iteration, num_evaluations, End.ROUNDING)
-        step, change = found.x - x, found.gradient - gradient
-        curvature = float(step.ravel() @ change.ravel())
-        if curvature > 0:  # rounding may spoil it close to the end
-            pairs.append((step, change, curvature))
+        pair = Pair.of(found.x - x, found.gradient - gradient)
+        if pair.curvature > 0:
+            num_foreign -= int(num_foreign > 0 and len(pairs) == _MEMORY)  # the oldest one goes
+            pairs.append(pair)
         x, value, gradient, gained = found.x, found.value, found.gradient, value - found.value
     return _minimum(x, value, max_iterations, num_evaluations, End.MAX_ITERATIONS)
 
@@ -85,21 +111,19 @@ def _minimum(x: Tensor, value: float, num_iterations: int, num_evaluations: int,
     return Minimum(x=x, value=value, num_iterations=num_iterations, num_evaluations=num_evaluations, end=end)
 
 
-def _times_inverse_hessian(
-    gradient: Tensor, pairs: deque[tuple[Tensor, Tensor, float]], precondition: Callable[[Tensor], Tensor]
-) -> Tensor:
+def _times_inverse_hessian(gradient: Tensor, pairs: deque[Pair], precondition: Callable[[Tensor], Tensor]) -> Tensor:
     """The two loops of algorithm 7.4; gamma fits the preconditioner to the newest pair."""
     result, weights = gradient.clone(), []
-    for step, change, curvature in reversed(pairs):
-        weight = float(step.ravel() @ result.ravel()) / curvature
+    for pair in reversed(pairs):
+        weight = float(pair.step.ravel() @ result.ravel()) / pair.curvature
         weights.append(weight)
-        result -= weight * change
+        result -= weight * pair.change
     result = precondition(result)
     if pairs:
-        _, change, curvature = pairs[-1]
-        result *= curvature / float(change.ravel() @ precondition(change).ravel())
-    for (step, change, curvature), weight in zip(pairs, reversed(weights), strict=True):
-        result += (weight - float(change.ravel() @ result.ravel()) / curvature) * step
+        newest = pairs[-1]
+        result *= newest.curvature / float(newest.change.ravel() @ precondition(newest.change).ravel())
+    for pair, weight in zip(pairs, reversed(weights), strict=True):
+        result += (weight - float(pair.change.ravel() @ result.ravel()) / pair.curvature) * pair.step
     return result
 
 
