@@ -76,6 +76,7 @@ class LogisticRegression:
     def __init__(self, features_ND: Tensor, targets: Tensor, *, num_classes: int, loss: str, poll: Poll) -> None:
         self._features_ND, self._targets = features_ND, targets
         self._num_classes, self._is_softmax, self._poll = num_classes, loss == SOFTMAX, poll
+        self._last: tuple[Tensor, Value] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -123,7 +124,17 @@ class LogisticRegression:
                 return replace(found, num_iterations=num_iterations, num_evaluations=num_evaluations)
 
     def loss(self, solution: Tensor) -> Value:
-        """Mean loss and its gradient, without regularisation: float32 products, float64 sums over runs of rows."""
+        """Mean loss and its gradient, without regularisation: float32 products, float64 sums over runs of rows.
+
+        The last solution is remembered, for a fit at another strength begins where the one before ended: it must not
+        be changed in place.
+        """
+        if self._last is None or self._last[0] is not solution:
+            self._last = solution, self._pass(solution)
+        value, gradient = self._last[1]
+        return value, gradient.clone()
+
+    def _pass(self, solution: Tensor) -> Value:
         self._poll()
         weight_DK, bias_K = _rounded(solution)
         losses, gradient = [], torch.zeros_like(solution)
