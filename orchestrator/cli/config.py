@@ -110,5 +110,15 @@ def _shown(resolved: Resolved) -> str:
 
 def _document(resolved: Resolved, *, with_origin: bool) -> object:
     if not with_origin:
-        return _shown(resolved)
-    return {"value": _shown(resolved), "origin": resolved.origin, "variable": resolved.setting.variable}
+        return _value(resolved)
+    return {"value": _value(resolved), "origin": resolved.origin, "variable": resolved.setting.variable}
+
+
+def _value(resolved: Resolved) -> str | None:
+    """For programs: what counts; None where nothing is set, or only the cluster knows."""
+    if resolved.known:
+        return resolved.known
+    settings = Settings()
+    of_project = {"store": settings.store_uri(), "mlflow_tracking_uri": settings.tracking_uri()}
+    found = of_project.get(resolved.setting.name)
+    return None if found == UNKNOWN_STORE else found

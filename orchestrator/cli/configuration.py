@@ -59,7 +59,12 @@ class Resolved:
 
     @property
     def shown(self) -> str:
-        """The value as it may be printed: without passwords."""
+        """The value as it may be printed: without passwords; for people where nobody says one."""
+        return self.known or self.setting.unset
+
+    @property
+    def known(self) -> str:
+        """The value that is set or the default's, without passwords; empty if there is none."""
         return without_password(self.value) if self.value else self.setting.default
 
 

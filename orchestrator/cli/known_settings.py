@@ -17,6 +17,9 @@ class Setting:
     """In the environment."""
     meaning: str
     default: str = ""
+    """The value that counts where nobody says one."""
+    unset: str = ""
+    """For people: what counts where nobody says one and there is no such value."""
     aliases: tuple[str, ...] = ()
     """Other variables that mean the same; ``variable`` goes first."""
     choices: tuple[str, ...] = ()
@@ -44,7 +47,7 @@ SETTINGS = (
         meaning="the project's directory: store, MLflow database, stack",
         default=".orchestrator",
     ),
-    Setting(name="store", variable="ORCHESTRATOR_STORE", meaning="object store URI", default="store/ in directory"),
+    Setting(name="store", variable="ORCHESTRATOR_STORE", meaning="object store URI", unset="store/ in directory"),
     Setting(
         name="store_shared",
         variable="ORCHESTRATOR_STORE_SHARED",
@@ -75,7 +78,7 @@ SETTINGS = (
         name="cluster",
         variable="ORCHESTRATOR_CLUSTER",
         meaning="name of the cluster in the store; with no address, submits go there through the store alone",
-        default="by its address",
+        unset="by its address",
         names_cluster=True,
     ),
     RAY_TOKEN,
@@ -90,13 +93,13 @@ SETTINGS = (
         name="mlflow_tracking_uri",
         variable="MLFLOW_TRACKING_URI",
         meaning="where runs are published",
-        default="mlflow.db in directory",
+        unset="mlflow.db in directory",
     ),
     Setting(
         name="s3_endpoint_url",
         variable="AWS_ENDPOINT_URL_S3",
         meaning="S3-compatible server of all S3 clients",
-        default="AWS",
+        unset="AWS",
         aliases=("AWS_ENDPOINT_URL",),
     ),
     Setting(name="aws_profile", variable="AWS_PROFILE", meaning="profile of credentials", default="default"),
@@ -105,7 +108,7 @@ SETTINGS = (
         name="s3_allowed_buckets",
         variable="ORCHESTRATOR_S3_ALLOWED_BUCKETS",
         meaning="comma-separated; any other bucket is refused",
-        default="all",
+        unset="all",
     ),
     Setting(
         name="prices",
@@ -121,7 +124,7 @@ SETTINGS = (
         name="allowed_uris",
         variable="ORCHESTRATOR_ALLOWED_URIS",
         meaning="URIs, below one of which every store, shard and file of a sweep must be",
-        default="all",
+        unset="all",
     ),
 )
 """What the files may say."""

@@ -41,7 +41,7 @@ def read_learning(store: ObjectStore, jobs: Iterable[Job]) -> Learning:
     """Errors and losses over the epochs of every training run that reported any, running ones included."""
     trained = [job for job in jobs if job.kind in TRAINED_KINDS]
     # Curves at once and not lines: of thousands of runs only the numbers are kept, not an object per step.
-    read = map_in_threads(lambda job: _read_curves(store, job.key), trained)
+    read = map_in_threads(store, lambda job: _read_curves(store, job.key), trained)
     curves = {job.name: some for job, some in zip(trained, read, strict=True) if some}
     unreadable = tuple(job.name for job, some in zip(trained, read, strict=True) if some is None)
     return Learning(curves=_thinned(curves), unreadable=unreadable)

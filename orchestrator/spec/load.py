@@ -121,6 +121,8 @@ def find_sweep(reference: str) -> Path:
     if reference in shipped:
         return shipped[reference]
     what = "no such file" if path.suffix or "/" in reference else "neither a file nor a shipped sweep"
+    if path.is_dir():
+        what = "a directory; name the file of a sweep in it"
     raise SpecError((f"{reference}: {what}; {did_you_mean(reference, shipped, they_are='shipped sweeps')}",))
 
 

@@ -1,4 +1,4 @@
-"""Connecting this process to a Ray cluster. Ray itself is imported only here and late: it takes a second."""
+"""Connecting this process to a Ray cluster. Ray itself is imported late: it takes a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray's own daemons tell a driver ("A worker died or was killed ...") goes to our log instead of to stdout.
+"""What Ray's own daemons tell a driver ("A worker died or was killed ...") becomes a log record, not a line on stdout.
 
 Ray prints it even with ``log_to_driver=False`` and has no setting against it; on stdout it would end up inside the
 JSON of ``-o json``, coloured. What died, and what follows from that, our own lines say.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 _LOG = logging.getLogger(__name__)
-_PRINTER = "print_to_stdstream"
+_PRINTER: Final = "print_to_stdstream"
 """Ray's function that its thread of error messages calls by this global name, without asking its dispatcher."""
 
 
 def log_raylet_messages() -> None:
-    """Make Ray's messages to a driver records of level DEBUG; call it before ``ray.init``, as often as one likes.
+    """Make Ray's messages to a driver records of level DEBUG, which no command shows, for the rest of this process.
 
+    Call it before ``ray.init``, as often as you like.
     Lines of workers that another connection of this process wants forwarded (``log_to_driver=True``) are printed as
     ever. A Ray without that function is left as it is.
     """

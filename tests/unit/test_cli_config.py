@@ -94,6 +94,9 @@ def test_config_command_shows_values_and_origins_and_no_password(
         "variable": "MLFLOW_TRACKING_URI",
     }
     assert set(result.document) == {setting.name for setting in SETTINGS}
+    assert result.document["store"]["value"] == (project / ".orchestrator" / "store").as_uri()
+    assert result.document["s3_allowed_buckets"]["value"] is None
+    assert result.document["namespace"]["value"] == "orchestrator"
     assert "hunter2" not in table.out
 
 

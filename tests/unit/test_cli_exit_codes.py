@@ -177,3 +177,11 @@ def test_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None:
     shown.stdout.close()
     _, err = shown.communicate(timeout=60)
     assert err == b""
+
+
+def test_directory_in_place_of_a_sweep_is_refused_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = run_command(capsys, "validate", str(tmp_path))
+    assert refused.code == 2
+    assert f"{tmp_path}: a directory; name the file" in refused.err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -107,27 +109,71 @@ def test_fit_is_the_same_to_the_last_bit_again() -> None:
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 
 
-def path(features: Tensor, targets: Tensor, learned: LearnedHessian | None) -> list[Minimum]:
-    """Fits from strong to weak, each from the end of the one before."""
-    num_classes = int(targets.max()) + 1
-    regression = LogisticRegression(features, targets, num_classes=num_classes, loss="softmax", poll=lambda: None)
+def path(
+    features: Tensor, targets: Tensor, learned: LearnedHessian | None, *, loss: str = "softmax"
+) -> tuple[list[Minimum], int]:
+    """Fits from strong to weak, each from the end of the one before; and how often all of them polled."""
+    num_classes, polls = int(targets.max()) + 1, list[None]()
+    poll = partial(polls.append, None)
+    regression = LogisticRegression(features, targets, num_classes=num_classes, loss=loss, poll=poll)
     start, found = regression.start(), list[Minimum]()
     for l2 in STRENGTHS:
         found.append(regression.fit(start, l2, tolerance=1e-3, max_iterations=1000, learned=learned))
         start = found[-1].x
-    return found
+    return found, len(polls)
+
+
+def scans() -> tuple[Tensor, Tensor]:
+    """Digits, scaled."""
+    digits = load_digits()
+    features, targets = torch.from_numpy(digits.data).float(), torch.from_numpy(digits.target).long()
+    return Scaling.of(features, is_standardized=True).apply_(features), targets
 
 
 def test_path_that_learns_the_hessian_ends_in_the_same_optima_with_fewer_passes() -> None:
-    scans = load_digits()
-    features, targets = torch.from_numpy(scans.data).float(), torch.from_numpy(scans.target).long()
-    scaled = Scaling.of(features, is_standardized=True).apply_(features)
-    alone, learning = path(scaled, targets, None), path(scaled, targets, LearnedHessian())
+    features, targets = scans()
+    (alone, num_alone), (learning, num_learning) = (path(features, targets, each) for each in (None, LearnedHessian()))
     for l2, first, second in zip(STRENGTHS, alone, learning, strict=True):
-        values = [objective(scaled, targets, found.x, l2) for found in (first, second)]
+        values = [objective(features, targets, found.x, l2) for found in (first, second)]
         assert values[1] <= values[0] * 1.002  # twice the tolerance
-    passes = [sum(found.num_evaluations for found in fits) for fits in (alone, learning)]
-    assert passes[1] < 0.7 * passes[0]
+    assert num_learning < 0.7 * num_alone
+
+
+def test_sigmoid_path_that_learns_the_hessian_ends_in_the_same_optima() -> None:
+    features, targets = scans()
+    (alone, _), (learning, _) = (path(features, targets, each, loss="sigmoid") for each in (None, LearnedHessian()))
+    for first, second in zip(alone, learning, strict=True):
+        assert second.value <= first.value * 1.002
+
+
+def test_learned_spectrum_serves_until_its_iterations_are_over() -> None:
+    features, targets = scans()
+    learned = LearnedHessian()
+    regression = LogisticRegression(features, targets, num_classes=10, loss="softmax", poll=lambda: None)
+    first = regression.fit(regression.start(), 1e-1, tolerance=1e-3, max_iterations=1000, learned=learned)
+    spectrum = learned.spectrum
+    second = regression.fit(first.x, 1e-2, tolerance=1e-3, max_iterations=1000, learned=learned)
+    assert first.num_iterations + second.num_iterations < 25
+    assert learned.spectrum is spectrum
+    long = regression.fit(second.x, 1e-6, tolerance=1e-7, max_iterations=1000, learned=learned)
+    assert long.num_iterations > 25
+    assert learned.spectrum is not spectrum
+
+
+def test_loss_of_the_last_solution_needs_no_other_pass() -> None:
+    features, targets = samples()
+    polls = list[None]()
+    poll = partial(polls.append, None)
+    regression = LogisticRegression(features, targets, num_classes=NUM_CLASSES, loss="softmax", poll=poll)
+    solution = regression.start()
+    value, gradient = regression.loss(solution)
+    unspoiled = gradient.clone()
+    gradient.zero_()
+    again, second = regression.loss(solution)
+    assert (again, len(polls)) == (value, 1)
+    assert torch.equal(second, unspoiled)
+    regression.loss(solution.clone())
+    assert len(polls) == 2
 
 
 def test_fit_after_a_path_of_quite_other_samples_still_finds_the_optimum() -> None:
@@ -222,6 +268,28 @@ def test_minimize_drops_foreign_pairs_that_lead_nowhere() -> None:
     found = minimize(function, start, precondition=lambda g: g, tolerance=1e-9, max_iterations=20, pairs=flat)
     assert found.end is End.CONVERGED
     assert found.value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("num_steps", "num_kept"), [(10, 10), (1, 0)])
+def test_minimize_that_finds_no_step_keeps_its_pairs_if_none_is_foreign(num_steps: int, num_kept: int) -> None:
+    hessian = torch.logspace(0, 3, 16, dtype=torch.float64)
+    accepted = [math.inf]
+
+    def function(x: Tensor) -> tuple[float, Tensor]:
+        value = 1 + float(x @ (hessian * x)) / 2
+        if len(accepted) == num_steps + 2:  # the start is one of them
+            return 1e9, hessian * x  # it goes up wherever one goes
+        if value < accepted[-1]:
+            accepted.append(value)
+        return value, hessian * x
+
+    start = torch.ones(16, dtype=torch.float64)
+    foreign = newest_pairs(Pair.of(axis, hessian * axis) for axis in torch.eye(16, dtype=torch.float64)[:10])
+    found = minimize(
+        function, start, precondition=lambda g: 1e-3 * g, tolerance=1e-12, max_iterations=50, pairs=foreign
+    )
+    assert found.end is End.ROUNDING
+    assert (found.num_iterations, len(foreign)) == (num_steps + (num_kept == 0), num_kept)
 
 
 def test_minimize_says_when_its_iterations_ran_out() -> None:

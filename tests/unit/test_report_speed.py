@@ -21,6 +21,7 @@ from orchestrator.report.plain import json_ready, json_text
 from orchestrator.report.report import compute_report
 from orchestrator.report.statistics import SeedPair, all_paired_differences, paired_difference
 from orchestrator.storage.layout import metrics_segment
+from orchestrator.storage.local import LocalStore
 from orchestrator.testing.memory_store import MemoryStore
 from tests.report_sweeps import StudyPlan, committed
 
@@ -76,14 +77,16 @@ def test_benjamini_hochberg_is_that_of_statsmodels(p_values):
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1000])
-def test_results_of_threads_come_in_order_and_each_once(count):
+@pytest.mark.parametrize("kind", [LocalStore, MemoryStore])
+def test_results_of_threads_come_in_order_and_each_once(count, kind, tmp_path):
+    store = kind(tmp_path) if kind is LocalStore else kind()
     asked: list[int] = []
 
     def double(number: int) -> int:
         asked.append(number)
         return 2 * number
 
-    assert map_in_threads(double, range(count)) == [2 * number for number in range(count)]
+    assert map_in_threads(store, double, range(count)) == [2 * number for number in range(count)]
     assert sorted(asked) == list(range(count))
 
 

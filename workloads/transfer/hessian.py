@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class Spectrum:
     basis_DD: Tensor
 
     @classmethod
-    def of(cls, covariance_DD: Tensor) -> Spectrum:
+    def of(cls, covariance_DD: Tensor) -> Self:
         """That of a positive semi-definite matrix; what rounding made negative is 0."""
         values_D, basis_DD = torch.linalg.eigh(covariance_DD)
         return cls(values_D=values_D.clamp(min=0), basis_DD=basis_DD)
@@ -44,18 +45,24 @@ class Spectrum:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LearnedHessian:
-    """Hand the same one to every fit of a path."""
+    """What the fits of a path have learned so far: each changes it for the next, on (nearly) the same samples."""
 
     spectrum: Spectrum | None = None
     num_iterations: int = 0
     """Since the spectrum was computed."""
-    _pairs: deque[Pair] = field(default_factory=newest_pairs)
-    _l2: float = 0.0
+    _pairs: deque[Pair] = field(init=False, default_factory=newest_pairs)
+    _l2: float = field(init=False, default=0.0)
 
     def pairs(self, l2: float) -> deque[Pair]:
-        """As they would have been at another strength: it adds ``l2`` times the step to the change of the gradient."""
+        """Pairs for a fit at a strength, which puts its own there.
+
+        Those of another strength become what they would have been at this one: it adds ``l2`` times the step to the
+        change of the gradient.
+        """
         if l2 != self._l2:
-            self._pairs = newest_pairs(_shifted(pair, l2 - self._l2) for pair in self._pairs)
+            old = self._pairs
+            # One by one, so that there are never twice as many: each is twice the head in float64.
+            self._pairs = newest_pairs(_shifted(old.popleft(), l2 - self._l2) for _ in range(len(old)))
             self._l2 = l2
         return self._pairs
 

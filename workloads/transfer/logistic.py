@@ -97,7 +97,10 @@ class LogisticRegression:
     def fit(
         self, start: Tensor, l2: float, *, tolerance: float, max_iterations: int, learned: LearnedHessian | None = None
     ) -> Minimum:
-        """The optimum at one strength; what fits to (nearly) these samples learned before makes this one shorter."""
+        """The optimum at one strength.
+
+        What fits to (nearly) these samples learned before makes this one shorter, and ``learned`` gets what it learns.
+        """
 
         def function(solution: Tensor) -> Value:
             value, gradient = self.loss(solution)
@@ -105,15 +108,16 @@ class LogisticRegression:
             gradient[:, :-1] += l2 * weights
             return value + l2 / 2 * float(weights.square().sum()), gradient
 
-        learned = learned or LearnedHessian()
+        learned = LearnedHessian() if learned is None else learned
         num_left, num_evaluations, x = max_iterations, 0, start
         while True:
+            precondition = self._preconditioner(x, l2, learned)
             found = minimize(
                 function,
                 x,
-                precondition=self._preconditioner(x, l2, learned),
+                precondition=precondition,
                 tolerance=tolerance,
-                max_iterations=min(num_left, _ITERATIONS_PER_SPECTRUM),
+                max_iterations=min(num_left, _ITERATIONS_PER_SPECTRUM - learned.num_iterations),
                 pairs=learned.pairs(l2),
             )
             x, num_left = found.x, num_left - found.num_iterations
@@ -129,9 +133,12 @@ class LogisticRegression:
         The last solution is remembered, for a fit at another strength begins where the one before ended: it must not
         be changed in place.
         """
-        if self._last is None or self._last[0] is not solution:
-            self._last = solution, self._pass(solution)
-        value, gradient = self._last[1]
+        if self._last is not None and self._last[0] is solution:
+            value, gradient = self._last[1]
+        else:
+            self._last = None  # it need not be held through the pass
+            value, gradient = self._pass(solution)
+            self._last = solution, (value, gradient)
         return value, gradient.clone()
 
     def _pass(self, solution: Tensor) -> Value:
@@ -166,6 +173,7 @@ class LogisticRegression:
         The Hessian's block of class k is the mean of ``p_ik (1 - p_ik) z_i z_i'`` over the samples. Here all classes
         share one C, in which a sample weighs as much as its curvature of all classes together; L-BFGS learns the rest.
         (Böhning, "Multinomial logistic regression algorithm", 1992, bounds the blocks by equal weights and c = 1/2.)
+        c_k is of this solution; C is kept in ``learned`` for ``_ITERATIONS_PER_SPECTRUM`` iterations of the path.
         """
         self._poll()
         # Some 8 D samples tell a covariance of D features well enough.
@@ -202,6 +210,9 @@ def _rounded(solution: Tensor) -> tuple[Tensor, Tensor]:
 
 def _weighted_squares(features_MD: Tensor, weight_M: Tensor) -> Tensor:
     """The sum of ``w z z'`` (D, D), float64."""
+    num_features = features_MD.shape[1]
+    total_DD = torch.zeros(num_features, num_features, dtype=torch.float64, device=features_MD.device)
     runs = zip(torch.split(features_MD, _ROWS_AT_ONCE), torch.split(weight_M, _ROWS_AT_ONCE), strict=True)
-    squares = [((rows_BD * weight_B[:, None]).T @ rows_BD).double() for rows_BD, weight_B in runs]
-    return torch.stack(squares).sum(0)
+    for rows_BD, weight_B in runs:
+        total_DD += ((rows_BD * weight_B[:, None]).T @ rows_BD).double()
+    return total_DD

@@ -81,7 +81,8 @@ def minimize(
         precondition: multiplies by an approximate inverse of the Hessian.
         tolerance: relative, in (0, 1).
         max_iterations: steps at most.
-        pairs: of a function like this one, to begin with; the newest of this one are left there.
+        pairs: of a function like this one, to begin with; the newest of this one are left there. All are dropped if
+            no step is found while any of the former is left, which counts as an iteration.
     """
     x, pairs = start, newest_pairs() if pairs is None else pairs
     value, gradient = function(x)
