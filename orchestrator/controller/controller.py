@@ -80,7 +80,7 @@ class Controller:
         self._fleet: Fleet | None = None
         limits = limits or AttemptLimits()
         self._stops = Stops(backend)
-        self._terms = Terms(backend)
+        self._terms = Terms()
         self._executor = Executor(
             store, backend, cluster, self._stops, self._terms, grace_s=limits.grace_s, on_alive=self._stay_alive
         )
@@ -252,6 +252,7 @@ class Controller:
         if not asked:
             return
         reports = {report.attempt_id: report for report in self._backend.observe(sorted(asked))}
+        self._terms.look(self._backend.capacity())
         if any(report.status in _ENDS_OF_CONTACT for report in reports.values()):
             # A controller that slept past its lease finds runners that do not talk to it any more. Its journals may be
             # open to it still, and there must never stand that they are lost.
@@ -339,6 +340,7 @@ class Controller:
         # What runs for a sweep that must be read again has its room and keys; nothing is decided for it.
         snapshots += [replace(snapshot, state=SweepState.PAUSED, pause=None) for snapshot in fleet.shelved()]
         capacity = self._backend.capacity()
+        self._terms.look(capacity)
         commands = self._scheduler.decide(
             snapshots,
             total=capacity.total,

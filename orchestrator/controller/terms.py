@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.backends.protocol import AttemptReport, Backend
+from orchestrator.backends.protocol import AttemptReport, Capacity
 from orchestrator.contract import Resources
 from orchestrator.state.events import AttemptPlaced, Event, NodeDescribed
 from orchestrator.state.nodes import Node
@@ -15,10 +15,17 @@ from orchestrator.state.spending import Lot, lots_of
 class Terms:
     """Market, accelerator and price of every node that this controller has seen."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
+        self._host: Node | None = None
         self._machines: tuple[Node, ...] = ()
         self._nodes: dict[str, Node] = {}
+
+    def look(self, capacity: Capacity) -> None:
+        """Remember what a cluster is made of now. Once per decision: thousands of launches may follow from one."""
+        self._host = capacity.host
+        if capacity.machines is not self._machines:
+            self._machines = capacity.machines
+            self._nodes.update({node.name: node for node in self._machines if node.name})
 
     def lots(self, nodes: Sequence[str], resources: Resources, num_workers: int) -> tuple[Lot, ...]:
         """Of an attempt on these nodes; empty where nothing is known of one. See ``lots_of``.
@@ -26,9 +33,7 @@ class Terms:
         Without nodes it runs on the backend's one machine, if it has only one.
         """
         if not nodes:
-            host = self._backend.capacity().host
-            return () if host is None else (_lot_on(host, num_workers),)
-        self._look()
+            return () if self._host is None else (_lot_on(self._host, num_workers),)
         return lots_of(nodes, self._nodes, resources, num_workers)
 
     def news(self, snapshot: Snapshot, reports: Mapping[str, AttemptReport], now: float) -> list[Event]:
@@ -51,12 +56,6 @@ class Terms:
         if not lots or lots == attempt.lots:
             return None
         return AttemptPlaced(at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, nodes=nodes, lots=lots)
-
-    def _look(self) -> None:
-        machines = self._backend.capacity().machines
-        if machines is not self._machines:
-            self._machines = machines
-            self._nodes.update({node.name: node for node in machines if node.name})
 
 
 def _lot_on(host: Node, num_workers: int) -> Lot:

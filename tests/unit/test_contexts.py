@@ -241,7 +241,7 @@ def test_commands_make_use_and_list_contexts(
     assert origin == f"context cloud ({user_file(home)})"
     assert config("--context", "prod", "-o", "json").document["store"] == "s3://prod/studies"
     assert "No context is in use" in config("use-context", "none").message
-    assert config("-o", "json").document["store"] == "store/ in directory"
+    assert config("-o", "json").document["store"] == (project / ".orchestrator" / "store").as_uri()
     assert config("unset-context", "cloud").code == 0
     assert config("use-context", "cloud").code == 102
     assert config("set-context", "x", "store").code == 2

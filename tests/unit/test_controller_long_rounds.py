@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.backends.protocol import Capacity
 from orchestrator.contract import Resources
 from orchestrator.controller import client, execution
 from orchestrator.controller.controller import LOOK_UP_S, Controller
@@ -85,6 +86,23 @@ def test_long_round_of_launches_keeps_the_lease_and_shows_signs_of_life(tmp_path
         assert lease.expires_at_s > world.clock()
     assert len(world.backend.launched) == NUM_JOBS
     assert world.longest_silence_s() < LEASE_DURATION_S
+
+
+def test_round_of_many_launches_asks_once_per_decision_what_the_cluster_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, ScriptedBackend(LocalStore(tmp_path), total=Resources(cpus=1000.0, memory_gib=1e6)))
+    world.submit(*(make_job(f"probe/{number}") for number in range(NUM_JOBS)))
+    capacity, looks = world.backend.capacity, list[None]()
+
+    def look() -> Capacity:
+        looks.append(None)
+        return capacity()
+
+    monkeypatch.setattr(world.backend, "capacity", look)
+    world.controller.tick()
+    assert len(world.backend.launched) == NUM_JOBS
+    assert len(looks) <= 3
 
 
 def test_launches_of_a_batch_are_on_record_before_the_next_batch_begins(
