@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import (
+    bounding,
     cluster,
     configuration,
     configuring,
@@ -19,7 +20,6 @@ from orchestrator.cli import (
     language,
     observing,
     places,
-    quotas,
     reproduce,
     serving,
     steering,
@@ -53,7 +53,7 @@ places.add_commands(app)
 observing.add_commands(app)
 reproduce.add_commands(app)
 configuring.add_commands(app)
-quotas.add_commands(app)
+bounding.add_commands(app)
 cluster.add_commands(app)
 serving.add_commands(app)
 
