@@ -127,12 +127,16 @@ class Host:
         """Plug it in again."""
         _ip("-n", self._bridge, "link", "set", self._port, "up")
 
+    def pids(self) -> list[int]:
+        """Of all processes on it."""
+        listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=True)
+        return [int(pid) for pid in listed.stdout.split()]
+
     def kill_all(self) -> None:
         """SIGKILL to every process on it, as if it had lost its power."""
-        listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=True)
-        for pid in listed.stdout.split():
+        for pid in self.pids():
             with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
 
 def _ip(*words: str) -> None:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
 from tests.clusters.private_net import Host, PrivateNet, need_namespaces
 from tests.clusters.small_sweep import (
     SWEEP,
@@ -39,7 +41,7 @@ from tests.clusters.small_sweep import (
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "clusters" / "node.sh"
 DEADLINE_S = 300.0
-NUM_EPOCHS = 400
+NUM_EPOCHS = 600
 PORT = 6379
 
 
@@ -67,13 +69,13 @@ class Site:
             "ORCHESTRATOR_STORE": f"s3://{BUCKET}/hosts",
             "ORCHESTRATOR_CLUSTER": "hosts",
             "ORCHESTRATOR_HEAD": f"{self.head.address}:{PORT}",
-            "ORCHESTRATOR_IDLE_S": "5",
+            "ORCHESTRATOR_IDLE_S": "120",
             "ORCHESTRATOR_OBJECT_STORE_BYTES": str(100 * 2**20),
         }
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """The store, then Ray on every host."""
+        """The store, then Ray on every host, one after the other: they share one folder, unlike hosts elsewhere."""
         with self.storage.entered():
             self.server.start()
         self.start_node(self.head, "head", cpus=0)
@@ -87,9 +89,11 @@ class Site:
             "ORCHESTRATOR_NODE_CPUS": str(cpus),
             "ORCHESTRATOR_RAY_TMP": str(self.folder / f"r{host.address.rpartition('.')[2]}"),
         }
-        with (self.folder / f"{host.address}.log").open("ab") as output:
+        log = self.folder / f"{host.address}.log"
+        with log.open("ab") as output:
             words, environment = ["bash", str(SCRIPT), role], {**self.environment, **variables}
             self.children[host.address] = host.start(words, environment=environment, output=output)
+        until(lambda: "Ray runtime started" in log.read_text(), "Ray runs", deadline_s=DEADLINE_S, tell=log.read_text)
 
     def submit(self, sweep_file: Path) -> None:
         """From the storage host, into the inbox: it is on no host of Ray's."""
@@ -100,29 +104,16 @@ class Site:
         """The sweep as the store tells it."""
         return find_snapshot(open_store(self.environment["ORCHESTRATOR_STORE"]))
 
-    def host_of(self, snapshot: Snapshot) -> dict[str, Host]:
-        """Hosts of running pretrains by job; a job is on the host from which its runner reaches the store."""
-        ids = {view.name: view.attempt.attempt_id for view in snapshot.jobs.values() if view.attempt is not None}
-        return {
-            job: member
-            for member in self.members
-            for job, attempt in ids.items()
-            if job.startswith("pretrain/") and self._runs(member, attempt)
-        }
+    def at_work(self, snapshot: Snapshot) -> list[Host]:
+        """Members on which pretrains run now."""
+        attempts = [view.attempt for view in snapshot.jobs.values() if view.name.startswith("pretrain/")]
+        nodes = {node for attempt in attempts if attempt is not None for node in attempt.nodes}
+        return [member for member in self.members if any(node.endswith(f"/{_node_id(member)[:8]}") for node in nodes)]
 
     def tell(self) -> str:
         """For a failing test."""
         logs = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log"))]
         return f"{self.snapshot()}\n" + "\n".join(logs)
-
-    def _runs(self, host: Host, attempt: str) -> bool:
-        """Whether a process on the host says that it works at an attempt (Ray puts the actor's work in its title)."""
-        listed = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=True)
-        titles = []
-        for pid in listed.stdout.split():
-            path = Path("/proc") / pid / "cmdline"
-            titles.append(path.read_bytes().decode(errors="replace") if path.exists() else "")
-        return any(attempt in title for title in titles)
 
 
 @pytest.fixture
@@ -153,13 +144,12 @@ def test_sweep_on_several_hosts_survives_a_cut_link_and_a_dead_host(
         store = open_store(site.environment["ORCHESTRATOR_STORE"])
         site.submit(sweep_file)
         until(lambda: len(pretrains_past(store, 20)) == 2, "both pretrains work", deadline_s=DEADLINE_S, tell=site.tell)
-        before = find_snapshot(store)
-        assert before is not None
-        cut, dead = site.members[0], site.members[1]
+        cut = _at_work(site, store)[0]
         cut.cut()
         until(lambda: _num_lost(store) >= 1, "the cut host's attempt is lost", deadline_s=DEADLINE_S, tell=site.tell)
         cut.restore()
         until(lambda: len(pretrains_past(store, 40)) == 2, "both work again", deadline_s=DEADLINE_S, tell=site.tell)
+        dead = next(member for member in _at_work(site, store) if member is not cut)
         dead.kill_all()
         until(lambda: _num_lost(store) >= 2, "the dead host's attempt is lost", deadline_s=DEADLINE_S, tell=site.tell)
         until(lambda: has_ended(store), "the sweep ends", deadline_s=DEADLINE_S, tell=site.tell)
@@ -176,6 +166,22 @@ def test_sweep_on_several_hosts_survives_a_cut_link_and_a_dead_host(
     assert found == undisturbed_weights(tmp_path, sweep_file)
 
 
-def _num_lost(store: object) -> int:
-    snapshot = find_snapshot(store)  # type: ignore[arg-type]
+def _at_work(site: Site, store: ObjectStore) -> list[Host]:
+    snapshot = find_snapshot(store)
+    assert snapshot is not None
+    return site.at_work(snapshot)
+
+
+def _node_id(host: Host) -> str:
+    """Ray's name for it, of the raylet that runs on it; empty where none does."""
+    for pid in host.pids():
+        with suppress(FileNotFoundError):
+            words = (Path("/proc") / str(pid) / "cmdline").read_text(errors="replace").split("\0")
+            if words[0].endswith("/raylet"):
+                return next((word.partition("=")[2] for word in words if word.startswith("--node_id=")), "")
+    return ""
+
+
+def _num_lost(store: ObjectStore) -> int:
+    snapshot = find_snapshot(store)
     return 0 if snapshot is None else sum(view.num_deaths for view in snapshot.jobs.values())
