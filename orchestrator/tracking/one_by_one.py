@@ -20,6 +20,9 @@ _SEARCH_PAGE = 1000
 _NO_END = 0
 """As an end time: over HTTP there is no other way to take one back, and MLflow reads 0 as no end."""
 
+_DATABASE_REFUSAL = "BAD_REQUEST"
+"""As an error code: what the database says no to, which is not always the caller's fault."""
+
 
 class OneByOneWriter:
     """Writes runs by ``MlflowClient``. Each call may be repeated after a failure."""
@@ -75,7 +78,7 @@ class OneByOneWriter:
         run_id = draft.run_id or self._create(experiment_id, draft)
         self._log(run_id, draft, is_new=not draft.run_id)
         if draft.datasets:
-            self._client.log_inputs(run_id, datasets=[_dataset_input(use) for use in draft.datasets])
+            self._log_datasets(run_id, draft.datasets)
         self._end(run_id, draft)
         return run_id
 
@@ -100,6 +103,23 @@ class OneByOneWriter:
                 tags=[label for label in labels if isinstance(label, RunTag)],
                 synchronous=True,
             )
+
+    def _log_datasets(self, run_id: str, uses: Sequence[DatasetUse]) -> None:
+        """Name what the run read; MLflow refuses a data set that is named elsewhere between its look and its write.
+
+        Each refusal of that kind means that one more of them is known, so there are at most as many as data sets.
+        """
+        from mlflow.exceptions import MlflowException
+
+        inputs = [_dataset_input(use) for use in uses]
+        for num_left in reversed(range(1 + len(uses))):
+            try:
+                self._client.log_inputs(run_id, datasets=inputs)
+            except MlflowException as error:
+                if error.error_code != _DATABASE_REFUSAL or not num_left:
+                    raise
+            else:
+                return
 
     def _end(self, run_id: str, draft: RunDraft) -> None:
         from mlflow.entities import RunStatus
@@ -145,5 +165,5 @@ def _is_refusal(error: Exception) -> bool:
         "INVALID_PARAMETER_VALUE",
         "INVALID_STATE",
         "RESOURCE_DOES_NOT_EXIST",
-        "BAD_REQUEST",
+        _DATABASE_REFUSAL,
     }

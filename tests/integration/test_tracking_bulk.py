@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlflow.store.tracking.dbmodels.models import SqlDataset
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from orchestrator.tracking import bulk
 from orchestrator.tracking.bulk import BulkWriter
@@ -177,6 +181,29 @@ def test_publisher_reopened_run_has_no_end_whoever_writes_it(server, write):
     info = server.client.get_run(run_id).info
     assert (info.status, info.end_time or None) == ("RUNNING", None)
     assert info.to_proto().end_time == 0  # what a page is told: none
+
+
+def test_publisher_data_set_that_two_runs_name_at_once_is_named_by_both(server):
+    """Both have looked for it before either writes it: one is refused by the database, and says it again."""
+    both_looked = threading.Barrier(2)
+    names: list[str] = []
+
+    def wait_for_the_other(session, *_):
+        named = [str(row.name) for row in session.new if isinstance(row, SqlDataset)]
+        if named and len(names) < 2:
+            names.extend(named)
+            both_looked.wait(timeout=60)
+
+    experiment = server.ensure_experiment("at once")
+    drafts = [RunDraft(name=job, facts=_facts(job), datasets=(DATASET,)) for job in ("first", "second")]
+    event.listen(Session, "before_flush", wait_for_the_other)
+    try:
+        ids = list(OneByOneWriter(server.client, num_threads=2).write(experiment.experiment_id, drafts))
+    finally:
+        event.remove(Session, "before_flush", wait_for_the_other)
+    assert names == ["tree", "tree"]
+    runs = [server.client.get_run(run_id) for run_id in ids]
+    assert [[use.dataset.name for use in run.inputs.dataset_inputs] for run in runs] == [["tree"], ["tree"]]
 
 
 def test_publisher_many_jobs_are_all_there_once(tmp_path, monkeypatch):
