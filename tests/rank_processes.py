@@ -81,6 +81,7 @@ def in_gang(rendezvous: Path, rank: int, world_size: int, function: Callable[...
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
     )
     try:
+        dist.barrier()  # one that is refused at once must not close connections that others still make
         return function(rank, world_size, *arguments)
     finally:
         if dist.is_initialized():
