@@ -104,8 +104,10 @@ class Site:
         """The sweep as the store tells it."""
         return find_snapshot(open_store(self.environment["ORCHESTRATOR_STORE"]))
 
-    def at_work(self, snapshot: Snapshot) -> list[Host]:
+    def at_work(self) -> list[Host]:
         """Members on which pretrains run now."""
+        snapshot = self.snapshot()
+        assert snapshot is not None
         attempts = [view.attempt for view in snapshot.jobs.values() if view.name.startswith("pretrain/")]
         nodes = {node for attempt in attempts if attempt is not None for node in attempt.nodes}
         return [member for member in self.members if any(node.endswith(f"/{_node_id(member)[:8]}") for node in nodes)]
@@ -144,12 +146,12 @@ def test_sweep_on_several_hosts_survives_a_cut_link_and_a_dead_host(
         store = open_store(site.environment["ORCHESTRATOR_STORE"])
         site.submit(sweep_file)
         until(lambda: len(pretrains_past(store, 20)) == 2, "both pretrains work", deadline_s=DEADLINE_S, tell=site.tell)
-        cut = _at_work(site, store)[0]
+        cut = site.at_work()[0]
         cut.cut()
         until(lambda: _num_lost(store) >= 1, "the cut host's attempt is lost", deadline_s=DEADLINE_S, tell=site.tell)
         cut.restore()
         until(lambda: len(pretrains_past(store, 40)) == 2, "both work again", deadline_s=DEADLINE_S, tell=site.tell)
-        dead = next(member for member in _at_work(site, store) if member is not cut)
+        dead = next(member for member in site.at_work() if member is not cut)
         dead.kill_all()
         until(lambda: _num_lost(store) >= 2, "the dead host's attempt is lost", deadline_s=DEADLINE_S, tell=site.tell)
         until(lambda: has_ended(store), "the sweep ends", deadline_s=DEADLINE_S, tell=site.tell)
@@ -164,12 +166,6 @@ def test_sweep_on_several_hosts_survives_a_cut_link_and_a_dead_host(
         )
     assert set(commits.values()) == {1}, "a job was committed twice"
     assert found == undisturbed_weights(tmp_path, sweep_file)
-
-
-def _at_work(site: Site, store: ObjectStore) -> list[Host]:
-    snapshot = find_snapshot(store)
-    assert snapshot is not None
-    return site.at_work(snapshot)
 
 
 def _node_id(host: Host) -> str:

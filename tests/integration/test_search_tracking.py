@@ -89,7 +89,7 @@ def test_search_on_ray_is_a_run_with_a_run_for_each_trial_and_stays_so_when_publ
     link = ensure_controller(store.uri, CLUSTER, namespace, runners=RunnerSettings(entry_point=ENTRY_POINT))
     link.wake(plan.sweep)
     # Nothing is told until the gate opens: what MLflow is compared with stays as it was when that was told.
-    until(lambda: wait_at_the_gate(read_trials(store, search.key)))
+    until(lambda: are_at_the_gate(read_trials(store, search.key)))
     publisher = Publisher(store, uri)
     publisher.publish_once(plan.sweep)
     shown = Shown(uri, plan)
@@ -122,7 +122,7 @@ def test_search_on_ray_is_a_run_with_a_run_for_each_trial_and_stays_so_when_publ
     }
 
 
-def wait_at_the_gate(trials: list[Trial]) -> bool:
+def are_at_the_gate(trials: list[Trial]) -> bool:
     """Whether all that run have told of their first epoch (the next is their third), and no other can start."""
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     is_full = len(running) == NUM_CONCURRENT or len(trials) == NUM_TRIALS
