@@ -29,6 +29,7 @@ from orchestrator.spec.policy import Policy
 from orchestrator.stack.description import BUCKET
 from orchestrator.stack.s3_server import S3Server
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.journal import Journal
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 from tests.chaos.chain_jobs import chain_job, read_traces
@@ -179,10 +180,9 @@ def runs_are_published(database: Path, jobs: tuple[Job, ...]) -> bool:
 
 @contextmanager
 def new_round(seed: int, *, dashboard: bool) -> Iterator[Round]:
-    """A cluster, an S3 server and an MLflow server, with a sweep on them that works."""
+    """A cluster, an S3 server and an MLflow server, with a sweep on them that works. What failed is kept to be read."""
     draw, home = random.Random(seed), new_home()  # noqa: S311 - no secret
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, home, ignore_errors=True)
         s3 = S3Server(home / "s3")
         stack.callback(s3.kill)
         s3.start()
@@ -203,7 +203,20 @@ def new_round(seed: int, *, dashboard: bool) -> Iterator[Round]:
             CLUSTER,
         )
         one.call("serve", store.uri, CLUSTER, NAMESPACE, mlflow.url)
-        yield one
+        try:
+            yield one
+        except BaseException:
+            _tell(one, home)
+            raise
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def _tell(one: Round, home: Path) -> None:
+    sys.stdout.write(f"  logs and store are kept under {home}; its journal:\n")
+    with suppress(Exception):  # whatever keeps it from being read is no news beside the failure itself
+        for event in Journal(one.store, SWEEP).read_new():
+            sys.stdout.write(f"    {event}\n")
+    sys.stdout.flush()
 
 
 def run_round(seed: int, kinds: Sequence[str] = FAULTS) -> None:

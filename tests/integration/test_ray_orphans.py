@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray import orphans
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.orphans import orphaned_groups
 from orchestrator.backends.ray.settings import RunnerSettings
@@ -64,6 +65,28 @@ def test_gang_killed_while_there_is_no_controller_is_cleared_up_by_the_next_one(
     successor.announce(2)
     until(lambda: look(successor, attempt.attempt_id).status is AttemptStatus.LOST)
     until(lambda: look(successor, attempt.attempt_id).lost_reason and reservations(ray_cluster) == before)
+
+
+@pytest.mark.slow
+def test_reservation_that_ray_gives_up_late_is_found_by_the_gang_that_waits_for_it(
+    ray_cluster, namespace, store, gate, until, finish, monkeypatch
+) -> None:
+    monkeypatch.setattr(orphans, "LOOKS_AFTER_S", ())  # as if Ray took longer to notice than all of them
+    backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    backend.announce(1)
+    before = reservations(ray_cluster)
+    num_workers = int(ray_cluster.cluster_resources()["CPU"])
+    attempt = request(store, job("late", gate=str(gate.path)), num_workers=num_workers)
+    backend.launch(attempt, Resources(cpus=float(num_workers)))
+    until(lambda: reservations(ray_cluster) - before)
+    kill_runner(ray_cluster, namespace)
+    until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
+    assert reservations(ray_cluster) - before, "nothing is held, so nothing is shown"
+    backend.release(attempt.attempt_id)
+    second = request(store, job("waits"), num_workers=num_workers)
+    backend.launch(second, Resources(cpus=float(num_workers)))
+    report = finish(backend, second.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED, report
 
 
 @pytest.mark.slow

@@ -268,6 +268,7 @@ class RayBackend:
         elif gone := self._gone_before_use(link):
             link.kill(f"node {gone}, where workers of its gang were to go, is gone")
         elif _waits_for_room(link) and age_s > ROOM_AFTER_S:
+            self._orphanage.suspect()
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
 

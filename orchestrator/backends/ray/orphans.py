@@ -19,13 +19,18 @@ from orchestrator.backends.ray.reservations import remove_reservation
 
 LOOKS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 """After a death: Ray takes a while to notice that what the dead process owned is dead, too."""
+AGAIN_AFTER_S = 10.0
+"""While something waits for room: after a head that was away, Ray may take longer than any fixed time."""
 _MAKERS = frozenset({"TrainController", "Runner"})
 """Classes of actors: Ray Train's for gangs, and a runner itself, which makes those of a search's trials."""
 _LOG = logging.getLogger(__name__)
 
 
 class Orphanage:
-    """Looks for orphaned reservations for a while after each ``alert``; a look costs one request to Ray's tables."""
+    """Looks for orphaned reservations after each ``alert``, and for as long as something waits for room.
+
+    A look costs one request to Ray's tables.
+    """
 
     def __init__(self) -> None:
         self._looks_at_s: list[float] = []
@@ -34,6 +39,11 @@ class Orphanage:
         """A gang's runner may have died just now."""
         now_s = time.monotonic()
         self._looks_at_s = [now_s + after_s for after_s in LOOKS_AFTER_S]
+
+    def suspect(self) -> None:
+        """Something waits for room for long; what it waits for may be held by nobody."""
+        if not self._looks_at_s:
+            self._looks_at_s = [time.monotonic() + AGAIN_AFTER_S]
 
     def look(self) -> None:
         """Give back what is orphaned, if it is time to look."""
