@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import ray
 
 from orchestrator.backends.protocol import AttemptStatus, Placement
 from orchestrator.backends.ray.backend import RayBackend
@@ -46,6 +49,19 @@ def test_attempt_that_must_end_is_lost_for_the_given_reason(backend, store, gate
     backend.kill(attempt.attempt_id, "it had its grace")
     report = finish(backend, attempt.attempt_id)
     assert (report.status, report.lost_reason) == (AttemptStatus.LOST, "it had its grace")
+
+
+def test_runner_whose_process_ray_does_not_reach_is_ended_all_the_same(
+    backend, store, gate, running_pid, until, monkeypatch
+):
+    # So it is with an actor during whose creation the head died: Ray has no lease of it to take back.
+    monkeypatch.setattr(ray, "kill", lambda *_, **__: None)
+    attempt = request(store, job("ghost", gate=str(gate.path)))
+    backend.launch(attempt, ONE_CPU)
+    pid = running_pid(backend, attempt.attempt_id)
+    backend.kill(attempt.attempt_id, "it had its grace")
+    until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
+    until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_attempt_goes_to_the_node_it_was_sent_to_and_says_so(backend, store, finish):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -178,6 +179,9 @@ class RunnerLink:
     def kill(self, reason: str) -> None:
         """End the runner's process, whatever it does."""
         _LOG.info("runner %s is ended: %s", self.name, reason)
+        # Ray counts an actor as dead without ending its process if the head died while that was created.
+        with suppress(AttributeError):  # a runner of an earlier version
+            self._handle.die.remote()
         ray.kill(self._handle, no_restart=True)
         self.give_up(reason)
 
