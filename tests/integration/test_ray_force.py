@@ -9,7 +9,9 @@ import ray
 
 from orchestrator.backends.protocol import AttemptStatus, Placement
 from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.runner import UNHEARD_S
 from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.backends.ray.spawn import ANY_SITE, create_runner
 from orchestrator.contract import Resources
 from orchestrator.errors import FailureKind
 from orchestrator.storage.layout import log_name
@@ -62,6 +64,18 @@ def test_runner_whose_process_ray_does_not_reach_is_ended_all_the_same(
     backend.kill(attempt.attempt_id, "it had its grace")
     until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
     until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.slow
+def test_runner_that_no_controller_calls_leaves_long_before_its_idle_timeout(ray_cluster, namespace, until):
+    settings = RunnerSettings(entry_point=ENTRY_POINT, namespace=namespace)
+    create_runner("runner/unheard", namespace, ONE_CPU, settings, ANY_SITE)
+
+    def is_there() -> bool:
+        return any(actor["namespace"] == namespace for actor in ray_cluster.util.list_named_actors(all_namespaces=True))
+
+    assert is_there()
+    until(lambda: not is_there(), 2 * UNHEARD_S)
 
 
 def test_attempt_goes_to_the_node_it_was_sent_to_and_says_so(backend, store, finish):

@@ -30,6 +30,9 @@ MAX_CONCURRENT_CALLS = 8
 MAX_WAIT_S = 2.0
 _IDLE_CHECK_EVERY_S = 1.0
 _WARM_UP_AFTER_S = 0.3
+UNHEARD_S = 40.0
+"""Every controller calls a runner that it makes or finds. One that nobody calls is out of Ray's tables: it leaves."""
+_LEAVE_WITHIN_S = 10.0
 
 
 class Runner:
@@ -47,6 +50,7 @@ class Runner:
         self._run: AttemptRun | None = None
         self._jobs_done = 0
         self._leaving = ""
+        self._is_heard = False
         self._idle_since_s = time.monotonic()
         self._queue: queue.SimpleQueue[AttemptRun] = queue.SimpleQueue()
         self._self = ray.get_runtime_context().current_actor
@@ -58,7 +62,7 @@ class Runner:
     def announce(self, epoch: int) -> dict[str, Any]:
         """Refuse lower epochs from now on; the answer describes this runner as it is afterwards."""
         with self._lock:
-            self._epoch = max(self._epoch, epoch)
+            self._epoch, self._is_heard = max(self._epoch, epoch), True
         return self.describe()
 
     def describe(self) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class Runner:
         with self._lock:
             if epoch < self._epoch:
                 return Answer.STALE_EPOCH
-            self._epoch = epoch
+            self._epoch, self._is_heard = epoch, True
             if self._run is not None and self._run.request.attempt_id == request["attempt_id"]:
                 return Answer.ACCEPTED
             self._drop(releases)
@@ -177,11 +181,16 @@ class Runner:
             time.sleep(_IDLE_CHECK_EVERY_S)
         # From here on ``start`` is refused. Only a method of the actor may end it as intended, so it calls itself.
         self._self.leave.remote()
+        time.sleep(_LEAVE_WITHIN_S)  # an actor that Ray counts as dead cannot be called, not even by itself
+        self.die()
 
     def _is_due(self) -> bool:
         with self._lock:
             if self._run is not None:
                 return False
-            if time.monotonic() - self._idle_since_s >= self._settings.idle_timeout_s:
+            idle_s = time.monotonic() - self._idle_since_s
+            if not self._is_heard and idle_s >= UNHEARD_S:
+                self._leaving = f"no controller has called it in {UNHEARD_S:g} s"
+            if idle_s >= self._settings.idle_timeout_s:
                 self._leaving = self._leaving or f"it was idle for idle_timeout_s={self._settings.idle_timeout_s:g}"
             return bool(self._leaving)
