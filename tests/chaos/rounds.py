@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.controller.client import submit
+from orchestrator.errors import OrchestratorError
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.spec.policy import Policy
 from orchestrator.stack.description import BUCKET
@@ -37,6 +38,7 @@ from tests.chaos.kills import find_snapshot, has_ended, kill, running_pids
 from tests.chaos.ray_nodes import ROOT, RayNodes, new_home
 from tests.chaos.verdict import judge
 from tests.mlflow_servers import MlflowServer, new_database
+from tests.simulation.audit import Violation
 
 CLUSTER, NAMESPACE, SWEEP, GATE = "chaos-cluster", "chaos", "chaos", "gates/open"
 DEADLINE_S = 240.0  # for one step of the story, on a machine that does many other things
@@ -205,7 +207,7 @@ def new_round(seed: int, *, dashboard: bool) -> Iterator[Round]:
         one.call("serve", store.uri, CLUSTER, NAMESPACE, mlflow.url)
         try:
             yield one
-        except BaseException:
+        except (AssertionError, OrchestratorError, Violation):
             _tell(one, home)
             raise
     shutil.rmtree(home, ignore_errors=True)
@@ -213,7 +215,7 @@ def new_round(seed: int, *, dashboard: bool) -> Iterator[Round]:
 
 def _tell(one: Round, home: Path) -> None:
     sys.stdout.write(f"  logs and store are kept under {home}; its journal:\n")
-    with suppress(Exception):  # whatever keeps it from being read is no news beside the failure itself
+    with suppress(OrchestratorError):  # a store that cannot be read is no news beside the failure itself
         for event in Journal(one.store, SWEEP).read_new():
             sys.stdout.write(f"    {event}\n")
     sys.stdout.flush()
