@@ -55,8 +55,9 @@ def objective(features: Tensor, targets: Tensor, solution: Tensor, l2: float) ->
 
 @pytest.mark.parametrize("l2", [1.0, 1e-2, 1e-4])
 @pytest.mark.parametrize("spread", [1.0, 100.0])
-def test_fit_softmax_is_the_optimum_of_scikit_learn(l2: float, spread: float) -> None:
-    features, targets = samples(spread=spread)
+@pytest.mark.parametrize("seed", [0, 9])  # of 9, the last steps at 1e-4 gain little and long
+def test_fit_softmax_is_the_optimum_of_scikit_learn(l2: float, spread: float, seed: int) -> None:
+    features, targets = samples(spread=spread, seed=seed)
     scaled = Scaling.of(features, is_standardized=True).apply_(features.clone())
     found = fit(scaled, targets, l2)
     peer = Sklearn(C=1 / (l2 * len(targets)), tol=1e-9, max_iter=100_000).fit(scaled.double().numpy(), targets.numpy())
@@ -290,6 +291,15 @@ def test_minimize_that_finds_no_step_keeps_its_pairs_if_none_is_foreign(num_step
     )
     assert found.end is End.ROUNDING
     assert (found.num_iterations, len(foreign)) == (num_steps + (num_kept == 0), num_kept)
+
+
+def test_minimize_ends_where_steps_no_longer_gain_whatever_the_gradient_says() -> None:
+    def function(x: Tensor) -> tuple[float, Tensor]:
+        return 1 + 1e-9 * float(x.exp()), torch.ones_like(x)  # as if the gradient were all rounding
+
+    start = torch.zeros(1, dtype=torch.float64)
+    found = minimize(function, start, precondition=lambda g: 1e-5 * g, tolerance=1e-9, max_iterations=100)
+    assert (found.end, found.num_iterations) == (End.ROUNDING, 3)
 
 
 def test_minimize_says_when_its_iterations_ran_out() -> None:

@@ -16,6 +16,11 @@ _SUFFICIENT: Final = 1e-4
 _MOST_HALVINGS: Final = 30
 _NEGLIGIBLE: Final = 1e-7
 """Of an objective whose scale is that of a mean loss: float32 sums do not resolve less."""
+_NOTHING: Final = 0.1 * _NEGLIGIBLE
+"""Three steps in a row that gain no more than this tell of rounding, whatever the model promises of the next."""
+_GAINS: Final = 5
+_SLOWEST: Final = 0.9
+"""Of gains from step to step, as far as they can be told: slower ones look like this."""
 
 Value = tuple[float, Tensor]
 """Objective and gradient."""
@@ -46,7 +51,7 @@ class End(StrEnum):
 
     CONVERGED = "converged"
     ROUNDING = "rounding"
-    """No shorter step lowers the objective any more: what is left is below the rounding of its sums."""
+    """No step lowers the objective any more, or hardly: what is left is below the rounding of its sums."""
     MAX_ITERATIONS = "max_iterations"
 
 
@@ -72,8 +77,9 @@ def minimize(
 ) -> Minimum:
     """L-BFGS (Nocedal and Wright, algorithm 7.4) with backtracking; ``H0 = gamma * precondition``.
 
-    Ends when the last step gained, and the quadratic model promises of the next one (``-g'd / 2``), at most
-    ``tolerance`` times the objective (or 1e-7): an estimate of what is left, which no scale of the variables changes.
+    Ends when what is left is estimated to be at most ``tolerance`` times the objective (or 1e-7). The next step gains
+    what the last one did or what the quadratic model promises of it (``-g'd / 2``), whichever is more; those after it
+    gain less and less, at the rate of the last steps (a geometric series). No scale of the variables changes this.
 
     Args:
         function: objective and gradient; strictly convex, so that all curvatures are positive.
@@ -86,12 +92,15 @@ def minimize(
     """
     x, pairs = start, newest_pairs() if pairs is None else pairs
     value, gradient = function(x)
-    num_evaluations, num_foreign, gained = 1, len(pairs), float("inf")
+    num_evaluations, num_foreign = 1, len(pairs)
+    gains: deque[float] = deque(maxlen=_GAINS)
     for iteration in range(max_iterations):
         direction = -_times_inverse_hessian(gradient, pairs, precondition)
         slope = float(gradient.ravel() @ direction.ravel())
-        if max(-slope / 2, gained) <= max(tolerance * value, _NEGLIGIBLE):
+        if _left(gains, promised=-slope / 2) <= max(tolerance * value, _NEGLIGIBLE):
             return _minimum(x, value, iteration, num_evaluations, End.CONVERGED)
+        if len(gains) > 2 and max(gains[-1], gains[-2], gains[-3]) <= _NOTHING:
+            return _minimum(x, value, iteration, num_evaluations, End.ROUNDING)
         found = _backtrack(function, x, value, direction, slope)
         num_evaluations += found.num_evaluations
         if found.x is None and num_foreign:
@@ -104,8 +113,19 @@ def minimize(
         if pair.curvature > 0:
             num_foreign -= int(num_foreign > 0 and len(pairs) == _MEMORY)  # the oldest one goes
             pairs.append(pair)
-        x, value, gradient, gained = found.x, found.value, found.gradient, value - found.value
+        gains.append(value - found.value)
+        x, value, gradient = found.x, found.value, found.gradient
     return _minimum(x, value, max_iterations, num_evaluations, End.MAX_ITERATIONS)
+
+
+def _left(gains: deque[float], *, promised: float) -> float:
+    """What all further steps may gain together; infinite before the first one."""
+    if not gains:
+        return float("inf")
+    rate = 0.0
+    if len(gains) > 1 and gains[-1] > 0:
+        rate = min((gains[-1] / gains[0]) ** (1 / (len(gains) - 1)), _SLOWEST) if gains[0] > 0 else _SLOWEST
+    return max(gains[-1], promised) / (1 - rate)
 
 
 def _minimum(x: Tensor, value: float, num_iterations: int, num_evaluations: int, end: End) -> Minimum:
