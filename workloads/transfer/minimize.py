@@ -18,7 +18,8 @@ _NEGLIGIBLE: Final = 1e-7
 """Of an objective whose scale is that of a mean loss: float32 sums do not resolve less."""
 _NOTHING: Final = 0.1 * _NEGLIGIBLE
 """Three steps in a row that gain no more than this tell of rounding, whatever the model promises of the next."""
-_GAINS: Final = 5
+_NUM_GAINS: Final = 5
+"""The newest ones, which tell the rate."""
 _SLOWEST: Final = 0.9
 """Of gains from step to step, as far as they can be told: slower ones look like this."""
 
@@ -93,7 +94,7 @@ def minimize(
     x, pairs = start, newest_pairs() if pairs is None else pairs
     value, gradient = function(x)
     num_evaluations, num_foreign = 1, len(pairs)
-    gains: deque[float] = deque(maxlen=_GAINS)
+    gains: deque[float] = deque(maxlen=_NUM_GAINS)
     for iteration in range(max_iterations):
         direction = -_times_inverse_hessian(gradient, pairs, precondition)
         slope = float(gradient.ravel() @ direction.ravel())
