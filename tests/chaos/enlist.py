@@ -17,10 +17,13 @@ from orchestrator.controller.connect import ensure_controller, ensure_publisher
 from orchestrator.stack.attach import attach_cluster
 from tests.chaos.chain_jobs import ENTRY_POINT
 
+GANG_START_S = 60.0  # nothing here comes from a cold file system
+
 
 def serve(store_uri: str, cluster: str, namespace: str, tracking_uri: str) -> None:
     """Submit's part on the cluster."""
-    link = ensure_controller(store_uri, cluster, namespace, runners=RunnerSettings(entry_point=ENTRY_POINT))
+    runners = RunnerSettings(entry_point=ENTRY_POINT, gang_start_s=GANG_START_S)
+    link = ensure_controller(store_uri, cluster, namespace, runners=runners)
     link.wake()
     if tracking_uri:
         ensure_publisher(store_uri, tracking_uri, namespace)

@@ -43,7 +43,12 @@ from tests.simulation.audit import Violation
 CLUSTER, NAMESPACE, SWEEP, GATE = "chaos-cluster", "chaos", "chaos", "gates/open"
 DEADLINE_S = 240.0  # for one step of the story, on a machine that does many other things
 FAULTS = ("runner", "gang", "controller", "sleeper", "raylet", "head", "s3", "mlflow")
+HEAD_IN_START = "head_in_start"
+"""Among the other faults it would come too seldom: a gang starts within seconds, and once a round."""
+_IN_START = "Placement group ready"
+"""What Ray Train logs between a gang's reservation and its workers."""
 S3_AWAY_S = 5.0
+IN_START_S = 2.0
 
 
 def make_jobs() -> tuple[Job, ...]:
@@ -157,6 +162,21 @@ class Round:
         self.nodes.start_node("head")
         self._replaced(epoch)
 
+    def _hit_head_in_start(self) -> None:
+        pids = self._trained(lambda job: job == "pretrain/gang")
+        num_starts = self._num_gang_starts()
+        kill(self.draw.choice(pids))
+        until(lambda: self._num_gang_starts() > num_starts, "a gang has room and wants its workers")
+        time.sleep(self.draw.uniform(0.0, IN_START_S))  # at which moment of the start is the fault itself
+        epoch = self.snapshot().epoch
+        self.nodes.kill("head")
+        self.nodes.start_node("head")
+        self._replaced(epoch)
+
+    def _num_gang_starts(self) -> int:
+        logs = (self.nodes.home / "r").glob("session_2*/logs/train/ray-train-sys-*.log")
+        return sum(log.read_text().count(_IN_START) for log in logs)
+
     def _hit_s3(self) -> None:
         self._trained(lambda _: True)
         self.s3.kill()
@@ -248,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
+    parser.add_argument("--faults", nargs="+", choices=(*FAULTS, HEAD_IN_START), default=FAULTS)
     given = parser.parse_args()
     seeds = [given.seed] if given.seed is not None else [secrets.randbelow(2**32) for _ in range(given.rounds)]
     for seed in seeds:

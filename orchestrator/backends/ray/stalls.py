@@ -1,0 +1,115 @@
+"""A gang whose workers do not come although there is room for them.
+
+Ray gets an actor its process by asking a node for one. If the head dies in between, the next head asks again, and that
+question may stay unanswered: whoever waits for the actor then waits for ever. Ray Train bounds only the wait for room,
+so the runner bounds the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ray._private.state import state as cluster_state
+from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  # type: ignore[attr-defined]
+from ray.exceptions import RayError
+
+LOOK_EVERY_S = 5.0
+_MAX_GAP_S = 2 * LOOK_EVERY_S
+"""Of the time between two looks, no more than this counts."""
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Patience:
+    """How long nothing has happened that a gang's workers could wait for. Time counts only while somebody looks."""
+
+    counts_without_room: bool
+    """Whether time without any reservation counts: Ray Train asks for one at once, a search when it has a trial."""
+    waited_s: float = 0.0
+    _rooms: Mapping[str, bool] = field(default_factory=dict)
+    _seen_at_s: float | None = None
+
+    def look(self, rooms: Mapping[str, bool] | None, now_s: float) -> float:
+        """Take what is there now; returns the seconds waited since it changed.
+
+        Args:
+            rooms: the gang's reservations by id, and whether each holds something; None = nobody can tell now.
+            now_s: on a clock that never goes back.
+        """
+        gap_s = 0.0 if self._seen_at_s is None else min(now_s - self._seen_at_s, _MAX_GAP_S)
+        self._seen_at_s = now_s
+        if rooms is None:
+            return self.waited_s
+        waits_for_room = not all(rooms.values()) or not (rooms or self.counts_without_room)
+        self.waited_s = 0.0 if waits_for_room or rooms != self._rooms else self.waited_s + gap_s
+        self._rooms = dict(rooms)
+        return self.waited_s
+
+
+class OwnRooms:
+    """Finds the reservations that a runner's gang has made: through Ray Train's controller, or the runner itself."""
+
+    def __init__(self, worker_id: str, actor_id: str) -> None:
+        self._worker_id, self._actor_id = worker_id, actor_id
+        self._is_own: dict[str, bool] = {}
+
+    def find(self) -> dict[str, bool] | None:
+        """By id, hexadecimal, whether each holds something yet; None while Ray does not tell."""
+        try:
+            groups = list(_live_groups())
+            return {
+                group.placement_group_id.hex(): group.state == PlacementGroupTableData.CREATED
+                for group in groups
+                if self._is_mine(group)
+            }
+        except (RayError, RuntimeError, ValueError) as error:
+            _LOG.warning("Ray does not tell now which reservations there are: %s", error)
+            return None
+
+    def _is_mine(self, group: PlacementGroupTableData) -> bool:
+        group_id = group.placement_group_id.hex()
+        if group_id not in self._is_own:  # who made a group never changes
+            self._is_own[group_id] = self._has_made(group.creator_actor_id)
+        return self._is_own[group_id]
+
+    def _has_made(self, actor_id: bytes) -> bool:
+        from ray import ActorID
+
+        if not actor_id or ActorID(actor_id).is_nil():
+            return False
+        if actor_id.hex() == self._actor_id:
+            return True
+        content = cluster_state._connect_and_get_accessor().get_actor_info(ActorID(actor_id))  # noqa: SLF001
+        return content is not None and ActorTableData.FromString(content).owner_address.worker_id.hex() == (
+            self._worker_id
+        )
+
+
+def _live_groups() -> Iterable[PlacementGroupTableData]:
+    accessor = cluster_state._connect_and_get_accessor()  # noqa: SLF001 - Ray's tables as it tells them leave creators out
+    groups = (PlacementGroupTableData.FromString(content) for content in accessor.get_placement_group_table())
+    return (group for group in groups if group.state != PlacementGroupTableData.REMOVED)
+
+
+def watch(
+    find: Callable[[], Mapping[str, bool] | None],
+    patience: Patience,
+    limit_s: float,
+    is_over: Callable[[float], bool],
+) -> Mapping[str, bool] | None:
+    """Look until a gang has waited ``limit_s`` seconds; returns its reservations then, or None if it was over before.
+
+    Args:
+        find: its reservations, as ``Patience.look`` takes them.
+        patience: what counts.
+        limit_s: seconds.
+        is_over: waits so many seconds; true once nothing has to be watched any more.
+    """
+    rooms: Mapping[str, bool] | None = None
+    while patience.look(rooms := find(), time.monotonic()) < limit_s:
+        if is_over(LOOK_EVERY_S):
+            return None
+    return rooms or {}

@@ -1,0 +1,90 @@
+"""Gangs whose workers never come up, although room is reserved for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.contract import Resources
+from orchestrator.errors import FailureKind
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
+
+TWO_CPUS = Resources(cpus=2.0)
+START_S = 20.0
+"""Longer than a gang's first reservation takes, so that it is there when time is up."""
+
+
+def reservations(ray_cluster) -> set[str]:
+    table = ray_cluster.util.placement_group_table()
+    return {name for name, group in table.items() if group["state"] != "REMOVED"}
+
+
+class Frost:
+    """Stops what may become, or has just become, a worker of a gang: to Ray it looks as if it took its time."""
+
+    def __init__(self, raylet_pid: int) -> None:
+        self._raylet_pid = raylet_pid
+        self.pids: set[int] = set()
+
+    def fall(self) -> None:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, ValueError):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                title = (folder / "cmdline").read_text()
+                if parent == self._raylet_pid and title.startswith(("ray::IDLE", "ray::RayTrainWorker")):
+                    os.kill(int(folder.name), signal.SIGSTOP)
+                    self.pids.add(int(folder.name))
+
+    def kill(self) -> None:
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def frost(ray_cluster):
+    raylet = ray_cluster._private.worker._global_node.all_processes["raylet"][0].process
+    made = Frost(raylet.pid)
+    yield made
+    made.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_gang_whose_workers_never_come_up_is_lost_in_time_and_the_next_attempt_commits(
+    ray_cluster, namespace, store, until, finish, frost
+) -> None:
+    # So it is with a gang in whose start the head died: the next head's question for its workers stays unanswered.
+    settings = RunnerSettings(entry_point=ENTRY_POINT, gang_start_s=START_S)
+    backend = RayBackend(namespace, settings=settings, spare_runners=0)
+    backend.announce(1)
+    before = reservations(ray_cluster)
+    stuck = request(store, job("stuck"), num_workers=2)
+    backend.launch(stuck, TWO_CPUS)
+    until(lambda: reservations(ray_cluster) - before)
+
+    def has_ended() -> bool:
+        frost.fall()
+        return look(backend, stuck.attempt_id).status is not AttemptStatus.RUNNING
+
+    until(has_ended, 120.0)
+    report = look(backend, stuck.attempt_id)
+    assert report.failure is not None, report
+    assert report.failure.kind is FailureKind.NODE_LOST
+    assert "although room is reserved for them" in report.failure.message
+    until(lambda: reservations(ray_cluster) == before)
+    frost.kill()
+    backend.release(stuck.attempt_id)
+    patient = RayBackend(namespace, settings=RunnerSettings(entry_point=ENTRY_POINT), spare_runners=0)
+    patient.announce(2)
+    again = request(store, job("stuck"), 1, num_workers=2)
+    patient.launch(again, TWO_CPUS)
+    report = finish(patient, again.attempt_id)
+    assert report.status is AttemptStatus.SUCCEEDED, report

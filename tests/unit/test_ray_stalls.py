@@ -1,0 +1,60 @@
+"""What counts as waiting for workers that do not come."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.backends.ray.stalls import LOOK_EVERY_S, Patience, watch
+
+HELD, ASKED = {"a": True}, {"a": False}
+
+
+def waited_s(looks, *, counts_without_room: bool = True, every_s: float = LOOK_EVERY_S) -> float:
+    patience = Patience(counts_without_room=counts_without_room)
+    return [patience.look(rooms, number * every_s) for number, rooms in enumerate(looks)][-1]
+
+
+def test_time_counts_from_the_look_at_which_room_was_made():
+    assert waited_s([ASKED, ASKED, HELD]) == 0
+    assert waited_s([ASKED, ASKED, HELD, HELD, HELD]) == 2 * LOOK_EVERY_S
+
+
+def test_wait_for_room_never_counts():
+    assert waited_s([ASKED] * 1000) == 0
+    assert waited_s([HELD] * 10 + [{"a": True, "b": False}]) == 0
+
+
+def test_new_reservation_begins_anew():
+    assert waited_s([HELD] * 10 + [{"b": True}]) == 0
+
+
+def test_time_before_any_reservation_counts_for_a_gang_and_not_for_a_search():
+    assert waited_s([{}] * 5) == 4 * LOOK_EVERY_S
+    assert waited_s([{}] * 5, counts_without_room=False) == 0
+
+
+@given(st.lists(st.sampled_from([HELD, ASKED, {}, None]), min_size=1, max_size=30), st.booleans())
+def test_time_in_which_nobody_can_tell_never_counts(looks, counts_without_room):
+    told = [rooms for rooms in looks if rooms is not None]
+    patience = Patience(counts_without_room=counts_without_room)
+    result = 0.0
+    for number, rooms in enumerate(looks):
+        before, result = result, patience.look(rooms, number * LOOK_EVERY_S)
+        assert rooms is not None or result == before
+    assert result <= len(told) * LOOK_EVERY_S
+
+
+def test_gap_of_a_process_that_slept_counts_as_two_looks_at_most():
+    assert waited_s([HELD, HELD], every_s=3600.0) == 2 * LOOK_EVERY_S
+
+
+def test_watch_ends_with_what_is_reserved_or_with_nothing_when_it_is_over(monkeypatch):
+    clock = itertools.count(step=LOOK_EVERY_S)
+    monkeypatch.setattr("orchestrator.backends.ray.stalls.time.monotonic", lambda: next(clock))
+    assert watch(lambda: HELD, Patience(counts_without_room=True), 60.0, lambda _: False) == HELD
+    assert watch(dict, Patience(counts_without_room=True), 60.0, lambda _: False) == {}
+    looks = itertools.count()
+    assert watch(lambda: HELD, Patience(counts_without_room=True), 60.0, lambda _: next(looks) == 3) is None
