@@ -157,6 +157,9 @@ class Round:
 
     def _hit_head(self) -> None:
         self._trained(lambda _: True)
+        self._kill_head()
+
+    def _kill_head(self) -> None:
         epoch = self.snapshot().epoch
         self.nodes.kill("head")
         self.nodes.start_node("head")
@@ -168,10 +171,7 @@ class Round:
         kill(self.draw.choice(pids))
         until(lambda: self._num_gang_starts() > num_starts, "a gang has room and wants its workers")
         time.sleep(self.draw.uniform(0.0, IN_START_S))  # at which moment of the start is the fault itself
-        epoch = self.snapshot().epoch
-        self.nodes.kill("head")
-        self.nodes.start_node("head")
-        self._replaced(epoch)
+        self._kill_head()
 
     def _num_gang_starts(self) -> int:
         logs = (self.nodes.home / "r").glob("session_2*/logs/train/ray-train-sys-*.log")
