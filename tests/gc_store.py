@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, cast
 
@@ -54,6 +54,11 @@ def make_job(number: int, *inputs: Job) -> Job:
     }
     key = make_key(kind.value, f"j{number}", identity)
     return Job(name=f"{kind.value}/j{number}", kind=kind, key=key, identity=identity)
+
+
+def with_own_key(job: Job) -> Job:
+    """The same job under the key of its identity as it is now."""
+    return replace(job, key=make_key(job.kind.value, job.name.partition("/")[2], job.identity))
 
 
 @dataclass(slots=True)

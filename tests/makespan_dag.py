@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.contract import Execution, JobKind, Resources
+from orchestrator.ids import make_key
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.spec.policy import Policy
 from orchestrator.state.nodes import Node
@@ -25,8 +26,8 @@ _FLOPS_PER_S = 2.5e14
 def gpu_job(name: str, *needs: str, gpus: int, min_gpus: int = 0, key: str = "") -> Job:
     """A job of one worker per GPU, four CPUs each."""
     kind = JobKind(name.split("/", maxsplit=1)[0])
-    chosen = key or f"{kind}-{name.partition('/')[2].replace('/', '-')}-0123"
-    identity = {"kind": str(kind), "code_version": 1, "parameters": {"key": chosen}, "inputs": {}}
+    identity = {"kind": str(kind), "code_version": 1, "parameters": {"key": key or name}, "inputs": {}}
+    chosen = make_key(str(kind), key or name.partition("/")[2], identity)
     resources = Resources(cpus=4.0 * gpus, gpus=float(gpus), min_gpus=float(min_gpus))
     execution = Execution(num_workers=max(1, gpus))
     return Job(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from orchestrator.contract import JobKind, Resources
+from orchestrator.ids import make_key
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.published import Published
 from orchestrator.report.inputs import Committed
@@ -78,11 +79,12 @@ class StudyPlan:
 
     def _job(self, name: str, facets: Mapping[str, str | int], needs: tuple[str, ...] = ()) -> Job:
         kind = JobKind(name.partition("/")[0])
+        identity = {"kind": kind.value, "parameters": {"space": {"hierarchy": "x"}, "name": name}, "inputs": {}}
         return Job(
             name=name,
             kind=kind,
-            key=f"{kind.value}-{name.replace('/', '-')}",
-            identity={"kind": kind.value, "parameters": {"space": {"hierarchy": "x"}}, "inputs": {}},
+            key=make_key(kind.value, name, identity),
+            identity=identity,
             needs=needs,
             resources=self.resources,
             facets=facets,

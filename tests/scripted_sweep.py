@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator.contract import JobKind, Resources
 from orchestrator.controller import client
 from orchestrator.controller.controller import Controller
+from orchestrator.ids import make_key
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.spec.policy import Policy
 from orchestrator.state.snapshot import JobView, Snapshot
@@ -20,11 +21,11 @@ MAX_TICKS = 400
 
 
 def make_job(name: str, *needs: str, cpus: float = 1.0, key: str = "") -> Job:
+    """``key`` is what the job's identity consists of, so that jobs with the same one share a key; default: its name."""
     kind = JobKind(name.split("/", maxsplit=1)[0])
-    chosen = key or f"{kind}-{name.partition('/')[2].replace('/', '-')}-0123"
-    identity = {"kind": str(kind), "code_version": 1, "parameters": {"key": chosen}, "inputs": {}}
-    resources = Resources(cpus=cpus)
-    return Job(name=name, kind=kind, key=chosen, identity=identity, needs=needs, resources=resources)
+    identity = {"kind": str(kind), "code_version": 1, "parameters": {"key": key or name}, "inputs": {}}
+    own_key = make_key(str(kind), key or name.partition("/")[2], identity)
+    return Job(name=name, kind=kind, key=own_key, identity=identity, needs=needs, resources=Resources(cpus=cpus))
 
 
 def make_plan(*jobs: Job, sweep: str = "sweep", store_uri: str = "", max_failures: int = 3) -> Plan:

@@ -328,13 +328,17 @@ def gc(
 def fsck(
     *,
     deep: Annotated[bool, typer.Option("--deep", help="Also read everything and compare its sha256.")] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Restore what follows from the rest of the store."),
+    ] = False,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Report every missing, short or altered object that a record or checkpoint names."""
+    """Report every missing, short or altered object of the store, and repair what can be repaired."""
     from orchestrator.cli.store import check_integrity
 
-    raise typer.Exit(check_integrity(store, deep=deep, form=output))
+    raise typer.Exit(check_integrity(store, deep=deep, repairs=repair, form=output))
 
 
 @app.command()

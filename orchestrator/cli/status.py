@@ -21,7 +21,7 @@ from orchestrator.cli.settings import Settings
 from orchestrator.cli.standing import MAX_LINES, Standing, read_standing, standing_document, standing_lines
 from orchestrator.contract import Progress
 from orchestrator.controller.client import list_sweeps, load_snapshot
-from orchestrator.errors import NotFoundError, OrchestratorError, TransitionError, UserError
+from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError, UserError
 from orchestrator.spec.suggest import did_you_mean
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
@@ -223,7 +223,7 @@ def _snapshot_or_error(store: ObjectStore, sweep: str) -> Snapshot | Orchestrato
     """One damaged journal must not hide the other sweeps."""
     try:
         return load_snapshot(store, sweep)
-    except (TransitionError, NotFoundError) as error:
+    except (ControllerError, CorruptObjectError, NotFoundError) as error:
         return error
 
 

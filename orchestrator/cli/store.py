@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from os import getpid
 from typing import Any
 
@@ -21,7 +22,8 @@ from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.controller.client import list_sweeps, load_plan
 from orchestrator.controller.retention import RootReader, check_reference, current_plans, forget
-from orchestrator.storage.fsck import Census, Depth, check_store
+from orchestrator.controller.sweep_check import check_sweep
+from orchestrator.storage.fsck import Census, Depth, Finding, check_documents, check_store
 from orchestrator.storage.gc import Action, Collector, Graces, Tally
 from orchestrator.storage.gc_layout import whole_artifact
 from orchestrator.storage.gc_pins import Pin, add_pin, read_pins, remove_pin
@@ -120,23 +122,34 @@ def tally_table(tally: Tally, *, applied: bool) -> Table:
     return table
 
 
-def check_integrity(store_uri: str, *, deep: bool, form: DocumentForm) -> ExitCode:
-    """Print every damaged object; fails if there is any."""
+def check_integrity(store_uri: str, *, deep: bool, repairs: bool, form: DocumentForm) -> ExitCode:
+    """Print every damaged object, and what was done about it; fails if one stays damaged."""
+    from orchestrator.planning.repair import repair
+
     store, census = open_existing_store(store_uri), Census()
-    findings = list(check_store(store, Depth.CONTENT if deep else Depth.SIZES, census))
+    depth = Depth.CONTENT if deep else Depth.SIZES
+    findings: list[tuple[Finding, str]] = []
+    for sweep in list_sweeps(store):
+        checked = check_sweep(store, sweep)
+        findings += [(one, repair(store, one, checked) if repairs else "") for one in checked.findings]
+    others = chain(check_documents(store, depth, census), check_store(store, depth, census))
+    findings += [(one, repair(store, one) if repairs else "") for one in others]
     if form is not DocumentForm.TABLE:
-        document = {"num_heads": census.num_heads, **asdict(census.checked), "findings": [asdict(f) for f in findings]}
-        print_document(document, form)
+        listed = [{**asdict(finding), "repair": done} for finding, done in findings]
+        print_document({"num_heads": census.num_heads, **asdict(census.checked), "findings": listed}, form)
     else:
-        for finding in findings:
-            stdout_console().print(f"{finding.problem.value}  {finding.name}  {finding.detail}", markup=False)
+        for finding, done in findings:
+            text = f"{finding.problem.value}  {finding.name}  {finding.detail}{f' ({done})' if done else ''}"
+            stdout_console().print(text, markup=False)
+    num_left = sum(not done for _, done in findings)
     how = "sizes and content" if deep else "sizes (--deep reads the content too)"
+    repaired = f", {len(findings) - num_left} of them repaired" if repairs else ""
     stderr_console().print(
         f"{census.num_heads} records and manifests, {_amount(census.checked)}: {how} compared, "
-        f"{len(findings)} damaged objects in {store.uri}",
+        f"{len(findings)} damaged objects in {store.uri}{repaired}",
         markup=False,
     )
-    return ExitCode.FAILURE if findings else ExitCode.OK
+    return ExitCode.FAILURE if num_left else ExitCode.OK
 
 
 def list_contents(what: Listing, sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:

@@ -24,6 +24,7 @@ from orchestrator.state.snapshot import Attempt
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import attempt_name
 from orchestrator.storage.protocol import ObjectStore, check_name
+from orchestrator.storage.seals import seal
 
 _MAX_TEXT = 4000
 
@@ -128,7 +129,8 @@ def _claim(store: ObjectStore, job: Job, number: int, claimant: Claimant) -> boo
         "nonce": secrets.token_hex(8),
     }
     try:
-        store.put_if_absent(attempt_name(job.key, number), json.dumps(document).encode())
+        name = attempt_name(job.key, number)
+        store.put_if_absent(name, seal(name, json.dumps(document).encode()))
     except PreconditionFailedError:
         return False
     return True

@@ -22,7 +22,7 @@ from orchestrator.controller.inbox import (
     new_message_id,
     post,
 )
-from orchestrator.controller.ledger import SweepLedger, read_plan
+from orchestrator.controller.ledger import SweepLedger
 from orchestrator.controller.progress import LiveProgress, read_progress, read_warnings
 from orchestrator.controller.publishing_trouble import read_trouble
 from orchestrator.controller.quotas import Cap, Quotas, change_quotas, read_quotas, write_quotas
@@ -246,7 +246,7 @@ def load_plan(store: ObjectStore, sweep: str) -> Plan:
     if snapshot.plan is None:
         message = f"no controller has accepted a plan of sweep {sweep!r} yet; wait, or start one with `orchestrator up`"
         raise NotFoundError(message)
-    return read_plan(store, sweep, snapshot.revision)
+    return snapshot.plan
 
 
 def list_sweeps(store: ObjectStore) -> list[str]:

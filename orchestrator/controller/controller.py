@@ -21,7 +21,7 @@ from orchestrator.controller.execution import Executor
 from orchestrator.controller.fleet import Fleet, Holding, Identification
 from orchestrator.controller.heartbeats import Heartbeats
 from orchestrator.controller.inbox import Message, Retry, Submit, discard
-from orchestrator.controller.lease import Lease
+from orchestrator.controller.lease import Lease, StaleLeaseError
 from orchestrator.controller.limits import AttemptLimits, PreflightRule
 from orchestrator.controller.quotas import Cap, read_quotas
 from orchestrator.controller.settlement import settle
@@ -168,13 +168,22 @@ class Controller:
         return fleet.num_appends != before
 
     def _start(self) -> Fleet:
-        epoch = self._lease.acquire()
+        above = 0
+        while self._fleet is None:
+            try:
+                self._fleet = self._new_fleet(self._lease.acquire(above))
+            except StaleLeaseError as error:
+                # Runners obey the highest epoch only: under a lower one this controller could command none of them.
+                _LOG.warning("a higher epoch is taken: %s", error)
+                above = error.epoch
+        return self._fleet
+
+    def _new_fleet(self, epoch: int) -> Fleet:
         # Runners refuse the former controller from here on; only then does this one read what that one wrote last.
         self._backend.announce(epoch)
         me = Identification(cluster=self._cluster, epoch=epoch, holder=self._holder)
         fleet = Fleet(self._store, me, self._now, self._stay_alive)
         fleet.adopt_all()
-        self._fleet = fleet
         return fleet
 
     def _stay_alive(self) -> None:

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
-from orchestrator.security.json_text import parse_json
 from orchestrator.state.codec import decode_value
 from orchestrator.state.events import Running
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import drain_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,13 @@ def note_drained(store: ObjectStore, cluster: str, now: float) -> None:
 
 
 def _encode(wish: Drain) -> bytes:
-    return json.dumps(asdict(wish)).encode()
+    return seal(drain_name(wish.cluster), json.dumps(asdict(wish)).encode())
 
 
 def _read(store: ObjectStore, cluster: str) -> tuple[Drain, ObjectStat] | None:
     try:
         content, stat = store.get_with_stat(drain_name(cluster), max_bytes=SMALL_BYTES)
-        return decode_value(Drain, parse_json(content)), stat
+        return decode_value(Drain, parse_sealed(drain_name(cluster), content)), stat
     except NotFoundError:
         return None
     except (ValueError, TypeError, TooLargeError) as error:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from orchestrator.controller.inbox import Message, Ownership, Submit, Superseded, read_inbox
-from orchestrator.controller.lease import LeaseLostError
+from orchestrator.controller.lease import LeaseLostError, StaleLeaseError
 from orchestrator.controller.ledger import SweepLedger
 from orchestrator.controller.progress import ProgressBoard
 from orchestrator.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
@@ -281,6 +281,8 @@ class Fleet:
             self.fenced += [contested] if contested else []
             return None
         me = self._me
+        if snapshot.cluster == me.cluster and snapshot.epoch >= me.epoch and snapshot.holder != me.holder:
+            raise StaleLeaseError(sweep, snapshot.epoch, me.epoch)
         is_ours = (snapshot.cluster, snapshot.epoch, snapshot.holder) == (me.cluster, me.epoch, me.holder)
         # Our adoption on record fences the others; only a write of ours that is under way needs another against it.
         needs_adoption = not is_ours or sweep in self._in_doubt or contested is not None

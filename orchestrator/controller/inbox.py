@@ -20,6 +20,7 @@ from orchestrator.state.events import Running
 from orchestrator.storage.bounds import PLAN_BYTES, check_writable
 from orchestrator.storage.layout import inbox_folder, inbox_message
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import check_seal, seal
 
 
 class Ownership(StrEnum):
@@ -135,9 +136,10 @@ def post(store: ObjectStore, sweep: str, message: ClientMessage) -> None:
     """Put a message into a sweep's inbox. Raises ``TooLargeError`` if none would read it."""
     # Not ``asdict``, which copies the plan of a submit for a second per 10,000 jobs.
     document = {"type": _NAMES[type(message)]} | {item.name: getattr(message, item.name) for item in fields(message)}
-    content = json.dumps(document).encode()
+    name = inbox_message(sweep, message.message_id)
+    content = seal(name, json.dumps(document).encode())
     check_writable(f"the message to sweep {sweep}", len(content), PLAN_BYTES, "make several sweeps of it")
-    store.put_if_absent(inbox_message(sweep, message.message_id), content)
+    store.put_if_absent(name, content)
 
 
 def read_inbox(store: ObjectStore, sweep: str, *, skip: Collection[str] = ()) -> Iterator[Message]:
@@ -160,8 +162,11 @@ def discard(store: ObjectStore, sweep: str, message_id: str) -> None:
 def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:
     """A message; ``None`` if it is deleted meanwhile."""
     try:
+        name = inbox_message(sweep, message_id)
+        content = store.get(name, max_bytes=PLAN_BYTES)
+        check_seal(name, content)
         # The plan of a large sweep is most of a controller's memory.
-        document = load_shared(store.get(inbox_message(sweep, message_id), max_bytes=PLAN_BYTES).decode())
+        document = load_shared(content.decode())
         kind = document["type"]
         if kind not in _TYPES:
             return Unreadable(message_id=message_id, reason=f"unknown message {kind!r}; update the running controller")

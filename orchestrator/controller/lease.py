@@ -6,7 +6,6 @@ The epoch decides between two controllers; the expiry only tells clients that no
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Self
@@ -16,6 +15,7 @@ from orchestrator.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import lease_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.seals import check_nonce, sealed_nonce
 
 LEASE_DURATION_S = 15.0
 RENEW_EVERY_S = 5.0
@@ -26,28 +26,46 @@ class LeaseLostError(ControllerError):
     """Another controller of this cluster has started: this one must stop."""
 
 
+class StaleLeaseError(LeaseLostError):
+    """A journal names a later epoch than the lease: another controller has started, or an old lease was put back."""
+
+    def __init__(self, sweep: str, epoch: int, own_epoch: int) -> None:
+        super().__init__(sweep, epoch, own_epoch)
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        sweep, epoch, own_epoch = self.args
+        return (
+            f"a controller of epoch {epoch} has adopted sweep {sweep!r}, and the lease gave {own_epoch} to this one: "
+            "another controller has started since, or an old copy of the lease was put back into the store"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseState:
-    """Content of ``lease.json``; the nonce makes every write another content."""
+    """Content of ``lease.json``; the nonce makes every write another content, and holds its digest."""
 
     cluster: str
     epoch: int
     holder: str
     expires_at_s: float
-    nonce: str
+    nonce: str = ""
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        """Inverse of ``to_bytes``. Raises ``ValueError`` or ``TypeError`` for what is no lease."""
-        state = cls(**parse_json(content))
+    def from_bytes(cls, name: str, content: bytes) -> Self:
+        """Inverse of ``to_bytes``. Raises ``ValueError`` or ``TypeError`` for what is no lease, or was changed."""
+        document = parse_json(content)
+        state = cls(**document)
         numbers: tuple[object, ...] = state.epoch, state.expires_at_s
         if not isinstance(numbers[0], int) or not isinstance(numbers[1], int | float):
             raise TypeError(f"epoch {state.epoch!r} or expiry {state.expires_at_s!r} is no number")
+        check_nonce(name, document)
         return state
 
-    def to_bytes(self) -> bytes:
-        """JSON document."""
-        return json.dumps(asdict(self)).encode()
+    def to_bytes(self, name: str) -> bytes:
+        """JSON document of the object of this name."""
+        document = asdict(self)
+        return json.dumps({**document, "nonce": sealed_nonce(name, document)}).encode()
 
 
 def read_lease(store: ObjectStore, cluster: str) -> LeaseState | None:
@@ -60,7 +78,7 @@ def _find(store: ObjectStore, name: str) -> tuple[LeaseState, ObjectStat] | None
     """A lease and its etag. Raises ``ControllerError`` for one that cannot be read: its epoch is not to be guessed."""
     try:
         content, stat = store.get_with_stat(name, max_bytes=SMALL_BYTES)
-        return LeaseState.from_bytes(content), stat
+        return LeaseState.from_bytes(name, content), stat
     except NotFoundError:
         return None
     except (ValueError, TypeError, TooLargeError) as error:
@@ -85,15 +103,15 @@ class Lease:
         self.epoch = 0
         """0 until acquired."""
 
-    def acquire(self) -> int:
-        """Start a new epoch, whoever held the last one.
+    def acquire(self, above: int = 0) -> int:
+        """Start a new epoch, whoever held the last one; it is higher than ``above``, which a journal may name.
 
         Raises:
             LeaseLostError: others kept starting at the same time.
         """
         for _ in range(_MAX_TRIES):
             found = self._read()
-            epoch = 1 if found is None else found[0].epoch + 1
+            epoch = max(above, 0 if found is None else found[0].epoch) + 1
             try:
                 self._write(epoch, found[1].etag if found else None)
             except PreconditionFailedError:
@@ -132,12 +150,12 @@ class Lease:
             epoch=epoch,
             holder=self._holder,
             expires_at_s=now_s + LEASE_DURATION_S,
-            nonce=secrets.token_hex(8),
         )
+        content = state.to_bytes(self._name)
         if etag is None:
-            self._store.put_if_absent(self._name, state.to_bytes())
+            self._store.put_if_absent(self._name, content)
         else:
-            self._store.put_if_match(self._name, state.to_bytes(), etag)
+            self._store.put_if_match(self._name, content, etag)
         self._renew_at_s = now_s + RENEW_EVERY_S
 
     def _refusal(self, found: LeaseState | None) -> str:

@@ -1,20 +1,26 @@
-"""One sweep in the store, read as a snapshot and written as events."""
+"""One sweep in the store, read as a snapshot and written as events.
+
+Everything is checked as it is read: segments by their seals and their chain, plans and specs by the digests that the
+journal holds of them. Plans of earlier versions, of which it holds none, are checked by their keys: each must be the
+address of its job's identity, since otherwise a changed recipe would be committed under the key of another.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.controller.told import without_secrets
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, StorageError, TooLargeError
+from orchestrator.ids import sha256_hex
 from orchestrator.plan.graph import Plan
+from orchestrator.plan.identity import has_its_key
 from orchestrator.plan.sharing import load_shared
 from orchestrator.security.json_text import parse_json
-from orchestrator.state.events import Event, SweepAdopted, decode_event, encode_event
+from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, decode_event, encode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.stored import decode_snapshot, encode_snapshot
@@ -28,7 +34,7 @@ SNAPSHOT_EVERY = 128
 """Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3."""
 _JOBS_PER_SEGMENT = 50
 """Large sweeps: 50 jobs take as long to write as one segment, so that snapshots stay a small part of the work."""
-_UNUSABLE = (ControllerError, NotFoundError, TooLargeError, ValueError, TypeError, KeyError)
+_UNUSABLE = (ControllerError, NotFoundError, ValueError, TypeError, KeyError)
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,11 +43,69 @@ def _snapshot_distance(snapshot: Snapshot) -> int:
     return max(SNAPSHOT_EVERY, len(snapshot.jobs) // _JOBS_PER_SEGMENT)
 
 
+class DocumentDamagedError(ControllerError):
+    """A plan, spec or provenance is not what the sweep's journal says that it is."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+
+    def __str__(self) -> str:
+        name, reason = self.args
+        return (
+            f"{name} cannot be used ({reason}): it was damaged or altered, or another version of "
+            "pretraining-orchestrator wrote it; run `orchestrator fsck --repair`, or restore it from a copy of the "
+            "store; without either, submit the sweep under another name: its results are kept"
+        )
+
+
+def read_document(store: ObjectStore, name: str, documents: Mapping[str, str], *, max_bytes: int = PLAN_BYTES) -> bytes:
+    """The plan, spec or provenance of this name, compared with ``documents``: sha256 by name, of the sweep's journal.
+
+    Raises:
+        NotFoundError: there is none.
+        DocumentDamagedError: it has another digest, or is larger than any program writes it.
+    """
+    try:
+        content = store.get(name, max_bytes=max_bytes)
+    except TooLargeError as error:
+        raise DocumentDamagedError(name, str(error)) from error
+    if name in documents and sha256_hex(content) != documents[name]:
+        raise DocumentDamagedError(name, "its sha256 is not the one in the sweep's journal")
+    return content
+
+
 def read_plan(
-    store: ObjectStore, sweep: str, revision: int, *, loads: Callable[[str], dict[str, Any]] = parse_json
+    store: ObjectStore,
+    sweep: str,
+    revision: int,
+    documents: Mapping[str, str],
+    *,
+    loads: Callable[[str], dict[str, Any]] = parse_json,
 ) -> Plan:
-    """A revision's plan. Raises ``NotFoundError`` and ``TooLargeError``."""
-    return Plan.from_json(loads(store.get(plan_name(sweep, revision), max_bytes=PLAN_BYTES).decode()))
+    """A revision's plan; ``documents`` as for ``read_document``.
+
+    Raises:
+        NotFoundError: there is no such revision.
+        DocumentDamagedError: it was changed, or cannot be read.
+    """
+    name = plan_name(sweep, revision)
+    content = read_document(store, name, documents)
+    try:
+        plan = Plan.from_json(loads(content.decode()))
+        problem = "" if name in documents else misaddressed(plan)
+    except (TypeError, LookupError, ValueError, AttributeError) as error:
+        raise DocumentDamagedError(name, repr(error)) from error
+    if problem:
+        raise DocumentDamagedError(name, problem)
+    return plan
+
+
+def misaddressed(plan: Plan) -> str:
+    """Which job's key is not the address of its identity, so that its result would be filed under another's; empty if
+    none is. Raises ``ValueError`` for an identity that has no canonical form.
+    """
+    wrong = next((job for job in plan.jobs if not has_its_key(job.key, job.identity)), None)
+    return "" if wrong is None else f"the key {wrong.key} of job {wrong.name} does not belong to its identity"
 
 
 class SweepLedger:
@@ -81,7 +145,7 @@ class SweepLedger:
         try:
             self._unfolded += [decode_event(document) for document in self._journal.read_new()]
             if self._unfolded:
-                self.snapshot = apply(self.snapshot, self._unfolded, self._plan)
+                self.snapshot = apply(self.snapshot, self._unfolded, self._accepted_plan)
                 self._unfolded = []
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             before = self._journal.next_sequence
@@ -113,7 +177,7 @@ class SweepLedger:
         """
         segment = [*([self._adoption] if self._adoption else []), *map(without_secrets, events)]
         # Folded first: events that cannot follow must never reach the journal, where every reader would trip over them.
-        snapshot = apply(self.snapshot, segment, self._plan)
+        snapshot = apply(self.snapshot, segment, self._accepted_plan)
         self._journal.append([encode_event(event) for event in segment])
         self._adoption = None
         self.snapshot = snapshot
@@ -121,19 +185,19 @@ class SweepLedger:
             self._store_snapshot()
         return snapshot
 
-    def add_revision(self, document: Mapping[str, object], spec_text: str) -> int:
-        """Store a plan and its spec under the next free revision, which counts once ``PlanAccepted`` names it.
+    def add_revision(self, document: Mapping[str, object], spec_text: str) -> tuple[int, dict[str, str]]:
+        """Store a plan and its spec under the next free revision, which counts once ``PlanAccepted`` names it, and
+        return that revision with the sha256 of both objects by their names.
 
         Revisions may have holes: a plan that was stored by a controller that died before it accepted it stays unused
         (or is met again here, if it is the very same).
         """
         revision = self.snapshot.revision + 1
-        while not self._claim(revision, document):
+        while (plan := self._claim(revision, document)) is None:
             revision += 1
+        name = spec_name(self.sweep, revision)
         # A spec left by a dead controller for the very same plan differs in comments or spelling only.
-        with suppress(PreconditionFailedError):
-            self._store.put_if_absent(spec_name(self.sweep, revision), spec_text.encode())
-        return revision
+        return revision, {**plan, **store_once(self._store, name, spec_text.encode())}
 
     def know_plan(self, revision: int, plan: Plan) -> None:
         """What a revision that was just added says: reading it would hold a large plan in memory twice."""
@@ -141,45 +205,60 @@ class SweepLedger:
 
     def _resume(self) -> None:
         """Start from the newest stored snapshot that can be used; without one, from the journal's beginning."""
-        for next_sequence, document in read_snapshots(self._store, self.sweep):
+        for stored in read_snapshots(self._store, self.sweep):
             try:
-                revision = int(document["revision"])
-                snapshot = decode_snapshot(document, self._plan(revision) if revision else None)
+                revision, documents = int(stored.document["revision"]), stored.document.get("documents", {})
+                snapshot = decode_snapshot(stored.document, self._plan(revision, documents) if revision else None)
             except _UNUSABLE as error:
                 _LOG.warning("a snapshot of sweep %s is passed over: %r", self.sweep, error)
                 continue
-            self.snapshot, self._snapshot_sequence = snapshot, next_sequence
-            self._journal.next_sequence = next_sequence
+            self.snapshot, self._snapshot_sequence = snapshot, stored.next_sequence
+            self._journal.next_sequence, self._journal.last_sha256 = stored.next_sequence, stored.journal_sha256
             return
 
     def _store_snapshot(self) -> None:
         """After the segments that it covers, all of which are durable; a failure costs later readers time only."""
         self._snapshot_sequence = self._journal.next_sequence
         try:
-            write_snapshot(self._store, self.sweep, self._snapshot_sequence, encode_snapshot(self.snapshot))
+            write_snapshot(
+                self._store,
+                self.sweep,
+                self._snapshot_sequence,
+                encode_snapshot(self.snapshot),
+                journal_sha256=self._journal.last_sha256,
+            )
         except StorageError as error:
             _LOG.warning("no snapshot of sweep %s was stored: %s", self.sweep, error)
 
-    def _claim(self, revision: int, document: Mapping[str, object]) -> bool:
-        content = json.dumps({**document, "revision": revision}, sort_keys=True).encode()
+    def _claim(self, revision: int, document: Mapping[str, object]) -> dict[str, str] | None:
+        """The digest of a plan by its name; ``None`` if another plan has taken the revision."""
+        name, content = plan_name(self.sweep, revision), plan_content(document, revision)
         try:
-            self._store.put_if_absent(plan_name(self.sweep, revision), content)
+            self._store.put_if_absent(name, content)
         except PreconditionFailedError:
-            return False
-        return True
+            return None
+        return {name: sha256_hex(content)}
 
-    def _plan(self, revision: int) -> Plan:
+    def _accepted_plan(self, event: PlanAccepted) -> Plan:
+        return self._plan(event.revision, event.documents)
+
+    def _plan(self, revision: int, documents: Mapping[str, str]) -> Plan:
         if revision not in self._plans:
             # A controller keeps many plans for long, a reader one for a moment: sharing takes 0.1 ms per job.
             loads = load_shared if self._is_writer else parse_json
-            try:
-                self._plans[revision] = read_plan(self._store, self.sweep, revision, loads=loads)
-            except (TypeError, KeyError, ValueError) as error:
-                if self._is_writer:
-                    raise
-                message = (
-                    f"plan {revision} of sweep {self.sweep!r} cannot be read ({error!r}): it was written by another "
-                    "version of pretraining-orchestrator, or altered; look at it with the version that wrote it"
-                )
-                raise ControllerError(message) from error
+            self._plans[revision] = read_plan(self._store, self.sweep, revision, documents, loads=loads)
         return self._plans[revision]
+
+
+def store_once(store: ObjectStore, name: str, content: bytes) -> dict[str, str]:
+    """Write an object unless it is there already; the sha256 of what is there then, by its name."""
+    try:
+        store.put_if_absent(name, content)
+    except PreconditionFailedError:
+        content = store.get(name, max_bytes=PLAN_BYTES)
+    return {name: sha256_hex(content)}
+
+
+def plan_content(document: Mapping[str, object], revision: int) -> bytes:
+    """The bytes in which a revision's plan is stored."""
+    return json.dumps({**document, "revision": revision}, sort_keys=True).encode()

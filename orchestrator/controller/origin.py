@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from orchestrator.contract import JobKind
 from orchestrator.controller.inbox import Submit
-from orchestrator.errors import PreconditionFailedError
+from orchestrator.controller.ledger import store_once
 from orchestrator.ids import canonical_json, sha256_hex
 from orchestrator.observability.machine import describe_machine
 from orchestrator.plan.graph import Plan
@@ -25,8 +24,8 @@ _DATA = frozenset({JobKind.DATASET, JobKind.INDEX})
 _SEED = "seed"
 
 
-def keep_origin(store: ObjectStore, plan: Plan, revision: int, message: Submit, now: float) -> None:
-    """Store the document of a revision; one that a dead controller left for it stays."""
+def keep_origin(store: ObjectStore, plan: Plan, revision: int, message: Submit, now: float) -> dict[str, str]:
+    """Store the document of a revision and return its sha256 by its name; one that a dead controller left stays."""
     document = {
         **describe_plan(plan),
         "version": VERSION,
@@ -41,8 +40,7 @@ def keep_origin(store: ObjectStore, plan: Plan, revision: int, message: Submit, 
         "plan": plan_name(plan.sweep, revision),
         "submitted_from": dict(message.provenance),
     }
-    with suppress(PreconditionFailedError):
-        store.put_if_absent(provenance_name(plan.sweep, revision), json.dumps(document, indent=1).encode())
+    return store_once(store, provenance_name(plan.sweep, revision), json.dumps(document, indent=1).encode())
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

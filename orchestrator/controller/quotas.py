@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
-from orchestrator.security.json_text import parse_json
 from orchestrator.state.budgets import Cap
 from orchestrator.state.codec import decode_value
 from orchestrator.state.scheduler import ANYBODY
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 
 __all__ = ["ANYBODY", "Cap", "Quotas", "change_quotas", "read_quotas", "write_quotas"]
 
@@ -43,7 +43,7 @@ def write_quotas(store: ObjectStore, cluster: str, users: Quotas) -> None:
     Raises:
         ControllerError: a bound is negative, or no number.
     """
-    store.put(quotas_name(cluster), _encoded(users))
+    store.put(quotas_name(cluster), _encoded(cluster, users))
 
 
 def change_quotas(store: ObjectStore, cluster: str, change: Callable[[Quotas], Quotas]) -> Quotas:
@@ -69,9 +69,9 @@ def change_quotas(store: ObjectStore, cluster: str, change: Callable[[Quotas], Q
         users = change(_decoded(store, cluster, content))
         try:
             if stat is None:
-                store.put_if_absent(name, _encoded(users))
+                store.put_if_absent(name, _encoded(cluster, users))
             else:
-                store.put_if_match(name, _encoded(users), stat.etag)
+                store.put_if_match(name, _encoded(cluster, users), stat.etag)
         except (PreconditionFailedError, NotFoundError):
             continue
         return users
@@ -96,17 +96,17 @@ def read_quotas(store: ObjectStore, cluster: str) -> Quotas:
     return _decoded(store, cluster, content)
 
 
-def _encoded(users: Quotas) -> bytes:
+def _encoded(cluster: str, users: Quotas) -> bytes:
     for user, cap in users.items():
         if any(bound is not None and not 0 <= bound < math.inf for bound in (cap.max_gpus, cap.max_concurrent)):
             message = f"the quota of {user} is {cap}: bounds are 0 or more, or left out"
             raise ControllerError(message)
-    return json.dumps(asdict(_Quotas(users=users))).encode()
+    return seal(quotas_name(cluster), json.dumps(asdict(_Quotas(users=users))).encode())
 
 
 def _decoded(store: ObjectStore, cluster: str, content: bytes) -> Quotas:
     try:
-        return _checked(decode_value(_Quotas, parse_json(content)).users)
+        return _checked(decode_value(_Quotas, parse_sealed(quotas_name(cluster), content)).users)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise _unreadable(store, cluster, error) from error
 

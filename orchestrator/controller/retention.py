@@ -13,7 +13,6 @@ from orchestrator.controller.ledger import read_plan
 from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError, TooLargeError
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.search.kept import kept_trials
-from orchestrator.security.json_text import parse_json
 from orchestrator.state.events import decode_event
 from orchestrator.state.fold import fold
 from orchestrator.state.snapshot import Snapshot
@@ -25,6 +24,7 @@ from orchestrator.storage.gc_rules import Roots
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_segment
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
     journal = Journal(store, sweep)
     try:
         events = [decode_event(document) for document in journal.read_new()]
-        snapshot = fold(sweep, events, lambda revision: read_plan(store, sweep, revision))
+        snapshot = fold(sweep, events, lambda event: read_plan(store, sweep, event.revision, event.documents))
     except (ControllerError, NotFoundError, ValueError, TypeError, KeyError) as error:
         message = (
             f"sweep {sweep} cannot be read, so that what it needs is unknown and nothing can be collected: {error}; "
@@ -154,13 +154,15 @@ def forget(store: ObjectStore, sweep: str, *, now: float) -> None:
     if not snapshot.state.is_final or store.list_children(inbox_folder(sweep)):
         message = f"sweep {sweep} is {snapshot.state}: only a sweep that has ended can be forgotten; cancel it first"
         raise ControllerError(message)
-    store.put(forgotten_name(sweep), json.dumps({"num_segments": num_segments, "at_s": now}).encode())
+    name = forgotten_name(sweep)
+    store.put(name, seal(name, json.dumps({"num_segments": num_segments, "at_s": now}).encode()))
 
 
 def is_forgotten(store: ObjectStore, sweep: str) -> bool:
     """Whether a sweep was forgotten and nothing was written into its journal since."""
+    name = forgotten_name(sweep)
     try:
-        num_segments = int(parse_json(store.get(forgotten_name(sweep), max_bytes=SMALL_BYTES))["num_segments"])
+        num_segments = int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
     except NotFoundError:
         return False
     except (ValueError, KeyError, TypeError, TooLargeError):
@@ -237,7 +239,7 @@ def _leaving_jobs(store: ObjectStore, snapshot: Snapshot) -> list[Job]:
         if not missing:
             break
         try:
-            plan = read_plan(store, snapshot.sweep, revision)
+            plan = read_plan(store, snapshot.sweep, revision, snapshot.documents)
         except NotFoundError:
             continue  # revisions may have holes
         found += [job for job in plan.jobs if job.key in missing]

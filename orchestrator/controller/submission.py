@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.contract import MISSING_DATA
 from orchestrator.controller.inbox import Consent, Submit
-from orchestrator.controller.ledger import SweepLedger
+from orchestrator.controller.ledger import SweepLedger, misaddressed
 from orchestrator.controller.origin import keep_origin
 from orchestrator.errors import StorageError
 from orchestrator.plan.graph import Job, Plan
@@ -53,7 +53,8 @@ def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
         if missing or job.name in known:
             return f"job {job.name} stands twice in the plan or before {missing}, which it needs; plan the sweep again"
         known.add(job.name)
-    return ""
+    wrong = misaddressed(plan)
+    return f"{wrong}: the message was damaged, or another program wrote it; plan the sweep again" if wrong else ""
 
 
 def _unsafe(job: Job) -> str:
@@ -94,7 +95,10 @@ def _accepted_plan(message: Submit, sweep: str, store_uri: str) -> Plan | str:
         plan = Plan.from_json(message.plan)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         return f"the plan cannot be read: {error!r}; submit with the version that the controller runs"
-    return check_plan(plan, sweep=sweep, store_uri=store_uri) or plan
+    try:
+        return check_plan(plan, sweep=sweep, store_uri=store_uri) or plan
+    except ValueError as error:
+        return f"an identity in the plan has no canonical form ({error}); plan the sweep again with `orchestrator`"
 
 
 def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: Plan, now: float) -> Event:
@@ -102,11 +106,13 @@ def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: 
     if current is not None and replace(current, revision=0) == replace(plan, revision=0):
         return SweepReopened(at_s=now, message_id=message.message_id, sender=message.sender)
     # The plan is durable before the event names it: a crash in between leaves an unused revision.
-    revision = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
+    revision, documents = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
     ledger.know_plan(revision, plan)
     if message.provenance:
-        keep_origin(store, plan, revision, message, now)
-    return PlanAccepted(at_s=now, message_id=message.message_id, sender=message.sender, revision=revision)
+        documents |= keep_origin(store, plan, revision, message, now)
+    return PlanAccepted(
+        at_s=now, message_id=message.message_id, sender=message.sender, revision=revision, documents=documents
+    )
 
 
 def _owned(plan: Plan, message: Submit, snapshot: Snapshot) -> Plan:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator.errors import NotFoundError, OrchestratorError, PreconditionFailedError
+from orchestrator.errors import CorruptObjectError, NotFoundError, OrchestratorError, PreconditionFailedError
 from orchestrator.observability import outbox
 from orchestrator.observability.channel_rules import check_channel_of_sweep
 from orchestrator.observability.notification_channels import RefusedForeverError, deliver
@@ -32,6 +32,7 @@ from orchestrator.security.json_text import parse_json
 from orchestrator.security.redaction import redacted
 from orchestrator.spec.notify import Channel, Occasion
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.journal import parse_segment
 from orchestrator.storage.layout import (
     journal_folder,
     journal_segment,
@@ -40,6 +41,7 @@ from orchestrator.storage.layout import (
     progress_name,
 )
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 
 _SAVE_EVERY = 64
 """Segments of the journal between two notes of how far it was read: what a restart reads again."""
@@ -114,8 +116,12 @@ class Notifier:
         """When this cluster began to notify."""
         name = notifications_since(self._cluster)
         with suppress(PreconditionFailedError):
-            self._store.put_if_absent(name, json.dumps({"since_s": self._now()}).encode())
-        return float(parse_json(self._store.get(name))["since_s"])
+            self._store.put_if_absent(name, seal(name, json.dumps({"since_s": self._now()}).encode()))
+        try:
+            return float(parse_sealed(name, self._store.get(name))["since_s"])
+        except (ValueError, TypeError, LookupError) as error:
+            message = f"{name} is damaged ({error}), and nothing is notified until it is deleted or restored"
+            raise CorruptObjectError(message) from error
 
     def _look(self, snapshot: Snapshot, channels: Sequence[Channel]) -> None:
         followed = self._follow(snapshot)
@@ -146,10 +152,13 @@ class Notifier:
 
     def _first_sequence(self, snapshot: Snapshot) -> int:
         """Where to go on in a journal; one that is older than all notifying begins at its end."""
+        name = notification_cursor(snapshot.sweep)
         try:
-            return int(parse_json(self._store.get(notification_cursor(snapshot.sweep)))["next_sequence"])
+            return int(parse_sealed(name, self._store.get(name))["next_sequence"])
         except NotFoundError:
             pass
+        except (ValueError, TypeError, LookupError) as error:
+            _LOG.warning("%s is damaged (%s): the journal is read again, and nothing is told twice", name, error)
         if snapshot.accepted_at_s >= (self._since_s or 0.0):
             return 0
         segments = self._store.list_children(journal_folder(snapshot.sweep))
@@ -159,8 +168,8 @@ class Notifier:
 
     def _events(self, snapshot: Snapshot, followed: _Followed) -> Iterator[Notice]:
         while (content := self._segment(snapshot.sweep, followed.next_sequence)) is not None:
-            for line, text in enumerate(content.decode().splitlines()[1:]):
-                event = parse_json(text)
+            segment = parse_segment(snapshot.sweep, followed.next_sequence, content)
+            for line, event in enumerate(segment.events):
                 is_old = float(event["at_s"]) < (self._since_s or 0.0)
                 notice = None if is_old else notice_of_event(event, followed.next_sequence, line, snapshot)
                 if notice is not None:
@@ -207,8 +216,8 @@ class Notifier:
             self._waiting[identity] = entry
 
     def _save_cursor(self, sweep: str, followed: _Followed) -> None:
-        content = json.dumps({"next_sequence": followed.next_sequence}).encode()
-        self._store.put(notification_cursor(sweep), content)
+        name = notification_cursor(sweep)
+        self._store.put(name, seal(name, json.dumps({"next_sequence": followed.next_sequence}).encode()))
         followed.saved_sequence = followed.next_sequence
 
     def _send_due(self) -> None:

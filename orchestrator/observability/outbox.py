@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from orchestrator.errors import PreconditionFailedError
 from orchestrator.observability.notifications import Notice
-from orchestrator.security.json_text import parse_json
 from orchestrator.spec.notify import Channel
 from orchestrator.storage.layout import notification_name, notifications_folder
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 
 FIRST_DELAY_S, LAST_DELAY_S = 5.0, 3600.0
 """Between two tries, doubled from the first up to the last."""
@@ -78,15 +78,20 @@ class Entry:
         """Those that were neither taken nor given up."""
         return [delivery for delivery in self.deliveries if delivery.state is DeliveryState.WAITING]
 
+    @property
+    def name(self) -> str:
+        """Of the object that holds it."""
+        return notification_name(self.notice.sweep, self.notice.notification_id)
+
     def to_bytes(self) -> bytes:
         """JSON document."""
         document = {"notice": self.notice.to_json(), "deliveries": [asdict(delivery) for delivery in self.deliveries]}
-        return json.dumps(document, indent=1).encode()
+        return seal(self.name, json.dumps(document, indent=1).encode())
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
+    def from_bytes(cls, name: str, content: bytes) -> Self:
         """Inverse of ``to_bytes``. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything else."""
-        document = parse_json(content)
+        document = parse_sealed(name, content)
         deliveries = [Delivery.from_json(one) for one in document["deliveries"]]
         return cls(notice=Notice.from_json(document["notice"]), deliveries=deliveries)
 
@@ -98,11 +103,10 @@ def add(store: ObjectStore, notice: Notice, channels: Iterable[Channel]) -> Entr
         StorageError: the store does not answer; the next call tells whether it was written.
     """
     entry = Entry(notice=notice, deliveries=[Delivery(channel=channel) for channel in channels])
-    name = notification_name(notice.sweep, notice.notification_id)
-    if store.exists(name):
+    if store.exists(entry.name):
         return None
     try:
-        store.put_if_absent(name, entry.to_bytes())
+        store.put_if_absent(entry.name, entry.to_bytes())
     except PreconditionFailedError:
         return None
     return entry
@@ -110,15 +114,16 @@ def add(store: ObjectStore, notice: Notice, channels: Iterable[Channel]) -> Entr
 
 def save(store: ObjectStore, entry: Entry) -> None:
     """Remember how far an entry is."""
-    store.put(notification_name(entry.notice.sweep, entry.notice.notification_id), entry.to_bytes())
+    store.put(entry.name, entry.to_bytes())
 
 
 def read_all(store: ObjectStore, sweep: str) -> Sequence[Entry]:
     """All that was, or is to be, told about a sweep, by time. What cannot be read is passed over."""
     entries = []
-    for name in store.list_children(notifications_folder(sweep)):
+    for child in store.list_children(notifications_folder(sweep)):
+        name = f"{notifications_folder(sweep)}{child}"
         try:
-            entries.append(Entry.from_bytes(store.get(f"{notifications_folder(sweep)}{name}")))
+            entries.append(Entry.from_bytes(name, store.get(name)))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            _LOG.warning("the notification %s of sweep %s cannot be read: %r", name, sweep, error)
+            _LOG.warning("the notification %s of sweep %s cannot be read: %s", child, sweep, error)
     return sorted(entries, key=lambda entry: entry.notice.at_s)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.contract import JobKind
-from orchestrator.ids import canonical_json, key_of_canonical, make_key
+from orchestrator.ids import canonical_json, key_of_canonical, make_key, sha256_hex
 
 CODE_VERSIONS: Mapping[JobKind, int] = {
     JobKind.DATASET: 1,
@@ -36,6 +36,14 @@ def make_identity(kind: JobKind, parameters: Mapping[str, Any], inputs: Mapping[
 def key_of(identity: Mapping[str, Any], readable: str) -> str:
     """Key of an identity; ``readable`` must be made of identity fields only, since it is part of the key."""
     return make_key(identity["kind"], readable, identity)
+
+
+def has_its_key(key: str, identity: Mapping[str, Any]) -> bool:
+    """Whether a key is the address of an identity. The readable part of a key follows from no identity alone, so that
+    only its kind and its hash are compared.
+    """
+    kind, digest = str(identity.get("kind")), sha256_hex(canonical_json(identity))[:16]
+    return key.startswith(f"{kind}-") and key.rpartition("-")[2] == digest
 
 
 class KeyMaker:

@@ -11,8 +11,8 @@ from typing import Any
 
 from orchestrator.contract import JobKind
 from orchestrator.controller.client import load_snapshot
-from orchestrator.controller.ledger import read_plan
-from orchestrator.errors import NotFoundError, OrchestratorError
+from orchestrator.controller.ledger import DocumentDamagedError, read_document, read_plan
+from orchestrator.errors import NotFoundError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.diff import PlanDiff, diff_plans
 from orchestrator.plan.graph import Plan
@@ -20,6 +20,7 @@ from orchestrator.planning.code import package_digest
 from orchestrator.security.json_text import parse_json
 from orchestrator.spec.document import Changes
 from orchestrator.spec.load import load_all
+from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import provenance_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.machine import installed_packages
@@ -81,8 +82,9 @@ def reproduce(store: ObjectStore, sweep: str, revision: int) -> Reproduction:
         NotFoundError: there is no such revision.
         SpecError: its text cannot be planned here, such as for want of its data.
     """
-    submitted = read_plan(store, sweep, revision)
-    text = store.get(spec_name(sweep, revision)).decode()
+    snapshot = load_snapshot(store, sweep)
+    submitted = read_plan(store, sweep, revision, snapshot.documents)
+    text = read_document(store, spec_name(sweep, revision), snapshot.documents).decode()
     with tempfile.TemporaryDirectory(prefix="orchestrator-reproduce-") as folder:
         file = Path(folder, f"{sweep}.yaml")
         file.write_text(text, encoding="utf-8")
@@ -92,8 +94,8 @@ def reproduce(store: ObjectStore, sweep: str, revision: int) -> Reproduction:
         submitted=submitted,
         text=loaded.canonical,
         planned=planned,
-        provenance=_provenance(store, sweep, revision),
-        nodes=_nodes(store, sweep),
+        provenance=_provenance(store, snapshot, revision),
+        nodes=snapshot.nodes,
     )
 
 
@@ -115,18 +117,17 @@ def _pins(plan: Plan, text: str) -> Iterator[str]:
             yield f"datasets.{dataset}.digest={digest}"
 
 
-def _nodes(store: ObjectStore, sweep: str) -> Mapping[str, Mapping[str, Any]]:
-    """Of the sweep's journal. It explains and decides nothing, so that a damaged journal is no obstacle."""
-    try:
-        return load_snapshot(store, sweep).nodes
-    except (OrchestratorError, ValueError):
-        return {}
+def _provenance(store: ObjectStore, snapshot: Snapshot, revision: int) -> Mapping[str, Any]:
+    """Empty for revisions of earlier versions.
 
-
-def _provenance(store: ObjectStore, sweep: str, revision: int) -> Mapping[str, Any]:
-    """Empty for revisions of earlier versions, and where it cannot be read: it decides nothing."""
+    Raises:
+        DocumentDamagedError: it was changed since it was written.
+    """
+    name = provenance_name(snapshot.sweep, revision)
     try:
-        document = parse_json(store.get(provenance_name(sweep, revision)))
-    except (NotFoundError, ValueError):
+        document = parse_json(read_document(store, name, snapshot.documents))
+    except NotFoundError:
         return {}
+    except ValueError as error:
+        raise DocumentDamagedError(name, str(error)) from error
     return document if isinstance(document, dict) else {}

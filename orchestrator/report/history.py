@@ -19,6 +19,7 @@ from orchestrator.errors import CorruptObjectError
 from orchestrator.storage.bounds import METRICS_BYTES
 from orchestrator.storage.layout import metrics_folder
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import check_seal
 
 _SUFFIX = ".jsonl"
 
@@ -112,8 +113,9 @@ def read_epochs_and_metrics(store: ObjectStore, key: str) -> list[tuple[float, M
 def _documents(store: ObjectStore, segment: Segment) -> list[dict[str, Any]]:
     # One list and not line by line, and not by json.loads: a sixth of the time, which counts where a page shows
     # thousands of runs. All that it refuses is a ValueError here too, nesting of more than 200 levels included.
-    lines = store.get(segment.name, max_bytes=METRICS_BYTES).splitlines()
-    documents: list[dict[str, Any]] = from_json(b"[" + b",".join(lines) + b"]")
+    content = store.get(segment.name, max_bytes=METRICS_BYTES)
+    check_seal(segment.name, content)
+    documents: list[dict[str, Any]] = from_json(b"[" + b",".join(content.splitlines()) + b"]")
     return documents
 
 

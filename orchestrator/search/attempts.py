@@ -9,6 +9,7 @@ from orchestrator.contract import JobRequest
 from orchestrator.errors import PreconditionFailedError
 from orchestrator.storage.layout import attempt_name, attempts_folder
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import seal
 
 
 def allocate_trial_attempt(store: ObjectStore, search: JobRequest, key: str, trial: int) -> int:
@@ -17,9 +18,10 @@ def allocate_trial_attempt(store: ObjectStore, search: JobRequest, key: str, tri
     number = 1 + max((int(name.removesuffix(".json")) for name in taken), default=0)
     document = {"sweep": search.sweep, "job": f"{search.job}#{trial}", "search": search.attempt_id}
     while True:
+        name = attempt_name(key, number)
         content = json.dumps({**document, "nonce": secrets.token_hex(8)}).encode()
         try:
-            store.put_if_absent(attempt_name(key, number), content)
+            store.put_if_absent(name, seal(name, content))
         except PreconditionFailedError:
             number += 1
         else:

@@ -16,6 +16,7 @@ from orchestrator.search.events import SearchEvent, decode_search_event, encode_
 from orchestrator.storage.bounds import SEGMENT_BYTES
 from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import check_seal, seal
 from orchestrator.storage.search_logs import encode_head, find_folder
 
 LOG_VERSION = 1
@@ -42,9 +43,10 @@ class SearchLog:
         events: list[SearchEvent] = []
         self._folder = self._folder or find_folder(self._store, self._key)
         while self._folder and (content := self._find(self._next)) is not None:
+            name = search_log_segment(self._key, self._folder, self._next)
+            check_seal(name, content)
             header, *lines = (json.loads(line) for line in content.decode().splitlines())
             if header["version"] > LOG_VERSION:
-                name = search_log_segment(self._key, self._folder, self._next)
                 raise ValueError(f"{name} has version {header['version']}, this program reads {LOG_VERSION}: update it")
             events += [decode_search_event(line) for line in lines]
             self._next += 1
@@ -60,9 +62,10 @@ class SearchLog:
         header = {"version": LOG_VERSION, "sequence": self._next, "attempt": self._attempt_id, "nonce": nonce}
         lines = [json.dumps(line, allow_nan=False) for line in (header, *map(encode_search_event, events))]
         self._begin()
+        name = search_log_segment(self._key, self._folder, self._next)
         self._put_first(
-            search_log_segment(self._key, self._folder, self._next),
-            ("\n".join(lines) + "\n").encode(),
+            name,
+            seal(name, ("\n".join(lines) + "\n").encode()),
             f"the log of search {self._key} has a segment {self._next} of another attempt, which goes on",
         )
         self._next += 1
@@ -72,7 +75,7 @@ class SearchLog:
         if not self._folder:
             folder = secrets.token_hex(8)
             message = f"the log of search {self._key} was begun by another attempt, which goes on"
-            self._put_first(search_log_head(self._key), encode_head(folder), message)
+            self._put_first(search_log_head(self._key), encode_head(self._key, folder), message)
             self._folder = folder
 
     def _put_first(self, name: str, content: bytes, otherwise: str) -> None:

@@ -81,6 +81,8 @@ class PlanAccepted(MessageEvent):
     """``plan-<revision>.json`` is the plan now. Failed, skipped and cancelled jobs get a new chance."""
 
     revision: int
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """Sha256 by object name of the revision's plan, spec and provenance; empty in journals of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

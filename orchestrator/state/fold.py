@@ -17,8 +17,8 @@ from orchestrator.state.snapshot import Attempt, Exclusion, Failure, JobView, Sn
 from orchestrator.state.spending import Use, added
 from orchestrator.state.transitions import SweepState, next_job_state, next_sweep_state
 
-PlanLookup: TypeAlias = Callable[[int], Plan]
-"""From a revision to its plan."""
+PlanLookup: TypeAlias = Callable[[events.PlanAccepted], Plan]
+"""From the event that accepted a revision to its plan."""
 
 
 def fold(sweep: str, journal: Iterable[events.Event], plans: PlanLookup) -> Snapshot:
@@ -74,12 +74,15 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.PlanAccepted) -> None:
-        plan = self._plans(event.revision)
+        plan = self._plans(event)
         self._retire(plan)
         old = {(view.name, view.key): view for view in self._views()}
         jobs = JobTable(old.get((job.name, job.key)) or JobView(name=job.name, key=job.key) for job in plan.jobs)
         self._changed = {}
-        self._sweep = replace(self._sweep, plan=plan, revision=event.revision, jobs=jobs, priority=None)
+        documents = {**self._sweep.documents, **event.documents}
+        self._sweep = replace(
+            self._sweep, plan=plan, revision=event.revision, jobs=jobs, priority=None, documents=documents
+        )
         self._reopen(event)
 
     @_take.register

@@ -33,6 +33,8 @@ class Snapshot:
     state: SweepState = SweepState.SUBMITTED
     plan: Plan | None = None
     revision: int = 0
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """Sha256 by object name of the plans, specs and provenances of all revisions, as far as the journal tells."""
     cluster: str = ""
     epoch: int = 0
     holder: str = ""

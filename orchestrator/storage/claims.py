@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Self
@@ -23,6 +22,7 @@ from orchestrator.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import claim_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import check_nonce, sealed_nonce
 
 CLAIM_DURATION_S = 600.0
 SKEW_TOLERANCE_S = 60.0
@@ -41,19 +41,24 @@ class Claim:
     cluster: str
     sweep: str
     expires_at_s: float
-    nonce: str
+    nonce: str = ""
+    """Made when it is written; holds the digest of the rest."""
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        """Inverse of ``to_bytes``; what cannot be read is a claim of nobody that has run out."""
+    def from_bytes(cls, name: str, content: bytes) -> Self:
+        """Inverse of ``to_bytes``; what cannot be read, or was changed, is a claim of nobody that has run out."""
         try:
-            return cls(**parse_json(content))
+            document = parse_json(content)
+            claim = cls(**document)
+            check_nonce(name, document)
         except (ValueError, TypeError):
-            return cls(cluster="", sweep="", expires_at_s=0.0, nonce="")
+            return cls(cluster="", sweep="", expires_at_s=0.0)
+        return claim
 
-    def to_bytes(self) -> bytes:
-        """JSON document."""
-        return json.dumps(asdict(self)).encode()
+    def to_bytes(self, name: str) -> bytes:
+        """JSON document of the object of this name."""
+        document = asdict(self)
+        return json.dumps({**document, "nonce": sealed_nonce(name, document)}).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +139,9 @@ class Claims:
         self.forget(key)
         if held is None:
             return
-        released = Claim(cluster=self._cluster, sweep="", expires_at_s=0.0, nonce=secrets.token_hex(8))
+        name, released = claim_name(key), Claim(cluster=self._cluster, sweep="", expires_at_s=0.0)
         try:
-            self._store.put_if_match(claim_name(key), released.to_bytes(), held.etag)
+            self._store.put_if_match(name, released.to_bytes(name), held.etag)
         except PreconditionFailedError:
             return  # it had run out, and somebody took it
         except StorageError as error:
@@ -156,7 +161,7 @@ class Claims:
         held = self._held.pop(key, None)  # whatever happens now, what is known of it may be wrong
         found, etag = self._read(key) if key in self._waits else (None, held.etag if held else "")
         expires_at_s = now + CLAIM_DURATION_S
-        claim = Claim(cluster=self._cluster, sweep=sweep, expires_at_s=expires_at_s, nonce=secrets.token_hex(8))
+        claim = Claim(cluster=self._cluster, sweep=sweep, expires_at_s=expires_at_s)
         for _ in range(_TRIES):
             if found is not None and not _may_replace(found, claim, now):
                 return found
@@ -169,18 +174,20 @@ class Claims:
         return found or claim  # others are faster again and again: as good as held by one of them
 
     def _put(self, key: str, claim: Claim, etag: str) -> str:
-        name, content = claim_name(key), claim.to_bytes()
+        name = claim_name(key)
+        content = claim.to_bytes(name)
         stat = self._store.put_if_match(name, content, etag) if etag else self._store.put_if_absent(name, content)
         return stat.etag
 
     def _read(self, key: str) -> tuple[Claim | None, str]:
+        name = claim_name(key)
         try:
-            content, stat = self._store.get_with_stat(claim_name(key), max_bytes=SMALL_BYTES)
+            content, stat = self._store.get_with_stat(name, max_bytes=SMALL_BYTES)
         except NotFoundError:
             return None, ""
         except TooLargeError:
-            content, stat = b"", self._store.stat(claim_name(key))
-        return Claim.from_bytes(content), stat.etag
+            content, stat = b"", self._store.stat(name)
+        return Claim.from_bytes(name, content), stat.etag
 
 
 def _may_replace(found: Claim, claim: Claim, now: float) -> bool:

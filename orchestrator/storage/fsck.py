@@ -1,7 +1,12 @@
-"""Re-reads what records and manifests name, and reports every object that is missing, short or altered."""
+"""Reports every object of a store that is missing, short or altered.
+
+``check_store`` compares what records and manifests name; ``check_documents`` reads the documents of the control plane,
+which carry their own digests. What only a sweep's journal can tell is checked in ``controller.sweep_check``.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,13 +15,19 @@ from hashlib import sha256
 
 from orchestrator.errors import NotFoundError, TooLargeError
 from orchestrator.ids import canonical_json, sha256_hex
+from orchestrator.security.json_text import parse_json
 from orchestrator.storage.artifacts import Record
-from orchestrator.storage.bounds import RECORD_BYTES
-from orchestrator.storage.gc_layout import ARTIFACT_DEPTH, MANIFEST, RECORD
+from orchestrator.storage.bounds import PLAN_BYTES, RECORD_BYTES
+from orchestrator.storage.gc_layout import ARTIFACT_DEPTH, MANIFEST, METRICS, PINS, RECORD, SEARCHES, TRASH, TRIALS
 from orchestrator.storage.inventory import Amount, Named, named_objects, walk_artifacts
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import check_nonce, check_seal
 
 _CHUNK_BYTES = 8 * 1024 * 1024
+_DOCUMENTS = ("sweeps/", "controllers/", PINS, TRASH, SEARCHES)
+_MANY_DOCUMENTS = ("jobs/", METRICS, TRIALS)
+_OF_JOURNALS = re.compile(r"^sweeps/[^/]+/(journal/|snapshots/|report/|plan-|provenance-)")
+_WITH_NONCE = ("/lease.json", "/claim.json")
 
 
 class Problem(StrEnum):
@@ -73,6 +84,42 @@ def check_store(store: ObjectStore, depth: Depth = Depth.SIZES, census: Census |
             # A head that went away meanwhile took its objects with it, and had the right to.
             if findings and store.exists(head):
                 yield from findings
+
+
+def check_documents(store: ObjectStore, depth: Depth = Depth.SIZES, census: Census | None = None) -> Iterator[Finding]:
+    """Check that every stored document outside of artifacts is JSON and fits its own digest.
+
+    Those of which there is one per attempt or checkpoint (attempts, claims, metrics, trials) are read with
+    ``Depth.CONTENT`` only. Journals, snapshots, plans and specs are left to ``controller.sweep_check``, logs and
+    reports are text for people.
+    """
+    census = census or Census()
+    for folder in _DOCUMENTS if depth is Depth.SIZES else (*_DOCUMENTS, *_MANY_DOCUMENTS):
+        for stat in store.list_objects(folder):
+            if not stat.name.endswith((".json", ".jsonl")) or _OF_JOURNALS.search(stat.name):
+                continue
+            census.checked += Amount(num_objects=1, num_bytes=stat.size_bytes)
+            finding = _check_document(store, stat.name)
+            if finding is not None and store.exists(stat.name):
+                yield finding
+
+
+def _check_document(store: ObjectStore, name: str) -> Finding | None:
+    try:
+        content = store.get(name, max_bytes=PLAN_BYTES)
+        check_seal(name, content)
+        documents = (
+            [parse_json(line) for line in content.splitlines()] if name.endswith(".jsonl") else [parse_json(content)]
+        )
+        if not all(isinstance(document, dict) for document in documents):
+            raise TypeError("it is no JSON object")
+        if name.endswith(_WITH_NONCE):
+            check_nonce(name, documents[0])
+    except NotFoundError:
+        return None
+    except (ValueError, TypeError, TooLargeError) as error:
+        return Finding(name=name, problem=Problem.ALTERED, named_by=name, detail=str(error))
+    return None
 
 
 class _Checker:

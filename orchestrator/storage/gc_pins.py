@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from orchestrator.errors import CorruptObjectError, NotFoundError, PreconditionFailedError, StorageError
-from orchestrator.security.json_text import parse_json
 from orchestrator.storage.gc_layout import PINS, pin_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,9 @@ class Pin:
 
 def add_pin(store: ObjectStore, pin: Pin) -> None:
     """Write a pin. Raises ``StorageError`` if another one has this name."""
+    name = pin_name(pin.name)
     try:
-        store.put_if_absent(pin_name(pin.name), json.dumps(asdict(pin)).encode())
+        store.put_if_absent(name, seal(name, json.dumps(asdict(pin)).encode()))
     except PreconditionFailedError as error:
         message = f"there is a pin {pin.name!r} in {store.uri} already: unpin it first, or choose another name"
         raise StorageError(message) from error
@@ -61,7 +62,7 @@ def checkpoints_among(references: Collection[str]) -> set[str]:
 
 def _decode(name: str, content: bytes) -> Pin:
     try:
-        document = parse_json(content)
+        document = parse_sealed(name, content)
         return Pin(**{**document, "keys": tuple(document["keys"])})
     except (ValueError, KeyError, TypeError) as error:
         message = f"{name} is no pin ({error!r}): what it protects is unknown; delete it, or write it anew"

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from orchestrator.errors import CorruptObjectError, NotFoundError
-from orchestrator.security.json_text import parse_json
 from orchestrator.storage.gc_layout import LOCK, TRASH, tombstones_name
 from orchestrator.storage.gc_rules import Reason, Unit
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 
 _VERSION = 1
 
@@ -86,7 +86,7 @@ class Trash:
             CorruptObjectError: it cannot be read, so that what it hides could not be restored.
         """
         try:
-            document = parse_json(self._store.get(name))
+            document = parse_sealed(name, self._store.get(name))
             return [Tombstone.from_json(entry) for entry in document["tombstones"]]
         except NotFoundError:
             return []
@@ -122,4 +122,4 @@ class Trash:
 
     def _write(self, name: str, tombstones: Sequence[Tombstone]) -> None:
         document = {"version": _VERSION, "tombstones": [tombstone.to_json() for tombstone in tombstones]}
-        self._store.put(name, json.dumps(document, allow_nan=False).encode())
+        self._store.put(name, seal(name, json.dumps(document, allow_nan=False).encode()))

@@ -2,6 +2,11 @@
 
 The sequence number is the fence: a writer that is behind meets a segment it did not write and must stop. Segments hold
 one JSON event per line after a header line with the writer's nonce, so equal events of two writers stay two contents.
+
+The header also holds the segment's seal (see ``seals``), the number of its events, and the sha256 of the segment
+before: a chain, so that a segment that was changed, cut, exchanged or put back from another time is never taken for
+the journal. Segments of earlier versions have none of that and are read as they are; the first one written after them
+names the last of them.
 """
 
 from __future__ import annotations
@@ -9,6 +14,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
@@ -16,6 +23,7 @@ from orchestrator.security.json_text import parse_json
 from orchestrator.storage.bounds import SEGMENT_BYTES, check_writable
 from orchestrator.storage.layout import journal_folder, journal_segment
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import check_seal, seal
 
 Event = Mapping[str, Any]
 
@@ -38,6 +46,17 @@ class JournalDamagedError(ControllerError):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One segment as it was read and checked."""
+
+    events: tuple[Event, ...]
+    sha256: str
+    """Of all its bytes: what the next segment names."""
+    previous_sha256: str = ""
+    """Of the segment before; empty for the first one, and in segments of earlier versions."""
+
+
 class Journal:
     """One sweep's journal. ``holder`` names the writer in the headers; readers leave it empty.
 
@@ -51,6 +70,7 @@ class Journal:
         *,
         holder: str = "",
         next_sequence: int = 0,
+        last_sha256: str = "",
         on_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_alive = on_alive
@@ -59,6 +79,8 @@ class Journal:
         self._holder = holder
         self.next_sequence = next_sequence
         """Sequence number after the last segment that this object has read or written, or was told to leave out."""
+        self.last_sha256 = last_sha256
+        """Of the segment before ``next_sequence``; empty if that is not known, or if there is none."""
         self._read: list[Event] = []
         """Events of segments before ``next_sequence`` that no call has returned, because a later read failed."""
 
@@ -69,9 +91,16 @@ class Journal:
             JournalFencedError: somebody else wrote this sequence number.
             TooLargeError: no reader would take so large a segment; nothing is written.
         """
-        header = {"sequence": self.next_sequence, "holder": self._holder, "nonce": secrets.token_hex(8)}
+        header = {
+            "sequence": self.next_sequence,
+            "holder": self._holder,
+            "nonce": secrets.token_hex(8),
+            "num_events": len(events),
+            "previous_sha256": self._previous(),
+        }
         lines = [json.dumps(line, allow_nan=False) for line in (header, *events)]
-        name, content = journal_segment(self._sweep, self.next_sequence), ("\n".join(lines) + "\n").encode()
+        name = journal_segment(self._sweep, self.next_sequence)
+        content = seal(name, ("\n".join(lines) + "\n").encode())
         # Checked before it is written: no reader would get past it.
         check_writable(name, len(content), SEGMENT_BYTES, "split the sweep")
         try:
@@ -79,7 +108,7 @@ class Journal:
         except PreconditionFailedError as error:
             message = f"journal of sweep {self._sweep} has a segment {self.next_sequence} of another writer"
             raise JournalFencedError(message) from error
-        self.next_sequence += 1
+        self._pass(sha256(content).hexdigest())
 
     def read_new(self) -> list[Event]:
         """The events of all segments from ``next_sequence`` on, which moves behind them.
@@ -89,21 +118,25 @@ class Journal:
         # Followers look again and again where nothing has come: that shall read no object.
         has_news = self._store.exists(journal_segment(self._sweep, self.next_sequence))
         while has_news and (content := self._find(self.next_sequence)) is not None:
-            self._read += self._events(content)
-            self.next_sequence += 1
+            segment = parse_segment(self._sweep, self.next_sequence, content)
+            if segment.previous_sha256 and self.last_sha256 not in {"", segment.previous_sha256}:
+                reason = "the segment before it is another one than its header names"
+                raise JournalDamagedError(self._sweep, self.next_sequence, reason)
+            self._read += segment.events
+            self._pass(segment.sha256)
             self._on_alive()
         events, self._read = self._read, []
         return events
 
-    def _events(self, content: bytes) -> list[Event]:
-        """Of the segment ``next_sequence``. Raises ``JournalDamagedError``."""
-        try:
-            events = [parse_json(line) for line in content.decode().splitlines()[1:]]
-            if not all(isinstance(event, dict) for event in events):
-                raise TypeError("an event is no JSON object")
-        except (ValueError, TypeError) as error:
-            raise JournalDamagedError(self._sweep, self.next_sequence, repr(error)) from error
-        return events
+    def _pass(self, digest: str) -> None:
+        self.next_sequence, self.last_sha256 = self.next_sequence + 1, digest
+
+    def _previous(self) -> str:
+        """Of the segment before the next one; read if a snapshot of earlier versions has left it out."""
+        if not self.last_sha256 and self.next_sequence:
+            content = self._find(self.next_sequence - 1)
+            self.last_sha256 = "" if content is None else sha256(content).hexdigest()
+        return self.last_sha256
 
     def _find(self, sequence: int) -> bytes | None:
         try:
@@ -112,6 +145,23 @@ class Journal:
             return None
         except TooLargeError as error:
             raise JournalDamagedError(self._sweep, sequence, str(error)) from error
+
+
+def parse_segment(sweep: str, sequence: int, content: bytes) -> Segment:
+    """A segment out of the object that holds it. Raises ``JournalDamagedError``."""
+    try:
+        is_sealed = check_seal(journal_segment(sweep, sequence), content)
+        header, *events = (parse_json(line) for line in content.decode().splitlines())
+        if not all(isinstance(line, dict) for line in (header, *events)):
+            raise TypeError("a line is no JSON object")
+        if header["sequence"] != sequence or not content.endswith(b"\n"):
+            raise ValueError(f"its header names segment {header['sequence']}, or its last line is cut")
+        if not is_sealed and "num_events" in header:
+            raise ValueError("its sha256 is missing")
+        previous = str(header.get("previous_sha256", ""))
+    except (ValueError, TypeError, KeyError) as error:
+        raise JournalDamagedError(sweep, sequence, str(error)) from error
+    return Segment(events=tuple(events), sha256=sha256(content).hexdigest(), previous_sha256=previous)
 
 
 def journal_exists(store: ObjectStore, sweep: str) -> bool:

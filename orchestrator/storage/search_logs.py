@@ -10,27 +10,27 @@ import json
 from collections.abc import Collection
 
 from orchestrator.errors import NotFoundError
-from orchestrator.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import search_log_head, search_log_segment
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 
 HEAD_VERSION = 1
 
 
-def encode_head(folder: str) -> bytes:
-    """The head of a log in ``folder``."""
-    return json.dumps({"version": HEAD_VERSION, "folder": folder}).encode()
+def encode_head(key: str, folder: str) -> bytes:
+    """The head of the log of the search job ``key`` in ``folder``."""
+    return seal(search_log_head(key), json.dumps({"version": HEAD_VERSION, "folder": folder}).encode())
 
 
-def folder_in(content: bytes) -> str:
+def folder_in(key: str, content: bytes) -> str:
     """Inverse of ``encode_head``.
 
     Raises:
         ValueError: it is no head, or one of a newer version.
     """
     try:
-        document = parse_json(content)
+        document = parse_sealed(search_log_head(key), content)
         version, folder = int(document["version"]), document["folder"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"the head of a search's log is damaged ({error!r})") from error
@@ -48,7 +48,7 @@ def find_folder(store: ObjectStore, key: str) -> str:
         ValueError: see ``folder_in``.
     """
     try:
-        return folder_in(store.get(search_log_head(key), max_bytes=SMALL_BYTES))
+        return folder_in(key, store.get(search_log_head(key), max_bytes=SMALL_BYTES))
     except NotFoundError:
         return ""
 
@@ -59,6 +59,6 @@ def is_whole(key: str, content: bytes, names: Collection[str]) -> bool:
     Raises:
         ValueError: see ``folder_in``.
     """
-    folder = folder_in(content)
+    folder = folder_in(key, content)
     inside = {name for name in names if name.startswith(search_log_segment(key, folder, 0).rpartition("/")[0] + "/")}
     return inside == {search_log_segment(key, folder, sequence) for sequence in range(len(inside))}

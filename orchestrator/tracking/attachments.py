@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from orchestrator.errors import NotFoundError
+from orchestrator.errors import CorruptObjectError, NotFoundError
 from orchestrator.plan.graph import Plan
 from orchestrator.report.learning import read_learning
 from orchestrator.report.page import PAGE, render_page
@@ -24,6 +25,7 @@ from orchestrator.tracking.server import TrackingServer
 from orchestrator.tracking.timeline import RunIdentity, Timeline
 
 _DIFF = "uncommitted.diff"
+_LOG = logging.getLogger(__name__)
 _MAX_NOTE_CHARACTERS = 7500
 """MLflow keeps 8000 characters of a tag."""
 
@@ -35,6 +37,7 @@ class Attachments:
         self._store, self._server, self._timeline, self._plan = store, server, timeline, plan
         self._is_over = timeline.snapshot.state.is_final
         self._computed: Report | None = None
+        self._is_origin_damaged = False
 
     def has_news(self, memory: Memory) -> bool:
         """Whether the sweep's run lacks its report, its origin or its registered backbone."""
@@ -64,7 +67,7 @@ class Attachments:
         if fresh:
             self._attach(run_id, fresh)
             memory.attached |= {name: _digest(content) for name, content in fresh.items()}
-        if provenance != Provenance():
+        if provenance != Provenance() or self._is_origin_damaged:
             memory.submission = self._timeline.submission
 
     def register(self, runs: Mapping[RunIdentity, RunMemory], memory: Memory) -> None:
@@ -90,6 +93,10 @@ class Attachments:
         try:
             return load(self._store, self._plan.sweep, self._timeline.submission)
         except NotFoundError:
+            return Provenance()
+        except CorruptObjectError as error:
+            _LOG.warning("sweep %s is published without its origin: %s", self._plan.sweep, error)
+            self._is_origin_damaged = True
             return Provenance()
 
     @property

@@ -7,6 +7,7 @@ Losing it, or crashing before it is written, costs time and never a duplicate.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,13 +15,14 @@ from typing import Any, Self
 
 from orchestrator.errors import NotFoundError
 from orchestrator.ids import sha256_hex
-from orchestrator.security.json_text import parse_json
 from orchestrator.storage.layout import tracking_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.tracking.facts import RunStatus
 from orchestrator.tracking.timeline import RunIdentity
 
 MEMORY_VERSION = 2
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class MemoryFile:
         try:
             if self._memory is None or self._store.stat(self._name).etag != self._etag:
                 content, stat = self._store.get_with_stat(self._name)
-                self._memory, self._etag = _parse(content), stat.etag
+                self._memory, self._etag = _parse(self._name, content), stat.etag
         except NotFoundError:
             self._memory, self._etag = Memory(), None
         return self._memory
@@ -121,7 +123,7 @@ class MemoryFile:
         """
         document = {"version": MEMORY_VERSION, "nonce": secrets.token_hex(8), "memory": memory.to_json()}
         # Without indentation: with it, Python's encoder takes ten times as long.
-        content = json.dumps(document, sort_keys=True).encode()
+        content = seal(self._name, json.dumps(document, sort_keys=True).encode())
         self._memory = None
         if self._etag is None:
             self._etag = self._store.put_if_absent(self._name, content).etag
@@ -130,7 +132,11 @@ class MemoryFile:
         self._memory = memory
 
 
-def _parse(content: bytes) -> Memory:
-    """Of another version, nothing is used: everything is found again on the server."""
-    document = parse_json(content)
-    return Memory.from_json(document["memory"]) if document["version"] == MEMORY_VERSION else Memory()
+def _parse(name: str, content: bytes) -> Memory:
+    """Of another version, or damaged, nothing is used: everything is found again on the server."""
+    try:
+        document = parse_sealed(name, content)
+        return Memory.from_json(document["memory"]) if document["version"] == MEMORY_VERSION else Memory()
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        _LOG.warning("%s is damaged (%s): what it held is found again on the tracking server", name, error)
+        return Memory()

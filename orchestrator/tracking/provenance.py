@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from orchestrator.errors import CorruptObjectError
 from orchestrator.observability.machine import describe_machine
-from orchestrator.security.json_text import parse_json
 from orchestrator.security.redaction import redacted_values
 from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.tracking.machine import installed_packages
 
 _TIMEOUT_S = 10.0
@@ -92,12 +93,18 @@ def capture(directory: Path) -> Provenance:
 
 def save(store: ObjectStore, sweep: str, message_id: str, provenance: Provenance) -> None:
     """Keep it beside the submit's message."""
-    store.put(submission_name(sweep, message_id), json.dumps(provenance.to_json(), indent=1).encode())
+    name = submission_name(sweep, message_id)
+    store.put(name, seal(name, json.dumps(provenance.to_json(), indent=1).encode()))
 
 
 def load(store: ObjectStore, sweep: str, message_id: str) -> Provenance:
-    """What was kept. Raises ``NotFoundError``."""
-    return Provenance.from_json(parse_json(store.get(submission_name(sweep, message_id))))
+    """What was kept. Raises ``NotFoundError``, and ``CorruptObjectError`` if it was changed since."""
+    name = submission_name(sweep, message_id)
+    try:
+        return Provenance.from_json(parse_sealed(name, store.get(name)))
+    except (ValueError, TypeError, AttributeError) as error:
+        message = f"{name} cannot be read ({error}): delete it, and MLflow shows the sweep without its commit"
+        raise CorruptObjectError(message) from error
 
 
 def _git(directory: Path, *arguments: str) -> str:

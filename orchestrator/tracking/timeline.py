@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from orchestrator.controller.ledger import read_plan
 from orchestrator.plan.graph import Plan
-from orchestrator.security.json_text import parse_json
 from orchestrator.state.events import AttemptLaunched, Event, PlanAccepted, decode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.bounds import PLAN_BYTES
 from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import plan_name
 from orchestrator.storage.protocol import ObjectStore
 
 RunIdentity = tuple[str, str]
@@ -73,5 +71,5 @@ class TimelineReader:
             first_launches_s=launches,
         )
 
-    def _plan(self, revision: int) -> Plan:
-        return Plan.from_json(parse_json(self._store.get(plan_name(self._sweep, revision), max_bytes=PLAN_BYTES)))
+    def _plan(self, event: PlanAccepted) -> Plan:
+        return read_plan(self._store, self._sweep, event.revision, event.documents)

@@ -77,9 +77,9 @@ def test_status_of_a_large_sweep_is_read_from_its_newest_snapshot(tmp_path: Path
     store = LocalStore(tmp_path)
     plan = plan_of(10_000, store.uri)
     writer = SweepLedger(store, "paper", holder="bench")
-    revision = writer.add_revision(plan.to_json(), "")
+    revision, documents = writer.add_revision(plan.to_json(), "")
     writer.append([events.SweepAdopted(at_s=0.0, cluster="c", epoch=1, holder="bench")])
-    writer.append([events.PlanAccepted(at_s=0.0, message_id="m", revision=revision)])
+    writer.append([events.PlanAccepted(at_s=0.0, message_id="m", revision=revision, documents=documents)])
     started_s = time.process_time()
     for segment in life_of(plan, 10_000):
         writer.append(segment)

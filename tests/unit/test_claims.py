@@ -34,7 +34,7 @@ def store() -> MemoryStore:
 
 
 def claim_of(store: ObjectStore, key: str = KEY) -> Claim:
-    return Claim.from_bytes(store.get(claim_name(key)))
+    return Claim.from_bytes(claim_name(key), store.get(claim_name(key)))
 
 
 # ------------------------------------------------------------------------------------------------------------ one claim

@@ -107,8 +107,8 @@ def live(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 def served(live: LocalStore) -> LocalStore:
     """The same, beside a controller."""
-    lease = LeaseState(cluster=CLUSTER, epoch=1, holder="h", expires_at_s=time.time() + 3600, nonce="n")
-    live.put(lease_name(CLUSTER), lease.to_bytes())
+    lease = LeaseState(cluster=CLUSTER, epoch=1, holder="h", expires_at_s=time.time() + 3600)
+    live.put(lease_name(CLUSTER), lease.to_bytes(lease_name(CLUSTER)))
     return live
 
 

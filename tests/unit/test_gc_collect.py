@@ -14,7 +14,7 @@ from orchestrator.storage.gc_rules import Reason
 from orchestrator.storage.inventory import artifact_lines
 from orchestrator.storage.layout import journal_segment, metrics_folder, record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
-from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job
+from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, with_own_key
 
 DATASET = make_job(0)
 INDEX = make_job(1, DATASET)
@@ -128,7 +128,7 @@ def test_collect_checkpoint_named_by_an_identity_or_a_pin_stays(lab) -> None:
     named, pinned, plain = (lab.write_checkpoint(PRETRAIN, step) for step in (1, 2, 3))
     child = make_job(9)
     child.identity["inputs"]["backbone"] = named
-    lab.accept("child", [child])
+    lab.accept("child", [with_own_key(child)])
     lab.pin("best", pinned)
     lab.collect_until_freed()
     left = {name.split("/")[4] for name in lab.payload() if "/checkpoints/" in name}
@@ -141,6 +141,7 @@ def test_collect_artifact_that_gives_initial_weights_stays_with_its_inputs(lab, 
     lab.run_sweep("kept", JOBS)
     child = make_job(13)
     child.identity["parameters"]["initial"] = {"artifact": PRETRAIN.key}
+    child = with_own_key(child)
     if is_committed_too:
         lab.commit(child)
         lab.pin("result", child.key)

@@ -17,7 +17,7 @@ from orchestrator.storage.gc_rules import Reason
 from orchestrator.storage.layout import search_log_folder, search_log_head
 from orchestrator.storage.trials import Trial, TrialState, read_trials, write_trial
 from orchestrator.testing import Hang
-from tests.gc_store import GRACE_S, TRASH_S, Lab, MeddledStore, contents, crash, make_job, make_search
+from tests.gc_store import GRACE_S, TRASH_S, Lab, MeddledStore, contents, crash, make_job, make_search, with_own_key
 from tests.scripted_sweep import World
 from tests.scripted_sweep import make_job as make_scripted
 
@@ -183,7 +183,7 @@ def test_collect_artifact_that_gives_trials_their_initial_weights_stays_with_the
     lab.run_sweep("before", [DATASET, BACKBONE])
     search = make_search(DATASET)
     search.identity["parameters"]["trial"] = {"kind": "pretrain", "parameters": {"initial": {"artifact": BACKBONE.key}}}
-    lab.accept("tuned", [DATASET, search])
+    lab.accept("tuned", [DATASET, with_own_key(search)])
     forget(lab.store, "before", now=lab.clock())
     lab.collect_until_freed()
     assert is_committed(lab.store, BACKBONE.key)

@@ -124,7 +124,7 @@ def departing(sweep: str = "sweep") -> Snapshot:
         events.PlanAccepted(at_s=2.0, message_id="m2", revision=2),
         launched(new),
     ]
-    return fold(sweep, journal, plans.__getitem__)
+    return fold(sweep, journal, lambda event: plans[event.revision])
 
 
 def test_decide_attempt_at_a_dropped_job_is_stopped() -> None:

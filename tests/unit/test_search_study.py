@@ -121,7 +121,7 @@ def test_log_of_two_writers_ends_the_one_that_is_behind(store, tmp_path, num_bef
 
 def test_log_of_a_newer_version_is_refused(store, tmp_path):
     request = search_request(store, tmp_path, ASHA)
-    store.put(search_log_head(request.key), encode_head("folder"))
+    store.put(search_log_head(request.key), encode_head(request.key, "folder"))
     store.put(search_log_segment(request.key, "folder", 0), b'{"version": 2}\n')
     with pytest.raises(ValueError, match="version 2, this program reads 1"):
         SearchLog(store, request.key).read()
@@ -149,7 +149,7 @@ def test_log_whose_head_is_damaged_or_newer_is_refused(store, tmp_path, head, wh
 
 def test_log_whose_writer_died_behind_its_head_goes_on(store, tmp_path):
     request = search_request(store, tmp_path, ASHA)
-    store.put(search_log_head(request.key), encode_head("folder"))
+    store.put(search_log_head(request.key), encode_head(request.key, "folder"))
     study = Runner(store, request).run()
     assert len(study.trials) == 6
     assert store.exists(search_log_segment(request.key, "folder", 0))

@@ -120,7 +120,7 @@ def _fold(*journal: events.Event) -> Snapshot:
     job = replace(make_job("pretrain/a"), key="k", resources=Resources(cpus=12.0, gpus=1.0))
     plans = {1: make_plan(job), 2: make_plan(replace(job, name="pretrain/b", key="other"))}
     accepted = events.PlanAccepted(at_s=0.0, message_id="m", revision=1)
-    return fold("sweep", [accepted, *journal], lambda revision: plans[revision])
+    return fold("sweep", [accepted, *journal], lambda event: plans[event.revision])
 
 
 def test_fold_bills_each_attempt_at_the_price_of_its_own_node() -> None:

@@ -50,8 +50,8 @@ def test_job_transition_is_listed_or_raises(state: JobState, event: Event) -> No
 def test_job_that_is_still_tried_keeps_its_failures_when_the_sweep_is_resubmitted() -> None:
     reopened = events.SweepReopened(at_s=9.0, message_id="m2")
     given_up = events.JobFailed(at_s=4.0, job="dataset/tree", reason="")
-    tried = fold("s", [ACCEPTED, LAUNCHED, FAILED, reopened], PLANS.__getitem__)
-    opened = fold("s", [ACCEPTED, LAUNCHED, FAILED, given_up, reopened], PLANS.__getitem__)
+    tried = fold("s", [ACCEPTED, LAUNCHED, FAILED, reopened], lambda event: PLANS[event.revision])
+    opened = fold("s", [ACCEPTED, LAUNCHED, FAILED, given_up, reopened], lambda event: PLANS[event.revision])
     assert tried.jobs["dataset/tree"].failures == {FailureKind.HANG: 1}
     assert opened.jobs["dataset/tree"].failures == {}
 
@@ -89,11 +89,11 @@ def test_sweep_ending_that_does_not_follow_raises(state: SweepState, status: Swe
 )
 def test_journal_with_an_event_that_cannot_follow_raises(journal: list[Event]) -> None:
     with pytest.raises(TransitionError):
-        fold("sweep", journal, PLANS.__getitem__)
+        fold("sweep", journal, lambda event: PLANS[event.revision])
 
 
 def test_fold_keeps_times_of_queueing_launch_and_end() -> None:
-    view = fold("sweep", [ACCEPTED, LAUNCHED, SUCCEEDED], PLANS.__getitem__).jobs["dataset/tree"]
+    view = fold("sweep", [ACCEPTED, LAUNCHED, SUCCEEDED], lambda event: PLANS[event.revision]).jobs["dataset/tree"]
     assert (view.queued_s, view.launched_at_s, view.ended_at_s) == (1.0, 2.0, 3.0)
     assert view.attempt is None
 
@@ -101,7 +101,7 @@ def test_fold_keeps_times_of_queueing_launch_and_end() -> None:
 def test_live_attempt_of_a_kept_job_survives_a_new_revision() -> None:
     plans = {**PLANS, 2: make_plan(make_job("dataset/tree"), make_job("index/tree", "dataset/tree"))}
     second = events.PlanAccepted(at_s=4.0, message_id="m2", revision=2)
-    snapshot = fold("sweep", [ACCEPTED, LAUNCHED, second], plans.__getitem__)
+    snapshot = fold("sweep", [ACCEPTED, LAUNCHED, second], lambda event: plans[event.revision])
     assert snapshot.jobs["dataset/tree"].attempt is not None
     assert snapshot.leaving == {}
 
@@ -109,9 +109,9 @@ def test_live_attempt_of_a_kept_job_survives_a_new_revision() -> None:
 def test_job_with_a_new_key_starts_anew_while_its_old_attempt_leaves() -> None:
     plans = {**PLANS, 2: make_plan(make_job("dataset/tree", key="dataset-other"))}
     second = events.PlanAccepted(at_s=4.0, message_id="m2", revision=2)
-    snapshot = fold("sweep", [ACCEPTED, LAUNCHED, second], plans.__getitem__)
+    snapshot = fold("sweep", [ACCEPTED, LAUNCHED, second], lambda event: plans[event.revision])
     assert snapshot.jobs["dataset/tree"].state is JobState.PENDING
     assert list(snapshot.leaving) == ["k.1"]
-    ended = fold("sweep", [ACCEPTED, LAUNCHED, second, SUCCEEDED], plans.__getitem__)
+    ended = fold("sweep", [ACCEPTED, LAUNCHED, second, SUCCEEDED], lambda event: plans[event.revision])
     assert ended.leaving == {}
     assert ended.jobs["dataset/tree"].state is JobState.PENDING

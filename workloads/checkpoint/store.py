@@ -237,8 +237,9 @@ class CheckpointFolder:
     def _read_state(self, name: str) -> dict[str, Any]:
         """The state of a checkpoint that is not loaded; of a damaged one, nothing."""
         try:
-            state = json.loads(self._store.get(f"{self._root}/{name}/{STATE}"))
-        except (NotFoundError, ValueError):
+            objects = decode_manifest(self._store.get(f"{self._root}/{name}/{_MANIFEST}"))
+            state = json.loads(self._read_verified(name, STATE, objects[STATE]).view.tobytes())
+        except (NotFoundError, CorruptObjectError, ValueError, KeyError):
             return {}
         return state if isinstance(state, dict) else {}
 

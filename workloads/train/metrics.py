@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from orchestrator.contract import JobRequest
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.layout import metrics_segment
+from orchestrator.storage.seals import seal
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class MetricsLog:
         name = metrics_segment(self._request.key, self._request.attempt_number, self._from_step, step)
         content = "".join(f"{line}\n" for _, line in self._lines).encode()
         self._lines, self._from_step = [], step
-        return {name: content}
+        return {name: seal(name, content)}
 
     def close_segment(self, step: int) -> None:
         """Write the lines so far."""
