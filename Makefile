@@ -47,6 +47,10 @@ mutants: $(VENV)/.installed-dev ## plant bugs and show that the simulation finds
 chaos: $(VENV)/.installed-dev ## kill everything that can be killed, twenty rounds (--rounds N, --seed N)
 	$(BIN)/python -m tests.chaos.rounds $(ARGS)
 
+.PHONY: damage
+damage: $(VENV)/.installed-dev ## change a store at random, 2,000 times (--changes N, --seed N): found or harmless
+	$(BIN)/python -m tests.hostile.damage $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## ruff, mypy, import layers, sizes and names
 	$(BIN)/ruff check .

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from orchestrator.controller.inbox import Message, Ownership, Submit, Superseded, read_inbox
+from orchestrator.controller.inbox import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
 from orchestrator.controller.lease import LeaseLostError, StaleLeaseError
 from orchestrator.controller.ledger import SweepLedger
 from orchestrator.controller.progress import ProgressBoard
 from orchestrator.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
 from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.journal import JournalFencedError
+from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
 
 RETRY_EVERY_S = 1.0
@@ -208,7 +208,9 @@ class Fleet:
 
     def _shelve(self, sweep: str, error: Exception) -> None:
         delay = self._next_delay(sweep, error)
-        _LOG.error("sweep %s cannot be served now; it is read again in %s s", sweep, delay.length_s, exc_info=error)
+        # Errors of ours say what is wrong and what to do; of others it takes the traceback to find out.
+        trace = None if isinstance(error, OrchestratorError) else error
+        _LOG.error("sweep %s is set aside and read again in %g s: %s", sweep, delay.length_s, error, exc_info=trace)
         holding = self._holdings.pop(sweep, None)
         if holding is not None and _is_active(holding.snapshot):
             self._shelved[sweep] = holding.snapshot
@@ -262,6 +264,9 @@ class Fleet:
             yield message
 
     def _addressee(self, sweep: str, message: Message) -> Holding | None:
+        if isinstance(message, Unreadable) and sweep not in self._holdings and not journal_exists(self._store, sweep):
+            said = "message %s to the new sweep %s is damaged (%s): submit the sweep again"
+            _LOG.error(said, message.message_id, sweep, message.reason)
         if not isinstance(message, Submit):
             return self._holdings.get(sweep)
         if message.cluster == self._me.cluster:

@@ -174,4 +174,4 @@ def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:
     except NotFoundError:
         return None
     except (ValueError, TypeError, LookupError, AttributeError, TooLargeError) as error:
-        return Unreadable(message_id=message_id, reason=f"not a message: {error!r}; send it again with `orchestrator`")
+        return Unreadable(message_id=message_id, reason=f"not a message: {error}; send it again with `orchestrator`")

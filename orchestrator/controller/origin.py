@@ -18,6 +18,7 @@ from orchestrator.observability.machine import describe_machine
 from orchestrator.plan.graph import Plan
 from orchestrator.storage.layout import plan_name, provenance_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import seal
 
 VERSION = 1
 _DATA = frozenset({JobKind.DATASET, JobKind.INDEX})
@@ -40,7 +41,8 @@ def keep_origin(store: ObjectStore, plan: Plan, revision: int, message: Submit, 
         "plan": plan_name(plan.sweep, revision),
         "submitted_from": dict(message.provenance),
     }
-    return store_once(store, provenance_name(plan.sweep, revision), json.dumps(document, indent=1).encode())
+    name = provenance_name(plan.sweep, revision)
+    return store_once(store, name, seal(name, json.dumps(document, indent=1).encode()))
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

@@ -7,15 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from orchestrator.errors import NotFoundError, OrchestratorError, TooLargeError
+from orchestrator.errors import CorruptObjectError, NotFoundError, OrchestratorError
 from orchestrator.ids import canonical_json
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.reuse import Disposition, dispositions
 from orchestrator.planning.asking import ask_all
 from orchestrator.planning.code import package_digest
-from orchestrator.security.json_text import parse_json
-from orchestrator.storage.bounds import RECORD_BYTES
-from orchestrator.storage.layout import checkpoints_folder, record_name
+from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 
@@ -41,23 +40,19 @@ class Seen:
     num_bytes: int
 
     @classmethod
-    def parse(cls, content: bytes) -> Self | None:
-        """From a record's bytes; None if they are no record."""
-        try:
-            document = parse_json(content)
-            return cls(
-                key=document["key"],
-                job=document["job"],
-                sweep=document["sweep"],
-                identity=document["identity"],
-                metrics=document["metrics"],
-                summary=document["summary"],
-                package_digest=document["package_digest"],
-                created_at_s=float(document["created_at_s"]),
-                num_bytes=sum(part["size_bytes"] for part in document["parts"].values()),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
+    def of(cls, record: Record) -> Self:
+        """The part of a record that planning needs."""
+        return cls(
+            key=record.key,
+            job=record.job,
+            sweep=record.sweep,
+            identity=record.identity,
+            metrics=record.metrics,
+            summary=record.summary,
+            package_digest=record.package_digest,
+            created_at_s=float(record.created_at_s),
+            num_bytes=sum(part.size_bytes for part in record.parts.values()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +85,7 @@ def look_up(plan: Plan, *, deadline_s: float = DEADLINE_S) -> Found:
         if not ask_all(is_initialised, [uri], deadline_s=until_s)[uri]:
             return Found(dispositions=nothing, problems=_absent(uri))
         store = open_store(uri)
-        records = _records(store, plan.jobs, until_s)
+        records, damaged = _records(store, plan.jobs, until_s)
         started = _started(store, [job for job in plan.jobs if job.key not in records], until_s)
     except TimeoutError:
         problem = f"store {uri} did not answer within {deadline_s:g} s: jobs are shown as new that may have a result"
@@ -103,16 +98,23 @@ def look_up(plan: Plan, *, deadline_s: float = DEADLINE_S) -> Found:
     return Found(
         dispositions=dispositions(plan, records.keys(), started, stale),
         records=records,
-        problems=tuple(_altered(plan, records)),
+        problems=(*damaged, *_altered(plan, records)),
     )
 
 
 def read_seen(store: ObjectStore, key: str) -> Seen | None:
     """The record of a key; None if it is not committed, or not readable."""
+    found = _seen_or_error(store, key)
+    return found if isinstance(found, Seen) else None
+
+
+def _seen_or_error(store: ObjectStore, key: str) -> Seen | CorruptObjectError | None:
     try:
-        return Seen.parse(store.get(record_name(key), max_bytes=RECORD_BYTES))
-    except (NotFoundError, TooLargeError):
+        return Seen.of(read_record(store, key))
+    except NotFoundError:
         return None
+    except CorruptObjectError as error:
+        return error
 
 
 def _absent(uri: str) -> tuple[str, ...]:
@@ -122,10 +124,15 @@ def _absent(uri: str) -> tuple[str, ...]:
     return (f"the bucket of store {uri} does not exist: create it, or correct the store's URI, before you submit",)
 
 
-def _records(store: ObjectStore, jobs: Iterable[Job], until_s: float) -> dict[str, Seen]:
+def _records(store: ObjectStore, jobs: Iterable[Job], until_s: float) -> tuple[dict[str, Seen], list[str]]:
+    """Records by key, and what is said of those that are damaged, at which a submit would stop."""
     keys = _there(store, jobs, until_s)
-    found = ask_all(lambda key: read_seen(store, key), keys, deadline_s=until_s)
-    return {key: seen for key, seen in found.items() if seen is not None}
+    found = ask_all(lambda key: _seen_or_error(store, key), keys, deadline_s=until_s)
+    damaged = [str(error) for error in found.values() if isinstance(error, CorruptObjectError)]
+    shown = damaged[:_NUM_NAMED] + (
+        [f"{len(damaged) - _NUM_NAMED} more records are damaged"] if damaged[_NUM_NAMED:] else []
+    )
+    return {key: seen for key, seen in found.items() if isinstance(seen, Seen)}, shown
 
 
 def _started(store: ObjectStore, jobs: Collection[Job], until_s: float) -> set[str]:

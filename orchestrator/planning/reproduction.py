@@ -17,12 +17,12 @@ from orchestrator.plan.build import build_plan
 from orchestrator.plan.diff import PlanDiff, diff_plans
 from orchestrator.plan.graph import Plan
 from orchestrator.planning.code import package_digest
-from orchestrator.security.json_text import parse_json
 from orchestrator.spec.document import Changes
 from orchestrator.spec.load import load_all
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import provenance_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed
 from orchestrator.tracking.machine import installed_packages
 from orchestrator.tracking.provenance import Provenance
 
@@ -125,7 +125,7 @@ def _provenance(store: ObjectStore, snapshot: Snapshot, revision: int) -> Mappin
     """
     name = provenance_name(snapshot.sweep, revision)
     try:
-        document = parse_json(read_document(store, name, snapshot.documents))
+        document = parse_sealed(name, read_document(store, name, snapshot.documents))
     except NotFoundError:
         return {}
     except ValueError as error:

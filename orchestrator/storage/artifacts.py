@@ -215,24 +215,26 @@ def read_record(store: ObjectStore, key: str, *, identity: Mapping[str, Any] | N
         IdentityMismatchError: the stored identity differs from ``identity``.
     """
     name = record_name(key)
-    record, stored_identity = _decode_record(store.get(name, max_bytes=RECORD_BYTES), name, store.uri)
+    record, stored_identity = _decode_record(store.get(name, max_bytes=RECORD_BYTES), key, store.uri)
     if identity is not None and stored_identity != canonical_json(identity):
         message = f"{key} is committed with another identity in {store.uri}; run fsck, then delete the altered record"
         raise IdentityMismatchError(message)
     return record
 
 
-def _decode_record(content: bytes, name: str, store_uri: str) -> tuple[Record, bytes]:
-    """A record and the canonical form of its identity."""
+def _decode_record(content: bytes, key: str, store_uri: str) -> tuple[Record, bytes]:
+    """The record of a key and the canonical form of its identity."""
     try:
         record = Record.from_bytes(content)
+        if record.key != key:
+            raise ValueError(f"it is the record of {record.key}")
         if not all(isinstance(value, dict) for value in (record.identity, record.metrics, record.summary)):
             raise TypeError("identity, metrics and summary must be objects")
         return record, canonical_json(record.identity)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         message = (
-            f"{name} in {store_uri} cannot be read as a record ({error!r}): it was damaged or altered, so nothing of "
-            "its artifact can be trusted; run fsck, then delete this object and submit again to redo the job"
+            f"{record_name(key)} in {store_uri} cannot be read as a record ({error!r}): it was damaged or altered, so "
+            "nothing of its artifact can be trusted; run fsck, then delete this object and submit again to redo the job"
         )
         raise CorruptObjectError(message) from error
 
