@@ -1,12 +1,12 @@
-"""Pictures of the pages of a full stack while a sweep runs, for the docs.
+"""Pictures of the pages of a stack while a sweep runs, for the docs.
 
-    orchestrator up --full && source .orchestrator/full.env
+    orchestrator up
     orchestrator submit quickstart -y --set resources.pretrain.workers=2 &
     python -m tests.stack_screenshots .orchestrator docs/captures
 
 Writes ``ray-jobs.png``, ``ray-actors.png`` and ``mlflow-runs.png``, and says what Ray Train tells of gangs: this
-release of Ray draws no page of it. Needs what ``tests/browser.py`` needs. The pages ask for a token or password, which
-the script has from the stack's own files. Pictures show what is there at that moment: wait until backbones train.
+release of Ray draws no page of it. Needs what ``tests/browser.py`` needs. The pages ask for a token, which the
+script has from the stack's own files. Pictures show what is there at that moment: wait until backbones train.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from orchestrator.stack import Stack, read_stack
-from orchestrator.stack.description import MLFLOW_LOGIN_FILE
 from tests.browser import launch_browser
 from tests.pictures import save_picture
 
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
 _SIZE = {"width": 1500, "height": 760}
 _PATIENCE_MS = 60_000
 _SETTLING_MS = 2_000
-
-
-def login_of(directory: Path) -> dict[str, str]:
-    """User and password of the stack's MLflow, as its own file has them."""
-    lines = (directory / MLFLOW_LOGIN_FILE).read_text().splitlines()
-    found = dict(line.removeprefix("export ").split("=", 1) for line in lines)
-    return {"username": found["MLFLOW_TRACKING_USERNAME"], "password": found["MLFLOW_TRACKING_PASSWORD"]}
 
 
 def token_of(stack: Stack) -> str:
@@ -72,9 +64,9 @@ def ray_page(browser: Browser, stack: Stack, tab: str) -> Iterator[Page]:
 
 
 @contextmanager
-def mlflow_page(browser: Browser, stack: Stack, directory: Path) -> Iterator[Page]:
-    """The first experiment with runs in MLflow, logged in."""
-    context = browser.new_context(viewport=_SIZE, http_credentials=login_of(directory))  # type: ignore[arg-type]
+def mlflow_page(browser: Browser, stack: Stack) -> Iterator[Page]:
+    """The first experiment with runs in MLflow."""
+    context = browser.new_context(viewport=_SIZE)  # type: ignore[arg-type]
     page = context.new_page()
     page.add_init_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
     page.goto(f"{stack.mlflow_url}/#/experiments/1/runs")
@@ -96,7 +88,7 @@ def take(directory: Path, folder: Path) -> None:
             _save(page, folder / "ray-jobs.png")
         for run in train_runs(stack):
             sys.stdout.write(f"Ray Train: {run['name']} {run['status']}\n")
-        with mlflow_page(browser, stack, directory) as page:
+        with mlflow_page(browser, stack) as page:
             page.get_by_text("pretrain/").first.wait_for(timeout=_PATIENCE_MS)  # a row, not the empty table before it
             _save(page, folder / "mlflow-runs.png")
 

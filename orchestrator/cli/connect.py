@@ -19,8 +19,6 @@ from orchestrator.stack.attach import attach_cluster, attach_stack, detach
 from orchestrator.stack.description import (
     BUCKET,
     CLIENT_FILE,
-    FULL_FILE,
-    MLFLOW_LOGIN_FILE,
     S3_FOLDER,
     Stack,
     touch_stack,
@@ -155,10 +153,6 @@ def addresses_of(stack: Stack) -> dict[str, str]:
     if stack.s3_url:
         environment = Path(stack.directory, S3_FOLDER, CLIENT_FILE)
         addresses["S3"] = f"{stack.s3_url} (bucket {BUCKET}; first: source {environment})"
-    if stack.prometheus_url:
-        addresses["MLflow's user and password"] = str(Path(stack.directory, MLFLOW_LOGIN_FILE))
-        addresses["Prometheus"] = stack.prometheus_url
-        addresses["To use all of it"] = f"source {Path(stack.directory, FULL_FILE)}"
     return addresses
 
 

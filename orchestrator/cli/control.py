@@ -34,9 +34,9 @@ def publish_sweep(sweep: str, store_uri: str, form: DocumentForm) -> None:
         print_document({"sweep": sweep, "published_to": place}, form)
 
 
-def start(*, with_s3: bool, is_full: bool, form: DocumentForm) -> None:
+def start(*, with_s3: bool, form: DocumentForm) -> None:
     """Start the stack, or find it running, and print its addresses."""
-    stack = ensure_stack(Settings().home, with_s3=with_s3, is_full=is_full)
+    stack = ensure_stack(Settings().home, with_s3=with_s3)
     if form is not DocumentForm.TABLE:
         print_document(asdict(stack), form)
         return

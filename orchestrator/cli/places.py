@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.output import DocumentForm, DocumentOption
+from orchestrator.errors import UsageError
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -44,15 +45,19 @@ def options(
 def up(
     *,
     s3: Annotated[bool, typer.Option("--s3", help="With an S3 server of its own on this machine.")] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="With S3, PostgreSQL under MLflow, passwords before it, and Prometheus.")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", hidden=True)] = False,  # so that old commands learn what replaces it
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Start this directory's background stack: Ray with its dashboard, and MLflow."""
     from orchestrator.cli.control import start
 
-    start(with_s3=s3, is_full=full, form=output)
+    if full:
+        raise UsageError(
+            "option --full of `orchestrator up` is gone: the full stack (MLflow on PostgreSQL, S3, Prometheus, "
+            "Grafana) is infra/compose; start it with `docker compose -f infra/compose/compose.yaml up` as "
+            "docs/deploy.md says, or run `orchestrator up` for Ray and MLflow alone"
+        )
+    start(with_s3=s3, form=output)
 
 
 def down(*, output: DocumentOption = DocumentForm.TABLE) -> None:

@@ -8,9 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -120,30 +118,18 @@ def is_ray_ready(directory: Path) -> bool:
     return (ray_directory(directory) / "ray_current_cluster").exists()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """What an MLflow server is told beside its port."""
-
-    backend_uri: str = ""
-    """Of its database; default: the project's own."""
-    arguments: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def start_mlflow(directory: Path, *, port: int, options: ServerOptions | None = None) -> Child:
+def start_mlflow(directory: Path, *, port: int) -> Child:
     """Start an MLflow server on the project's database, behind everything else that wants the processor."""
-    options = options or ServerOptions()
     command = [
         "nice", "-n", "10", python(), "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port),
-        "--workers", "1", "--backend-store-uri", options.backend_uri or tracking_uri(directory),
-        "--artifacts-destination", str(directory / MLFLOW_ARTIFACTS), *options.arguments,
+        "--workers", "1", "--backend-store-uri", tracking_uri(directory),
+        "--artifacts-destination", str(directory / MLFLOW_ARTIFACTS),
     ]  # fmt: skip
     # No job runners: they are for evaluations inside the server, and take three more processes.
     environment = {
         **child_environment(directory),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        **options.environment,
     }
     return Child("mlflow", command, directory, environment)
 

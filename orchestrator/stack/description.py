@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -23,12 +23,6 @@ CLIENT_FILE = "client.env"
 """In ``S3_FOLDER``: for a shell to read, so that its commands use the local S3 server. Holds a secret."""
 WITH_S3 = "--s3"
 """Argument of the supervisor."""
-IS_FULL = "--full"
-"""Argument of the supervisor: the servers of ``full`` too, and the S3 server."""
-FULL_FILE = "full.env"
-"""For a shell to read, so that its commands use the servers of a full stack. Holds a secret."""
-MLFLOW_LOGIN_FILE = "mlflow-login.env"
-"""User and password of a full stack's MLflow pages. A secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +47,6 @@ class Stack:
     """Unix time at which the stack was ready."""
     s3_url: str = ""
     """Of the local S3 server; empty without one."""
-    prometheus_url: str = ""
-    """Of a full stack's Prometheus, for everybody on this machine; empty without one."""
     start_s: float = 0.0
     """How long it took to be ready."""
 
@@ -65,8 +57,9 @@ class Stack:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Inverse of ``to_bytes``."""
-        return cls(**json.loads(content))
+        """Inverse of ``to_bytes``; a field of another release, which may have started the stack, is left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in dict(json.loads(content)).items() if name in known})
 
     def to_bytes(self) -> bytes:
         """JSON document."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.security.redaction import add_secret
@@ -27,8 +25,3 @@ def ensure_password(path: Path) -> str:
     password = path.read_text(encoding="utf-8")
     add_secret(password)
     return password
-
-
-def shell_lines(variables: Mapping[str, str]) -> str:
-    """What a shell reads to have these variables."""
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())

@@ -28,6 +28,7 @@ from orchestrator.stack.children import Child
 from orchestrator.stack.description import BUCKET, CLIENT_FILE
 from orchestrator.stack.environment import LOOPBACK
 from orchestrator.stack.ports import free_ports
+from orchestrator.stack.private import write_private
 
 READY_TIMEOUT_S = 60.0
 _MEMORY_LIMIT = "384MiB"
@@ -75,7 +76,7 @@ class S3Server:
         self._access_key, self._secret_key = _ensure_identity(self._directory / _IDENTITY_FILE)
         self._ports = _ensure_ports(self._directory / _PORTS_FILE)
         self._child: Child | None = None
-        _write_secret(self._directory / CLIENT_FILE, _shell_lines(self.client_environment))
+        write_private(self._directory / CLIENT_FILE, _shell_lines(self.client_environment))
 
     @property
     def endpoint_url(self) -> str:
@@ -214,18 +215,9 @@ def _ensure_identity(path: Path) -> tuple[str, str]:
         keys = {"accessKey": secrets.token_hex(10), "secretKey": secrets.token_hex(20)}
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         content = {"identities": [{"name": "orchestrator", "credentials": [keys], "actions": actions}]}
-        _write_secret(path, json.dumps(content))
+        write_private(path, json.dumps(content))
     (found,) = json.loads(path.read_text(encoding="utf-8"))["identities"][0]["credentials"]
     return found["accessKey"], found["secretKey"]
-
-
-def _write_secret(path: Path, text: str) -> None:
-    """Replace a file by one that only the user may read."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    partial.replace(path)
 
 
 def _shell_lines(variables: dict[str, str]) -> str:

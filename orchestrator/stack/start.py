@@ -13,23 +13,18 @@ from filelock import FileLock
 
 from orchestrator.errors import ClusterError
 from orchestrator.stack.children import GRACE_S, IDLE_TIMEOUT_S, READY_TIMEOUT_S
-from orchestrator.stack.description import IS_FULL, LOG_FOLDER, WITH_S3, Stack, read_stack, touch_stack
+from orchestrator.stack.description import LOG_FOLDER, WITH_S3, Stack, read_stack, touch_stack
 from orchestrator.stack.environment import child_environment, python
 
 START_LOCK_FILE = "stack-start.lock"
-FULL_READY_TIMEOUT_S = 600.0
-"""PostgreSQL and MLflow make their tables at the first start."""
 _POLL_S = 0.05
 
 
-def ensure_stack(
-    directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, with_s3: bool = False, is_full: bool = False
-) -> Stack:
+def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, with_s3: bool = False) -> Stack:
     """The directory's stack, started if there is none; several callers at once get the same one.
 
     ``idle_timeout_s`` counts for a stack that this call starts: it leaves after so long without a client or live sweep.
-    ``with_s3`` asks for a local S3 server, ``is_full`` for that and the servers of ``full``; those that are there
-    without being asked for are fine.
+    ``with_s3`` asks for a local S3 server; one that is there without being asked for is fine.
 
     Raises:
         ClusterError: it did not come up, or runs without what is asked for.
@@ -37,11 +32,8 @@ def ensure_stack(
     home = directory.absolute()
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / START_LOCK_FILE):
-        arguments = [IS_FULL] if is_full else [WITH_S3] if with_s3 else []
+        arguments = [WITH_S3] if with_s3 else []
         stack = read_stack(home) or _start(home, idle_timeout_s, arguments)
-    if is_full and not stack.prometheus_url:
-        message = f"the stack of {home} runs, but is not a full one; run `orchestrator down`, then "
-        raise ClusterError(f"{message}`orchestrator up --full`")
     if with_s3 and not stack.s3_url:
         message = f"the stack of {home} runs without an S3 server; run `orchestrator down`, then `orchestrator up --s3`"
         raise ClusterError(message)
@@ -75,7 +67,7 @@ def _start(home: Path, idle_timeout_s: float, arguments: list[str]) -> Stack:
             command, cwd=home, env=child_environment(home), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
-    deadline_s = time.monotonic() + (FULL_READY_TIMEOUT_S if arguments else READY_TIMEOUT_S) + GRACE_S
+    deadline_s = time.monotonic() + READY_TIMEOUT_S + GRACE_S
     while time.monotonic() < deadline_s:
         stack = read_stack(home)
         if stack is not None and stack.pid == supervisor.pid:

@@ -1,7 +1,7 @@
-"""The parent of a stack: ``python -m orchestrator.stack.supervisor DIRECTORY [IDLE_TIMEOUT_S] [--s3|--full]``.
+"""The parent of a stack: ``python -m orchestrator.stack.supervisor DIRECTORY [IDLE_TIMEOUT_S] [--s3]``.
 
-It starts Ray, MLflow and, if asked to, an S3 server (and all of ``full``) side by side, publishes ``stack.json`` when
-Ray and the S3 server (of a full stack, MLflow too) answer, watches them, and ends them when it is told to (SIGTERM),
+It starts Ray, MLflow and, if asked to, an S3 server side by side, publishes ``stack.json`` when Ray and the S3
+server answer, watches them, and ends them when it is told to (SIGTERM),
 when Ray dies, or when nobody has used them for a while. A live sweep counts as use.
 """
 
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,6 @@ from orchestrator.stack.children import (
     tracking_uri,
 )
 from orchestrator.stack.description import (
-    IS_FULL,
     S3_FOLDER,
     STACK_FILE,
     WITH_S3,
@@ -46,7 +44,6 @@ from orchestrator.stack.environment import LOOPBACK, ensure_token
 from orchestrator.stack.ports import free_ports
 
 if TYPE_CHECKING:
-    from orchestrator.stack.full import FullServices
     from orchestrator.stack.s3_server import S3Server
 
 LOCK_FILE = "stack.lock"
@@ -64,7 +61,6 @@ class Supervisor:
         *,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         with_s3: bool = False,
-        is_full: bool = False,
     ) -> None:
         self._directory = directory
         self._idle_timeout_s = idle_timeout_s
@@ -73,8 +69,7 @@ class Supervisor:
         self._mlflow: Child | None = None
         self._mlflow_port = 0
         self._num_mlflow_starts = 0
-        self._full = _full_services(directory) if is_full else None
-        self._s3 = _s3_server(directory) if with_s3 or is_full else None
+        self._s3 = _s3_server(directory) if with_s3 else None
 
     def tell_to_end(self) -> None:
         """Make ``run`` end the stack; callable from a signal handler."""
@@ -89,30 +84,25 @@ class Supervisor:
         started_s = time.monotonic()
         touch_stack(self._directory)
         token_path = ensure_token(self._directory)
-        port, dashboard_port, agent_port, self._mlflow_port, prometheus_port = free_ports(5)
+        port, dashboard_port, agent_port, self._mlflow_port = free_ports(4)
         if self._s3 is not None:
             # Before Ray starts: its workers inherit the address and the keys.
             os.environ.update(self._s3.client_environment)
         try:
-            if self._full is not None:
-                os.environ.update(self._full.environment)  # for the publisher, which is one of Ray's workers
-                self._full.start(prometheus_port=prometheus_port)
             self._ray = start_ray(self._directory, port=port, dashboard_port=dashboard_port, agent_port=agent_port)
             self._start_mlflow()
             if self._s3 is not None:
                 self._s3.start()
             self._wait_for_ray(self._ray)
-            self._complete()
             pid, pid_started_at = own_identity()
             stack = Stack(
                 directory=str(self._directory),
                 ray_address=f"{LOOPBACK}:{port}",
                 dashboard_url=f"http://{LOOPBACK}:{dashboard_port}",
                 mlflow_url=f"http://{LOOPBACK}:{self._mlflow_port}",
-                tracking_uri=self._full.tracking_uri if self._full else tracking_uri(self._directory),
+                tracking_uri=tracking_uri(self._directory),
                 token_path=str(token_path),
                 s3_url=self._s3.endpoint_url if self._s3 is not None else "",
-                prometheus_url=f"http://{LOOPBACK}:{prometheus_port}" if self._full else "",
                 pid=pid,
                 pid_started_at=pid_started_at,
                 started_at_s=time.time(),
@@ -125,16 +115,7 @@ class Supervisor:
 
     def _start_mlflow(self) -> None:
         self._num_mlflow_starts += 1
-        start = self._full.start_mlflow if self._full is not None else partial(start_mlflow, self._directory)
-        self._mlflow = start(port=self._mlflow_port)
-
-    def _complete(self) -> None:
-        """Of a full stack: wait for MLflow, and tell shells how to use it all."""
-        if self._full is not None and self._s3 is not None and self._mlflow is not None:
-            from orchestrator.stack.full import wait_for_mlflow
-
-            wait_for_mlflow(f"http://{LOOPBACK}:{self._mlflow_port}", self._mlflow)
-            self._full.write_environment(self._s3.client_environment)
+        self._mlflow = start_mlflow(self._directory, port=self._mlflow_port)
 
     def _wait_for_ray(self, ray: Child) -> None:
         deadline_s = time.monotonic() + READY_TIMEOUT_S
@@ -157,8 +138,6 @@ class Supervisor:
                 return
             self._mind_mlflow()
             self._mind_s3()
-            if self._full is not None:
-                self._full.mind()
 
     def _mind_mlflow(self) -> None:
         # Without its server MLflow's database is written all the same, so this is no reason to end anything.
@@ -186,8 +165,6 @@ class Supervisor:
         deadline_s = time.monotonic() + GRACE_S
         for child in children:
             child.end(deadline_s)
-        if self._full is not None:
-            self._full.end(max(deadline_s, time.monotonic() + 3.0))
         if self._s3 is not None:
             self._s3.kill()  # last, as something may have been saved until now; at once, as all of it is on disk
 
@@ -198,12 +175,6 @@ def _s3_server(directory: Path) -> S3Server:
     return S3Server(directory / S3_FOLDER)
 
 
-def _full_services(directory: Path) -> FullServices:
-    from orchestrator.stack.full import FullServices
-
-    return FullServices(directory)
-
-
 def main(arguments: list[str]) -> int:
     """Run a stack in this process; 0 after an orderly end, 1 if it did not come up or another one is there."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -211,9 +182,7 @@ def main(arguments: list[str]) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     idle_timeout_s = float(arguments[1]) if len(arguments) > 1 else IDLE_TIMEOUT_S
     try:
-        supervisor = Supervisor(
-            directory, idle_timeout_s=idle_timeout_s, with_s3=WITH_S3 in arguments, is_full=IS_FULL in arguments
-        )
+        supervisor = Supervisor(directory, idle_timeout_s=idle_timeout_s, with_s3=WITH_S3 in arguments)
     except ClusterError as error:
         _LOG.error("%s", error)
         return 1

@@ -18,7 +18,6 @@ REASONS = {
     r"log_monitor|monitor\.py": "metrics of Ray's own monitor: numbers only",
     r"mlflow|uvicorn|gunicorn|waitress|huey": "MLflow's pages, which show what the database beside it holds",
     r"seaweed|weed": "the S3 server of `up --s3`; asks for keys",
-    r"prometheus": "metrics of `up --full`: numbers only",
 }
 """What may listen on loopback, by command line."""
 

@@ -74,6 +74,12 @@ def test_description_that_is_torn_is_ignored(tmp_path):
     assert read_stack(tmp_path) is None
 
 
+def test_description_of_another_release_is_read(described, tmp_path):
+    document = json.loads((tmp_path / STACK_FILE).read_text())
+    (tmp_path / STACK_FILE).write_text(json.dumps(document | {"prometheus_url": "http://127.0.0.1:4"}))
+    assert read_stack(tmp_path) == described
+
+
 def test_start_time_of_a_zombie_is_none():
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended; nobody has collected it

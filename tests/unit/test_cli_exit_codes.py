@@ -185,3 +185,13 @@ def test_directory_in_place_of_a_sweep_is_refused_as_what_it_is(
     refused = run_command(capsys, "validate", str(tmp_path))
     assert refused.code == 2
     assert f"{tmp_path}: a directory; name the file" in refused.err
+
+
+def test_up_full_says_what_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run_command(capsys, "up", "--full")
+    assert (result.code, result.out) == (2, "")
+    assert "infra/compose" in result.message
+    assert not list(tmp_path.iterdir())

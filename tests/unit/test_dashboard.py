@@ -15,7 +15,7 @@ import yaml
 
 from orchestrator.observability.catalog import METRICS, reference
 from orchestrator.observability.dashboard import render
-from orchestrator.stack.prometheus import write_configuration
+from tests.prometheus_server import write_configuration
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "infra" / "grafana"
