@@ -69,7 +69,7 @@ def mlflow_page(browser: Browser, stack: Stack) -> Iterator[Page]:
     context = browser.new_context(viewport=_SIZE)  # type: ignore[arg-type]
     page = context.new_page()
     page.add_init_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
-    page.goto(f"{stack.mlflow_url}/#/experiments/1/runs")
+    page.goto(stack.browser_link(f"{stack.mlflow_url}/#/experiments/1/runs"))
     yield page
     context.close()
 

@@ -144,11 +144,11 @@ def _check_reach(settings: Settings, store_uri: str) -> None:
 
 
 def addresses_of(stack: Stack) -> dict[str, str]:
-    """What people open or connect to."""
+    """What people open or connect to. Holds the token of MLflow's pages: for the user's terminal alone."""
     addresses = {
         "Ray dashboard": stack.dashboard_url,
         "Ray dashboard's token": stack.token_path,
-        "MLflow": stack.mlflow_url,
+        "MLflow": stack.browser_link(stack.mlflow_url),
     }
     if stack.s3_url:
         environment = Path(stack.directory, S3_FOLDER, CLIENT_FILE)

@@ -22,8 +22,15 @@ def tracking_and_pages(plan: Plan, settings: Settings | None = None) -> tuple[st
     return uri, stack.mlflow_url if stack is not None and stack.tracking_uri == uri else ""
 
 
+def compare_link(store: ObjectStore, plan: Plan) -> str:
+    """The page that compares the levels; empty while nothing is published, or nothing serves pages."""
+    return find_compare_link(store, plan.sweep, *tracking_and_pages(plan))
+
+
 def compare_line(store: ObjectStore, plan: Plan) -> str:
-    """``Compare the levels in MLflow: http://...``; empty while nothing is published, or nothing serves pages."""
-    uri, pages = tracking_and_pages(plan)
-    link = find_compare_link(store, plan.sweep, uri, pages)
+    """``Compare the levels in MLflow: http://...``, or nothing, for a terminal: it lets into the stack's MLflow."""
+    link = compare_link(store, plan)
+    stack = read_stack(Settings().home)
+    if stack is not None and link.startswith(f"{stack.mlflow_url}/"):
+        link = stack.browser_link(link)
     return f"Compare the levels in MLflow: {link}" if link else ""

@@ -16,7 +16,7 @@ from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.cli.pages import compare_line
+from orchestrator.cli.pages import compare_line, compare_link
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.standing import MAX_LINES, Standing, read_standing, standing_document, standing_lines
 from orchestrator.contract import Progress
@@ -74,12 +74,13 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
     require_sweep(store, sweep)
     standing = read_standing(store, load_snapshot(store, sweep), prices=table)
     snapshot = standing.snapshot
-    compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
     if form is DocumentForm.TABLE:
+        compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
         stdout_console().print(status_table(standing))
         stdout_console().print(compare, soft_wrap=True, markup=False, end="\n" if compare else "")
     else:
-        print_document({**status_document(standing), "compare": compare.rpartition(" ")[2]}, form)
+        compare = compare_link(store, snapshot.plan) if snapshot.plan is not None else ""
+        print_document({**status_document(standing), "compare": compare}, form)
     return exit_code_for(snapshot)
 
 

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from orchestrator.errors import ClusterError
-from orchestrator.stack.description import DATABASE_FILE, LOG_FOLDER, MLFLOW_ARTIFACTS
+from orchestrator.stack.description import LOG_FOLDER
 from orchestrator.stack.environment import LOOPBACK, child_environment, python
 from orchestrator.units import MIB
 
@@ -119,21 +119,11 @@ def is_ray_ready(directory: Path) -> bool:
 
 
 def start_mlflow(directory: Path, *, port: int) -> Child:
-    """Start an MLflow server on the project's database, behind everything else that wants the processor."""
+    """Start an MLflow server on the project's database, behind everything else that wants the processor.
+
+    Whoever asks it needs the token that ``renew_mlflow_token`` has made.
+    """
     command = [
-        "nice", "-n", "10", python(), "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port),
-        "--workers", "1", "--backend-store-uri", tracking_uri(directory),
-        "--artifacts-destination", str(directory / MLFLOW_ARTIFACTS),
+        "nice", "-n", "10", python(), "-m", "orchestrator.stack.mlflow_server", str(directory), str(port)
     ]  # fmt: skip
-    # No job runners: they are for evaluations inside the server, and take three more processes.
-    environment = {
-        **child_environment(directory),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-    }
-    return Child("mlflow", command, directory, environment)
-
-
-def tracking_uri(directory: Path) -> str:
-    """The project's MLflow database; works without any server."""
-    return f"sqlite:///{directory / DATABASE_FILE}"
+    return Child("mlflow", command, directory, child_environment(directory))

@@ -9,10 +9,13 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 STACK_FILE = "stack.json"
 TOUCH_FILE = "stack.touch"
 TOKEN_FILE = "ray_token"  # noqa: S105 - the file's name
+MLFLOW_TOKEN_FILE = "mlflow_token"  # noqa: S105 - the file's name
+TOKEN_PARAMETER = "token"  # noqa: S105 - of links to MLflow's pages: its name
 DATABASE_FILE = "mlflow.db"
 MLFLOW_ARTIFACTS = "mlflow-artifacts"
 LOG_FOLDER = "logs"
@@ -45,6 +48,8 @@ class Stack:
     """Its start time in clock ticks since boot: a pid alone may be anybody's after a while."""
     started_at_s: float
     """Unix time at which the stack was ready."""
+    mlflow_token_path: str = ""
+    """Of the file with what the MLflow server asks for; empty for a stack of an earlier release, which asks nobody."""
     s3_url: str = ""
     """Of the local S3 server; empty without one."""
     start_s: float = 0.0
@@ -55,6 +60,15 @@ class Stack:
         """Whether its supervisor runs."""
         return start_ticks_of(self.pid) == self.pid_started_at
 
+    def browser_link(self, url: str) -> str:
+        """The address of one of its MLflow pages, with the token: for its user's terminal, never to be stored."""
+        try:
+            token = Path(self.mlflow_token_path).read_text(encoding="utf-8").strip()
+        except OSError:
+            return url
+        parts = urlsplit(url)
+        return parts._replace(path=parts.path or "/", query=f"{TOKEN_PARAMETER}={token}").geturl()
+
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Inverse of ``to_bytes``; a field of another release, which may have started the stack, is left out."""
@@ -64,6 +78,31 @@ class Stack:
     def to_bytes(self) -> bytes:
         """JSON document."""
         return json.dumps(asdict(self), indent=1).encode()
+
+
+def make_private(directory: Path) -> None:
+    """Make a project's own directory, or close the one that is there: other users of the machine do not enter it.
+
+    Whatever mode the files below it have, nobody else reaches them. A directory of another user stays as it is.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.stat()
+    if found.st_uid == os.getuid() and found.st_mode & 0o077:
+        directory.chmod(0o700)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file by one that only the user may read; it is never open to others, not even for a moment."""
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    partial.replace(path)
+
+
+def tracking_uri(directory: Path) -> str:
+    """The project's MLflow database; works without any server."""
+    return f"sqlite:///{directory / DATABASE_FILE}"
 
 
 def read_stack(directory: Path) -> Stack | None:
@@ -77,9 +116,7 @@ def read_stack(directory: Path) -> Stack | None:
 
 def write_stack(directory: Path, stack: Stack) -> None:
     """Publish the description: a reader sees the whole of it or nothing."""
-    partial = directory / f"{STACK_FILE}.{secrets.token_hex(4)}"
-    partial.write_bytes(stack.to_bytes())
-    partial.replace(directory / STACK_FILE)
+    write_private(directory / STACK_FILE, stack.to_bytes().decode())
 
 
 def touch_stack(directory: Path) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import orchestrator
 from orchestrator.backends.ray.settings import CACHE_VARIABLE, KEEP_ALIVE_VARIABLE
-from orchestrator.stack.description import TOKEN_FILE, TOUCH_FILE
+from orchestrator.stack.description import MLFLOW_TOKEN_FILE, TOKEN_FILE, TOUCH_FILE, write_private
 
 LOOPBACK = "127.0.0.1"
 STACK_VARIABLE = "ORCHESTRATOR_STACK_DIRECTORY"
 """The project's directory, told to all that runs on its stack: jobs that come from elsewhere need to know."""
+MLFLOW_TOKEN_VARIABLE = "ORCHESTRATOR_MLFLOW_TOKEN_PATH"  # noqa: S105 - the variable's name
+"""Told to all of the stack for one reason: what such a variable points to is hidden in all that they print."""
 _FOREIGN = ("RAY_", "MLFLOW_")
 # Ray then takes 127.0.0.1 for the node's address, and all of its servers listen there only. The name is Ray's: it was
 # made for systems where a cluster of several nodes is not supported, which is the very thing wanted here.
@@ -26,11 +28,17 @@ def ensure_token(directory: Path) -> Path:
     """The file with the token that every client of this project's Ray must present; only the user may read it."""
     path = directory / TOKEN_FILE
     if not path.exists():
-        partial = directory / f"{TOKEN_FILE}.{secrets.token_hex(4)}"
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(secrets.token_hex(32))
-        partial.replace(path)
+        write_private(path, secrets.token_hex(32))
+    return path
+
+
+def renew_mlflow_token(directory: Path) -> Path:
+    """The file with the token of this project's MLflow server, made anew: each start of a stack has another one.
+
+    So a link of yesterday, whose port may be anybody's today, tells nobody anything.
+    """
+    path = directory / MLFLOW_TOKEN_FILE
+    write_private(path, secrets.token_hex(32))
     return path
 
 
@@ -52,6 +60,7 @@ def child_environment(directory: Path) -> dict[str, str]:
         # Ray's agents call pip and python by name, also where no shell has activated this environment.
         "PATH": os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *_path(os.environ)])),
         STACK_VARIABLE: str(directory),
+        MLFLOW_TOKEN_VARIABLE: str(directory / MLFLOW_TOKEN_FILE),
         CACHE_VARIABLE: str(directory / "cache"),
         KEEP_ALIVE_VARIABLE: str(directory / TOUCH_FILE),
         "PYTHONPATH": python_path(os.environ),

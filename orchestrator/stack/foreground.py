@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.stack.attach import set_ray_environment
 from orchestrator.stack.children import OBJECT_STORE_BYTES
+from orchestrator.stack.description import make_private
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
 from orchestrator.stack.raylet_messages import log_raylet_messages
 
@@ -20,7 +21,7 @@ from orchestrator.stack.raylet_messages import log_raylet_messages
 def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None = None) -> Iterator[None]:
     """Connect this process to a cluster of its own; ``num_cpus`` may be more than there are (default: all)."""
     home = directory.absolute()
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     ensure_token(home)
     inherited = dict(os.environ)
     set_ray_environment(

@@ -25,10 +25,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from orchestrator.errors import ClusterError
 from orchestrator.stack.children import Child
-from orchestrator.stack.description import BUCKET, CLIENT_FILE
+from orchestrator.stack.description import BUCKET, CLIENT_FILE, make_private, write_private
 from orchestrator.stack.environment import LOOPBACK
 from orchestrator.stack.ports import free_ports
-from orchestrator.stack.private import write_private
 
 READY_TIMEOUT_S = 60.0
 _MEMORY_LIMIT = "384MiB"
@@ -72,7 +71,7 @@ class S3Server:
     def __init__(self, directory: Path, *, address: str = LOOPBACK) -> None:
         self._address = address
         self._directory = directory.absolute()
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_private(self._directory)
         self._access_key, self._secret_key = _ensure_identity(self._directory / _IDENTITY_FILE)
         self._ports = _ensure_ports(self._directory / _PORTS_FILE)
         self._child: Child | None = None

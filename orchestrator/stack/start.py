@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from orchestrator.errors import ClusterError
 from orchestrator.stack.children import GRACE_S, IDLE_TIMEOUT_S, READY_TIMEOUT_S
-from orchestrator.stack.description import LOG_FOLDER, WITH_S3, Stack, read_stack, touch_stack
+from orchestrator.stack.description import LOG_FOLDER, WITH_S3, Stack, make_private, read_stack, touch_stack
 from orchestrator.stack.environment import child_environment, python
 
 START_LOCK_FILE = "stack-start.lock"
@@ -30,7 +30,7 @@ def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, wit
         ClusterError: it did not come up, or runs without what is asked for.
     """
     home = directory.absolute()
-    home.mkdir(parents=True, exist_ok=True)
+    make_private(home)
     with FileLock(home / START_LOCK_FILE):
         arguments = [WITH_S3] if with_s3 else []
         stack = read_stack(home) or _start(home, idle_timeout_s, arguments)

@@ -28,19 +28,20 @@ from orchestrator.stack.children import (
     is_ray_ready,
     start_mlflow,
     start_ray,
-    tracking_uri,
 )
 from orchestrator.stack.description import (
     S3_FOLDER,
     STACK_FILE,
     WITH_S3,
     Stack,
+    make_private,
     own_identity,
     touch_stack,
     touched_at_s,
+    tracking_uri,
     write_stack,
 )
-from orchestrator.stack.environment import LOOPBACK, ensure_token
+from orchestrator.stack.environment import LOOPBACK, ensure_token, renew_mlflow_token
 from orchestrator.stack.ports import free_ports
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Supervisor:
         """
         started_s = time.monotonic()
         touch_stack(self._directory)
-        token_path = ensure_token(self._directory)
+        token_path, mlflow_token_path = ensure_token(self._directory), renew_mlflow_token(self._directory)
         port, dashboard_port, agent_port, self._mlflow_port = free_ports(4)
         if self._s3 is not None:
             # Before Ray starts: its workers inherit the address and the keys.
@@ -102,6 +103,7 @@ class Supervisor:
                 mlflow_url=f"http://{LOOPBACK}:{self._mlflow_port}",
                 tracking_uri=tracking_uri(self._directory),
                 token_path=str(token_path),
+                mlflow_token_path=str(mlflow_token_path),
                 s3_url=self._s3.endpoint_url if self._s3 is not None else "",
                 pid=pid,
                 pid_started_at=pid_started_at,
@@ -179,7 +181,7 @@ def main(arguments: list[str]) -> int:
     """Run a stack in this process; 0 after an orderly end, 1 if it did not come up or another one is there."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     directory = Path(arguments[0]).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     idle_timeout_s = float(arguments[1]) if len(arguments) > 1 else IDLE_TIMEOUT_S
     try:
         supervisor = Supervisor(directory, idle_timeout_s=idle_timeout_s, with_s3=WITH_S3 in arguments)

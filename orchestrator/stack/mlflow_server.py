@@ -1,0 +1,149 @@
+"""The stack's MLflow server, behind the project's token: ``python -m orchestrator.stack.mlflow_server DIRECTORY PORT``.
+
+MLflow itself lets everybody in who reaches its port, and serves any file that its user may read: whoever makes an
+experiment says where its files are. On a machine with several users that port would be the stack's user. So
+
+- nothing but ``/health`` answers without the token of ``mlflow_token``: a program sends it as ``Authorization: Bearer``
+  (MLflow's own client does with ``MLFLOW_TRACKING_TOKEN``), a browser as the cookie that a link with ``?token=`` sets;
+- files are those below ``mlflow-artifacts``: no other scheme, no other folder, and no link that leads out of it.
+
+This is no plug-in of ``mlflow server --app-name``: such a plug-in is found by the metadata of an installation, which a
+checkout has not, nor an editable installation of before. The token never stands on a command line, and requests, whose
+addresses may hold it, are not logged.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qs
+
+from orchestrator.stack.description import MLFLOW_ARTIFACTS, MLFLOW_TOKEN_FILE, TOKEN_PARAMETER, tracking_uri
+from orchestrator.stack.environment import LOOPBACK
+
+HEALTH: Final = "/health"
+"""The one page for everybody; it says ``OK``."""
+ENVIRONMENT: Final = {
+    # Its own default adds all private networks, whose names an attacker's name server may point here.
+    "MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,localhost:*,[::1],[[]::1]:*",
+    # No job runners: they are for evaluations inside the server, and take three more processes.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+_REFUSAL: Final = (
+    b"This MLflow server asks for its project's token. Open the link that `orchestrator up` or `orchestrator status "
+    b"SWEEP` prints; programs send what is in mlflow_token of the project's directory (MLFLOW_TRACKING_TOKEN).\n"
+)
+
+_Message: TypeAlias = MutableMapping[str, Any]
+_Receive: TypeAlias = Callable[[], Awaitable[_Message]]
+_Send: TypeAlias = Callable[[_Message], Awaitable[None]]
+_App: TypeAlias = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+_Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+
+class TokenGate:
+    """An ASGI application around another one: whoever does not have the token reaches nothing of it.
+
+    ``name`` is the cookie's: browsers send the cookies of a host to all of its ports.
+    """
+
+    def __init__(self, app: _App, token: str, name: str) -> None:
+        if not token:
+            raise ValueError("an empty token would let everybody in")
+        self._app, self._token, self._name = app, token.encode(), name.encode()
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        """Answer, or let the application answer."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # MLflow has none
+        elif scope["path"] == HEALTH:
+            await _answer(send, HTTPStatus.OK, b"OK")
+        elif self._asks_for_cookie(scope):
+            cookie = b"%s=%s; HttpOnly; SameSite=Strict; Path=/" % (self._name, self._token)
+            # A browser keeps what stands after `#`, MLflow's own page, when it is sent elsewhere.
+            await _answer(send, HTTPStatus.SEE_OTHER, b"", [(b"location", b"/"), (b"set-cookie", cookie)])
+        elif self._has_token(scope["headers"]):
+            # The application has no use for them, and what it does not know it cannot tell.
+            kept = [(name, value) for name, value in scope["headers"] if name not in {b"authorization", b"cookie"}]
+            await self._app({**scope, "headers": kept}, receive, send)
+        else:
+            await _answer(send, HTTPStatus.UNAUTHORIZED, _REFUSAL, [(b"www-authenticate", b"Bearer")])
+
+    def _asks_for_cookie(self, scope: _Message) -> bool:
+        given = parse_qs(scope["query_string"]).get(TOKEN_PARAMETER.encode(), []) if scope["path"] == "/" else []
+        return any(self._is_right(token) for token in given)
+
+    def _has_token(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        return any(
+            self._is_right(token) for name, value in headers for token in _tokens_of(name, value, cookie=self._name)
+        )
+
+    def _is_right(self, given: bytes) -> bool:
+        return hmac.compare_digest(given, self._token)
+
+
+def _tokens_of(header: bytes, value: bytes, *, cookie: bytes) -> list[bytes]:
+    if header == b"authorization":
+        kind, _, token = value.partition(b" ")
+        return [token.strip()] if kind.lower() == b"bearer" else []
+    if header == b"cookie":
+        pairs = [pair.strip().partition(b"=") for pair in value.split(b";")]
+        return [token for name, _, token in pairs if name == cookie]
+    return []
+
+
+async def _answer(send: _Send, status: HTTPStatus, body: bytes, headers: _Headers | None = None) -> None:
+    start = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    start += [(b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer"), *(headers or [])]
+    await send({"type": "http.response.start", "status": int(status), "headers": start})
+    await send({"type": "http.response.body", "body": body})
+
+
+def load_mlflow(directory: Path) -> _App:
+    """MLflow's application on a project's database and folder of artifacts, made ready and confined."""
+    import uvicorn  # noqa: F401 - MLflow checks the Host header only where it finds its server already imported
+
+    os.environ.update(ENVIRONMENT)
+    from mlflow.server import constants, handlers
+
+    from orchestrator.stack.mlflow_files import OWN_LOCATION, confine_artifacts, refuse_locations
+
+    root = directory / MLFLOW_ARTIFACTS
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ |= {
+        constants.BACKEND_STORE_URI_ENV_VAR: tracking_uri(directory),
+        constants.ARTIFACT_ROOT_ENV_VAR: OWN_LOCATION,
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(root),
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+    }
+    handlers.initialize_backend_stores(tracking_uri(directory), tracking_uri(directory), OWN_LOCATION)
+    confine_artifacts(root)
+    refuse_locations()
+    from mlflow.server.fastapi_app import app
+
+    application: _App = app
+    return application
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until told to end."""
+    os.umask(0o077)  # of the database and the files
+    directory, port = Path(arguments[0]), int(arguments[1])
+    token = (directory / MLFLOW_TOKEN_FILE).read_text(encoding="utf-8").strip()
+    app = TokenGate(load_mlflow(directory), token, f"orchestrator-mlflow-{port}")
+    import uvicorn
+
+    uvicorn.run(app, host=LOOPBACK, port=port, access_log=False, server_header=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
