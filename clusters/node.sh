@@ -45,7 +45,7 @@ export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 # Ray Client would be one more port that listens; nothing here uses it.
 export RAY_START_HOOK=orchestrator.stack.ray_hook.leave_out_ray_client
 common=(
-  --block --disable-usage-stats --log-color=false
+  --block --disable-usage-stats --log-color=false --temp-dir="$temporary/r"
   --node-ip-address="$address"
   --num-cpus="${ORCHESTRATOR_NODE_CPUS:-${SLURM_CPUS_PER_TASK:-$(nproc)}}"
   --labels="orchestrator/node=$name${ORCHESTRATOR_NODE_LABELS:+,$ORCHESTRATOR_NODE_LABELS}"
@@ -79,8 +79,17 @@ end_ray() {
 }
 trap 'end_ray; [[ -z $watcher_pid ]] || kill "$watcher_pid" 2>/dev/null || true' EXIT
 
+# Ray opens its folder to all users of the machine, so that it stands in one that is closed. Its name can be guessed:
+# never one that somebody else has made.
+close_folder() {
+  rm -rf "$temporary"
+  mkdir -p "$(dirname "$temporary")"
+  mkdir -m 700 "$temporary" || { say "error: $temporary is not ours; delete it, or set ORCHESTRATOR_RAY_TMP"; return 1; }
+}
+
 serve_store() {
-  ray start --head --port="$port" --temp-dir="$temporary" --dashboard-host=127.0.0.1 "${common[@]}" &
+  close_folder || return 1
+  ray start --head --port="$port" --dashboard-host=127.0.0.1 "${common[@]}" &
   ray_pid=$!
   local deadline=$((SECONDS + start_s))
   until answers "$address:$port"; do
@@ -122,6 +131,7 @@ join_cluster() {
     sleep 2
   done
   export RAY_ADDRESS=$head
+  close_folder || return 1
   ray start --address="$head" "${common[@]}" &
   ray_pid=$!
   [[ -z $told ]] || leave

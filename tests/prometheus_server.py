@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from orchestrator.stack.children import Child, ray_directory
+from orchestrator.stack.children import Child, ray_directory, ray_sessions
 from orchestrator.stack.environment import LOOPBACK
 
 SHIPPED: Final = Path(__file__).parents[1] / "infra" / "prometheus"
@@ -35,8 +35,9 @@ def start_prometheus(directory: Path, *, port: int) -> Child:
         pytest.skip("needs Prometheus (Debian: the package prometheus)")
     home = directory / "prometheus"
     home.mkdir(parents=True, exist_ok=True)
+    configuration = write_configuration(home, ray_sessions(ray_directory(directory)))
     command = [
-        "nice", "-n", "10", program, f"--config.file={write_configuration(home, ray_directory(directory))}",
+        "nice", "-n", "10", program, f"--config.file={configuration}",
         f"--storage.tsdb.path={home / 'data'}", f"--web.listen-address={LOOPBACK}:{port}", "--log.level=warn",
     ]  # fmt: skip
     return Child("prometheus", command, directory, {"PATH": os.defpath})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stack.description import BUCKET
+from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER
 from orchestrator.stack.s3_server import S3Server, is_installed
 from orchestrator.storage.s3 import S3Store
 from orchestrator.storage.settings import S3Settings
@@ -50,6 +50,13 @@ def s3_server(monkeypatch) -> S3Server:
     for name, value in server.client_environment.items():
         monkeypatch.setenv(name, value)
     return server
+
+
+def read_client_environment(home: Path) -> dict[str, str]:
+    """Variables with which a shell uses the S3 server of a running stack."""
+    lines = (home / S3_FOLDER / CLIENT_FILE).read_text(encoding="utf-8").splitlines()
+    pairs = (line.removeprefix("export ").split("=", 1) for line in lines)
+    return {name: value.strip("'") for name, value in pairs}
 
 
 def s3_store(root: Path, **settings: object) -> S3Store:

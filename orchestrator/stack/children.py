@@ -90,9 +90,14 @@ class Child:
 
 
 def ray_directory(directory: Path) -> Path:
-    """Where Ray keeps sessions and sockets: short, because a socket's path may have 107 characters."""
+    """The closed folder around Ray's own: short, because a socket's path may have 107 characters."""
     digest = sha256(str(directory).encode()).hexdigest()[:8]
     return Path(tempfile.gettempdir(), f"orc-{os.getuid()}-{digest}")
+
+
+def ray_sessions(closed: Path) -> Path:
+    """Where in a closed folder Ray keeps sessions and sockets. Ray opens that folder to all users of the machine."""
+    return closed / "r"
 
 
 def start_ray(directory: Path, *, port: int, dashboard_port: int, agent_port: int) -> Child:
@@ -107,7 +112,7 @@ def start_ray(directory: Path, *, port: int, dashboard_port: int, agent_port: in
     command = [
         python(), "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
         "--include-dashboard=true", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={dashboard_port}",
-        f"--dashboard-agent-listen-port={agent_port}", f"--temp-dir={home}",
+        f"--dashboard-agent-listen-port={agent_port}", f"--temp-dir={ray_sessions(home)}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
     ]  # fmt: skip
     return Child("ray", command, directory, child_environment(directory))
@@ -115,7 +120,7 @@ def start_ray(directory: Path, *, port: int, dashboard_port: int, agent_port: in
 
 def is_ray_ready(directory: Path) -> bool:
     """Whether Ray's head has come up: it then writes its address into its directory."""
-    return (ray_directory(directory) / "ray_current_cluster").exists()
+    return (ray_sessions(ray_directory(directory)) / "ray_current_cluster").exists()
 
 
 def start_mlflow(directory: Path, *, port: int) -> Child:

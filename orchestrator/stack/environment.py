@@ -18,6 +18,9 @@ STACK_VARIABLE = "ORCHESTRATOR_STACK_DIRECTORY"
 """The project's directory, told to all that runs on its stack: jobs that come from elsewhere need to know."""
 MLFLOW_TOKEN_VARIABLE = "ORCHESTRATOR_MLFLOW_TOKEN_PATH"  # noqa: S105 - the variable's name
 """Told to all of the stack for one reason: what such a variable points to is hidden in all that they print."""
+METRICS_VARIABLE = "RAY_enable_metrics_collection"
+"""Ray's setting; in the environment of whoever starts a stack, 1 opens its metrics to everybody on this machine."""
+_NO_PORT = "65536"  # Ray has no switch for two of its three metrics servers; one that cannot start is a line in a log
 _FOREIGN = ("RAY_", "MLFLOW_")
 # Ray then takes 127.0.0.1 for the node's address, and all of its servers listen there only. The name is Ray's: it was
 # made for systems where a cluster of several nodes is not supported, which is the very thing wanted here.
@@ -53,6 +56,7 @@ def child_environment(directory: Path) -> dict[str, str]:
     return {
         **inherited,
         **client_environment(directory / TOKEN_FILE),
+        **_no_metrics(os.environ),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # 30 s by default, for services; our actors never drain
         "RAY_START_HOOK": "orchestrator.stack.ray_hook.leave_out_ray_client",
@@ -66,6 +70,13 @@ def child_environment(directory: Path) -> dict[str, str]:
         "PYTHONPATH": python_path(os.environ),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _no_metrics(environment: Mapping[str, str]) -> dict[str, str]:
+    """Ray's metrics ports ask for no token, and name sweeps and actors: they are there only if somebody wants them."""
+    if environment.get(METRICS_VARIABLE, "0").lower() in {"1", "true"}:
+        return {METRICS_VARIABLE: "1"}
+    return {METRICS_VARIABLE: "0", "DASHBOARD_METRIC_PORT": _NO_PORT, "AUTOSCALER_METRIC_PORT": _NO_PORT}
 
 
 def python_path(environment: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.stack.attach import set_ray_environment
-from orchestrator.stack.children import OBJECT_STORE_BYTES
+from orchestrator.stack.children import OBJECT_STORE_BYTES, ray_sessions
 from orchestrator.stack.description import make_private
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
 from orchestrator.stack.raylet_messages import log_raylet_messages
@@ -31,7 +31,7 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
 
     log_raylet_messages()
     # Short, as a socket's path may have 107 characters, and its own: two of these may run at once.
-    sessions = tempfile.mkdtemp(prefix="orc-fg-")
+    closed = Path(tempfile.mkdtemp(prefix="orc-fg-"))
     try:
         ray.init(
             address="local",
@@ -42,9 +42,9 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
             log_to_driver=False,
             logging_level=logging.WARNING,
             _node_ip_address=LOOPBACK,
-            _temp_dir=sessions,
+            _temp_dir=str(ray_sessions(closed)),
         )
         yield
     finally:
         ray.shutdown()
-        shutil.rmtree(sessions, ignore_errors=True)
+        shutil.rmtree(closed, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Who listens where: the sockets of a process and all that it started, each with the reason why it is there."""
+"""Who listens where: the sockets of a process and of all that it started, each with what it is."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LISTEN = "0A"
+_ACCEPTS = 0x10000  # __SO_ACCEPTCON of the kernel
+RAY, DASHBOARD = "Ray: control store, raylet, workers, agents", "Ray's dashboard"
+MLFLOW, SEAWEED = "MLflow", "SeaweedFS of `up --s3`"
 REASONS = {
-    r"gcs_server": "Ray's control store; asks for the token",
-    r"raylet": "Ray's scheduler and object transfer on this node; asks for the token",
-    r"ray::|ray-|default_worker|IDLE": "a Ray worker takes calls of other workers; asks for the token",
-    r"dashboard(/|\.|_)?(dashboard|client)?": "Ray's dashboard and its modules; asks for the token",
-    r"dashboard.*agent|agent\.py": "Ray's agent on this node: metrics and logs of the dashboard; asks for the token",
-    r"runtime_env": "Ray's agent that would make environments; asks for the token",
-    r"log_monitor|monitor\.py": "metrics of Ray's own monitor: numbers only",
-    r"mlflow|uvicorn|gunicorn|waitress|huey": "MLflow's pages, which show what the database beside it holds",
-    r"seaweed|weed": "the S3 server of `up --s3`; asks for keys",
+    r"gcs_server": RAY,
+    r"/raylet/raylet": RAY,
+    r"orchestrator\.stack\.mlflow_server": MLFLOW,
+    r"/dashboard/dashboard\.py": DASHBOARD,
+    r"^ray::|default_worker|runtime_env|dashboard.*agent": RAY,
+    r"seaweed|weed": SEAWEED,
 }
-"""What may listen on loopback, by command line."""
+"""What may listen, by command line: the first column of the table in docs/security.md, which a test compares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Listener:
     pid: int
     command: str
     reason: str
-    """Empty: nobody has said why it is there."""
+    """Which row of the table it is; empty: nobody has said why it is there."""
 
 
 def listeners_of(pid: int) -> list[Listener]:
@@ -45,6 +45,19 @@ def listeners_of(pid: int) -> list[Listener]:
                 address, port = sockets[inode]
                 found.append(Listener(address=address, port=port, pid=one, command=command[:200], reason=_why(command)))
     return found
+
+
+def unix_sockets_of(pid: int) -> set[str]:
+    """Paths of all Unix sockets on which the same processes listen; those without a place in files begin with ``@``."""
+    rows = [line.split() for line in _text(Path("/proc/net/unix")).splitlines()[1:]]
+    listening = {row[6]: row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _ACCEPTS}
+    mine = {inode for one in _family(pid) for inode in _sockets(one)}
+    return {path for inode, path in listening.items() if inode in mine}
+
+
+def commands_of(pid: int) -> list[str]:
+    """Command lines of the same processes, which everybody may read."""
+    return [_text(Path(f"/proc/{one}/cmdline")).replace("\0", " ") for one in sorted(_family(pid))]
 
 
 def is_loopback(one: Listener) -> bool:

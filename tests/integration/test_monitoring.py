@@ -22,11 +22,12 @@ import yaml
 
 from orchestrator.observability.catalog import METRICS
 from orchestrator.stack import Stack, ensure_stack, stop_stack
-from orchestrator.stack.description import BUCKET, S3_FOLDER
+from orchestrator.stack.description import BUCKET
+from orchestrator.stack.environment import METRICS_VARIABLE
 from orchestrator.stack.ports import free_ports
-from orchestrator.stack.s3_server import S3Server
 from tests.mlflow_servers import postgres_cluster
 from tests.prometheus_server import start_prometheus
+from tests.s3_server import read_client_environment
 from tests.stack_screenshots import train_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -54,7 +55,10 @@ def changes(*settings: str) -> list[str]:
 def stack() -> Iterator[Stack]:
     folder = Path(tempfile.mkdtemp(prefix="orc-mon-"))
     try:
-        yield ensure_stack(folder, with_s3=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(METRICS_VARIABLE, "1")
+            stack = ensure_stack(folder, with_s3=True)
+        yield stack
     finally:
         stop_stack(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -81,7 +85,7 @@ def environment(stack: Stack) -> dict[str, str]:
     """A shell's that uses the stack and its S3 server."""
     return {
         **os.environ,
-        **S3Server(Path(stack.directory) / S3_FOLDER).client_environment,
+        **read_client_environment(Path(stack.directory)),
         "ORCHESTRATOR_STORE": f"s3://{BUCKET}/store",
         "ORCHESTRATOR_DIRECTORY": stack.directory,
         "PYTHONPATH": str(ROOT),
