@@ -11,15 +11,16 @@ import json
 import os
 import pwd
 import socket
+import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 
 NOBODY = "nobody"
 _TIMEOUT_S = 5.0
@@ -128,10 +129,11 @@ def knock(port: int, doors: Doors) -> Iterator[Answer]:
     """Every request on one port."""
     for method, path, headers, body in http_deeds(doors):
         result, content = _ask(port, method, path, headers, body)
-        is_success = result.isdigit() and int(result) < 400
+        is_success = result.isdigit() and 200 <= int(result) < 300
         yield Answer(door=f"tcp:{port}", deed=f"{method} {path}", result=result, is_success=is_success, body=content)
-        if not result.isdigit():
+        if not result.isdigit() or "HTTPS server" in content:
             break  # not HTTP
+    yield _greet_tls(port)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         for method in GRPC_METHODS:
             code, body = _call(channel, method)
@@ -154,10 +156,27 @@ def _ask(port: int, method: str, path: str, headers: dict[str, str], body: str) 
         connection.close()
 
 
+def _greet_tls(port: int) -> Answer:
+    """Shake hands without a certificate; whoever lets us in goes on to answer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as connection,
+        ):
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            said = "answered" if connection.recv(1) else "closed"
+    except OSError as error:  # of TLS, too
+        said = type(error).__name__
+    return Answer(door=f"tcp:{port}", deed="TLS without a certificate", result=said, is_success=said == "answered")
+
+
 def _call(channel: grpc.Channel, method: str) -> tuple[str, str]:
     call: Any = channel.unary_unary(f"/{method}")  # bytes in, bytes out
     try:
-        return "OK", call(b"", timeout=_TIMEOUT_S).decode(errors="replace")
+        return "OK", (call(b"", timeout=_TIMEOUT_S) or b"").decode(errors="replace")
     except grpc.RpcError as error:
         return str(error.code().name), str(error.details())
 
@@ -172,7 +191,8 @@ def touch_files(path: str) -> Iterator[Answer]:
         except OSError as error:
             said = type(error).__name__
         yield Answer(door=f"file:{path}", deed=deed, result=said, is_success=said == "opened")
-    for deed, act in {"list": os.listdir, "delete": os.unlink}.items():
+    acts: dict[str, Callable[[str], object]] = {"list": os.listdir, "delete": os.unlink}
+    for deed, act in acts.items():
         try:
             act(path)
             said = "done"
