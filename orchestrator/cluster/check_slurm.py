@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.checks import Check
+from orchestrator.cluster.drive import argument_of
 from orchestrator.cluster.kinds import ClusterFile
 from orchestrator.cluster.tools import ask_tool, find_tool
 
@@ -18,4 +19,4 @@ def slurm_checks(file: ClusterFile) -> Iterator[Check]:
 
 
 def _test_only(file: ClusterFile) -> str:
-    return ask_tool(["sbatch", "--test-only", str(file.path)]).strip() or "Slurm would take it"
+    return ask_tool(["sbatch", "--test-only", argument_of(file.path)]).strip() or "Slurm would take it"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from pathlib import Path
 
 from orchestrator.cluster.kinds import ClusterFile, ClusterKind
 from orchestrator.cluster.tools import run_tool
+from orchestrator.errors import UserError
 
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 KEEP_LABEL = "pretraining-orchestrator/keep"
 """On Kubernetes objects that outlive the cluster because they hold data, such as claims and their namespace."""
 
@@ -20,7 +24,7 @@ class Confirmation(StrEnum):
 
 def up_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[str]]:
     """What brings a cluster up, or brings a running one in line with its file."""
-    path = str(file.path)
+    path = argument_of(file.path)
     if file.kind is ClusterKind.RAY:
         return [["ray", "up", path, *_yes(confirmation)]]
     if file.kind is ClusterKind.KUBERNETES:
@@ -30,7 +34,7 @@ def up_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[str]
 
 def down_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[str]]:
     """What ends a cluster; what lies in the store stays."""
-    path = str(file.path)
+    path = argument_of(file.path)
     if file.kind is ClusterKind.RAY:
         return [["ray", "down", path, *_yes(confirmation)]]
     if file.kind is ClusterKind.KUBERNETES:
@@ -41,9 +45,12 @@ def down_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[st
 def status_commands(file: ClusterFile) -> list[list[str]]:
     """What tells how a cluster is."""
     if file.kind is ClusterKind.RAY:
-        return [["ray", "exec", str(file.path), "ray status"]]
+        return [["ray", "exec", argument_of(file.path), "ray status"]]
     if file.kind is ClusterKind.KUBERNETES:
-        return [["kubectl", "get", _flag(file), str(file.path)], ["kubectl", "get", "pods", "-l", "ray.io/cluster"]]
+        return [
+            ["kubectl", "get", _flag(file), argument_of(file.path)],
+            ["kubectl", "get", "pods", "-l", "ray.io/cluster"],
+        ]
     return [["squeue", f"--name={job_name(file)}", "--me"]]
 
 
@@ -58,7 +65,11 @@ def run_all(commands: list[list[str]]) -> int:
 
 
 def job_name(file: ClusterFile) -> str:
-    """Of a batch script: what its last ``--job-name`` says, else its file's name, as Slurm does."""
+    """Of a batch script: what its last ``--job-name`` says, else its file's name, as Slurm does.
+
+    Raises:
+        UserError: it is no one word. ``scancel`` must not be asked to end jobs of no name, or of several.
+    """
     name = file.path.name
     for line in file.text.splitlines():
         option = line.removeprefix("#SBATCH").strip() if line.startswith("#SBATCH") else ""
@@ -66,7 +77,14 @@ def job_name(file: ClusterFile) -> str:
             name = option[len("--job-name") + 1 :].strip()
         elif option.startswith("-J "):
             name = option[3:].strip()
+    if not _JOB_NAME.fullmatch(name):
+        raise UserError(f"{file.path} names its job {name!r}; write --job-name with letters, digits, '.', '_' and '-'")
     return name
+
+
+def argument_of(path: Path) -> str:
+    """A path as no program takes it for an option: ``sbatch`` runs what is in ``--wrap=...``."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def _flag(file: ClusterFile) -> str:

@@ -7,24 +7,31 @@ column ``synset`` of the class table holds the id, from which label spaces walk 
 from __future__ import annotations
 
 import csv
+import gzip
 import re
+import struct
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from orchestrator.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.data.convert.imagefolder import with_val
 from workloads.data.convert.items import Conversion, ItemTable, folder_images, is_image
 from workloads.data.convert.request import ConvertRequest
-from workloads.data.convert.tars import TarEntry, tar_entries
+from workloads.data.convert.tars import TAR_ERRORS, BoundedFile, TarEntry, forward, tar_entries
 
 SYNSET = re.compile(r"n\d{8}")
 _NAMES_FILES = ("LOC_synset_mapping.txt", "synset_mapping.txt", "words.txt", "imagenet21k_wordnet_lemmas.txt")
 _TRAIN_1K = ("ILSVRC2012_img_train.tar", "train")
 _VAL_1K = ("ILSVRC2012_img_val.tar", "val")
+_KIT_BYTES = 64 * 1024**2
+"""Of a whole development kit when it is expanded: ten times of what the published one is."""
+_MAT_HEADER_BYTES, _MAT_COMPRESSED = 128, 15
 _WHOLE_21K = ("winter21_whole.tar", "fall11_whole.tar", "winter21_whole", "fall11_whole", "imagenet21k_train", "train")
 _VAL_21K = ("imagenet21k_val", "val")
 
@@ -197,19 +204,53 @@ def _devkit(path: Path, num_images: int) -> list[str]:
             if file.name in files:
                 files[file.name] = file.read_bytes()
     else:
-        with tarfile.open(path, "r:gz") as tar:
-            for member in tar:
-                if member.isreg() and (name := Path(member.name).name) in files:
-                    opened = tar.extractfile(member)
-                    files[name] = opened.read() if opened else b""
+        files |= _from_archive(path, files.keys())
     if missing := [name for name, content in files.items() if not content]:
         raise UserError(f"{path} has no {' and no '.join(missing)}; it is not the development kit of ILSVRC2012")
-    synsets = loadmat(BytesIO(files["meta.mat"]), squeeze_me=True)["synsets"]
-    synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-    ids = [int(line) for line in files["ILSVRC2012_validation_ground_truth.txt"].split()]
+    try:
+        _check_expansion(files["meta.mat"])
+        synsets = loadmat(BytesIO(files["meta.mat"]), squeeze_me=True)["synsets"]
+        synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+        ids = [int(line) for line in files["ILSVRC2012_validation_ground_truth.txt"].split()]
+    except (ValueError, TypeError, LookupError, OSError, zlib.error, NotImplementedError) as error:
+        raise UserError(f"{path} has a meta.mat or ground truth that cannot be read ({error}); download it") from error
     if len(ids) != num_images:
         raise UserError(f"{path} has classes for {len(ids)} validation images, there are {num_images}")
+    if unknown := [number for number in ids if number not in synset_of]:
+        raise UserError(f"{path} has the id {unknown[0]} in its ground truth, and no synset for it; download it again")
     return [synset_of[number] for number in ids]
+
+
+def _from_archive(path: Path, names: Collection[str]) -> dict[str, bytes]:
+    """Files of the development kit; what it would take to expand is bounded before it is taken."""
+    found: dict[str, bytes] = {}
+    try:
+        with gzip.open(path) as content:
+            bounded = BoundedFile(cast("BinaryIO", content), max_read_bytes=_KIT_BYTES, size_bytes=_KIT_BYTES)
+            with tarfile.open(fileobj=cast("BinaryIO", bounded), mode="r:") as tar:
+                for member in forward(tar):
+                    if member.isreg() and (name := Path(member.name).name) in names:
+                        bounded.seek(member.offset_data)
+                        found[name] = bounded.read(member.size)
+    except TAR_ERRORS as error:
+        raise UserError(f"{path} cannot be read as a development kit ({error}); download it again") from error
+    return found
+
+
+def _check_expansion(matrices: bytes) -> None:
+    """Raise ``ValueError`` for a MATLAB file that expands to more than a development kit's: scipy takes any size.
+
+    Its elements are (type, bytes) and content; those of type 15 are compressed (MAT-File Format, "Data Elements").
+    """
+    position, left = _MAT_HEADER_BYTES, _KIT_BYTES
+    while position + 8 <= len(matrices):
+        kind, size = struct.unpack_from("<II", matrices, position)
+        content = matrices[position + 8 : position + 8 + size]
+        if kind == _MAT_COMPRESSED:
+            left -= len(zlib.decompressobj().decompress(content, left + 1))
+        if left < 0:
+            raise ValueError(f"it expands to more than {_KIT_BYTES} bytes")
+        position += 8 + size
 
 
 def _names(source: Path) -> dict[str, str]:

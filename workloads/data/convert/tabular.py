@@ -18,6 +18,7 @@ from workloads.data.convert.items import Conversion, ItemTable, is_image
 from workloads.data.convert.request import ConvertRequest
 
 _MAX_CLASSES = 10_000_000
+_MAX_GROUP_BYTES = 512 * 1024**2
 Row = Mapping[str, Any]
 
 
@@ -130,17 +131,39 @@ def _size(root: Path, name: str, table: Path) -> int:
 def _csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        _check_columns(path, columns, reader.fieldnames or ())
-        yield from reader
+        try:
+            _check_columns(path, columns, reader.fieldnames or ())
+            yield from reader
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read as CSV in UTF-8 (line {reader.line_num + 1}: {error})") from error
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    from pyarrow import ArrowException  # type: ignore[import-untyped]
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
-    table = ParquetFile(path)
-    _check_columns(path, columns, table.schema_arrow.names)
-    for batch in table.iter_batches(columns=list(columns)):
-        yield from batch.to_pylist()
+    try:
+        table = ParquetFile(path)
+        _check_columns(path, columns, table.schema_arrow.names)
+        _check_expansion(path, table.metadata, columns)
+        for batch in table.iter_batches(columns=list(columns)):
+            yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as Parquet ({error}); write it again") from error
+
+
+def _check_expansion(path: Path, metadata: Any, columns: Sequence[str]) -> None:  # noqa: ANN401 - pyarrow is untyped
+    """Refuse a group of rows that expands to more than belongs into memory; some kilobytes can hold gigabytes."""
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        chunks = (group.column(number) for number in range(group.num_columns))
+        size = sum(
+            chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns
+        )
+        if size > _MAX_GROUP_BYTES:
+            message = (
+                f"{path} has a group of rows of {size} bytes, the most is {_MAX_GROUP_BYTES}; write it with smaller"
+            )
+            raise UserError(f"{message} row groups")
 
 
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:

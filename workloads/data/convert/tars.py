@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from typing import BinaryIO, cast
 
 from orchestrator.errors import UserError
 
+_MAX_HEADER_BYTES = 16 * 1024**2
+"""Names and notes of a member; a broken header claims terabytes, or less than nothing."""
+TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error)
+"""What ``tarfile`` raises for archives that are none. ``ValueError``: numbers and encodings in notes."""
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz"}
 
 
@@ -32,15 +37,48 @@ def tar_entries(path: Path, within: TarEntry | None = None) -> Iterator[TarEntry
     """
     with _opened(path, within) as (file, start):
         try:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                for member in tar:
+            with tarfile.open(fileobj=cast("BinaryIO", BoundedFile(file)), mode="r:") as tar:
+                for member in forward(tar):
                     tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
                     if member.isreg() and not member.issparse():
                         offset = start + member.offset_data
                         yield TarEntry(name=member.name, offset_bytes=offset, length_bytes=member.size)
-        except tarfile.TarError as error:
+        except TAR_ERRORS as error:
             place = f"{path}:{within.name}" if within else str(path)
             raise UserError(f"{place} is not a whole tar ({error}); download it again") from error
+
+
+class BoundedFile:
+    """A file as ``tarfile`` may read it: no more than ``max_read_bytes`` at once, and not beyond ``size_bytes``."""
+
+    def __init__(
+        self, file: BinaryIO, *, max_read_bytes: int = _MAX_HEADER_BYTES, size_bytes: int | None = None
+    ) -> None:
+        self._file, self._max_read_bytes, self._size_bytes = file, max_read_bytes, size_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        """Bytes from the position; a negative size would read everything, and is refused."""
+        if not 0 <= size <= self._max_read_bytes:
+            raise tarfile.ReadError(f"a header claims {size} bytes")
+        return self._file.read(size)
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        """Move; what is compressed is expanded up to there."""
+        if self._size_bytes is not None and position > self._size_bytes:
+            raise tarfile.ReadError(f"it expands to more than {self._size_bytes} bytes")
+        return self._file.seek(position, whence)
+
+    def tell(self) -> int:
+        """The position."""
+        return self._file.tell()
+
+
+def forward(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Members in the order of the archive. A size below zero, which would lead in a circle, raises ``ReadError``."""
+    for member in tar:
+        if member.size < 0:
+            raise tarfile.ReadError(f"{member.name!r} claims {member.size} bytes")
+        yield member
 
 
 class _Window(io.RawIOBase):
