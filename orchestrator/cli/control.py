@@ -25,7 +25,7 @@ def publish_sweep(sweep: str, store_uri: str, form: DocumentForm) -> None:
     """Publish what is in the store now; for a running sweep, go on to its end."""
     store = open_existing_store(store_uri)
     require_sweep(store, sweep)
-    uri = load_plan(store, sweep).tracking_uri or Settings().tracking_uri()
+    uri = Settings().tracking_uri(load_plan(store, sweep).tracking_uri)
     publish_until_done(Publisher(store, uri), sweep, give_up_s=_OUTAGE_S)
     # Never the URI itself, which may hold a password.
     place = urlsplit(uri).hostname or "the local MLflow database"

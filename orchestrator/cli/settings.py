@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from orchestrator.cli.arguments import Code
 from orchestrator.cli.known_settings import as_reference
 from orchestrator.errors import SpecError
+from orchestrator.stack.description import database_behind, tracking_uri
 
 if TYPE_CHECKING:
     from orchestrator.spec.model import Sweep
@@ -128,4 +129,5 @@ class Settings(BaseSettings):
 
     def tracking_uri(self, sweep_uri: str = "") -> str:
         """The sweep's tracking URI, else the setting, else the project's own database."""
-        return sweep_uri or self.mlflow_tracking_uri or f"sqlite:///{self.home / 'mlflow.db'}"
+        named = sweep_uri or self.mlflow_tracking_uri
+        return database_behind(named, self.home) if named else tracking_uri(self.home)

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.backends.ray.backend import RayBackend
@@ -23,6 +24,8 @@ from orchestrator.controller.notifying import start_notifying
 from orchestrator.controller.presence import PresenceBoard
 from orchestrator.controller.publishing_trouble import PublishingTrouble
 from orchestrator.errors import OrchestratorError
+from orchestrator.stack.description import database_behind
+from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.allowed import check_allowed, check_may_see_login
 from orchestrator.storage.open import open_store
@@ -215,6 +218,7 @@ class StorePublication:
     def _publish(self, sweep: str) -> None:
         plan = self._ledgers.setdefault(sweep, SweepLedger(self._store, sweep)).refresh().plan
         uri = (plan.tracking_uri if plan else "") or self._tracking_uri
+        uri = database_behind(uri, Path(os.environ.get(STACK_VARIABLE, "/nonexistent")))
         if uri != self._tracking_uri:
             check_allowed(uri)
             check_may_see_login(uri)

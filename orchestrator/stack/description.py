@@ -114,6 +114,18 @@ def read_stack(directory: Path) -> Stack | None:
     return stack if stack.is_alive else None
 
 
+def database_behind(uri: str, directory: Path) -> str:
+    """The database of the directory's own MLflow server, where ``uri`` names that server; any other URI as it is.
+
+    So nobody of the stack needs the server's token, not even where a sweep or a setting names its address.
+    """
+    if not uri.startswith("http://") or (stack := read_stack(directory)) is None:
+        return uri
+    own, asked = urlsplit(stack.mlflow_url), urlsplit(uri)
+    is_own = asked.hostname in {own.hostname, "localhost"} and asked.port == own.port
+    return stack.tracking_uri if is_own else uri
+
+
 def write_stack(directory: Path, stack: Stack) -> None:
     """Publish the description: a reader sees the whole of it or nothing."""
     write_private(directory / STACK_FILE, stack.to_bytes().decode())

@@ -59,7 +59,8 @@ def _remedy(error: Exception) -> str:
     """What somebody must do; empty where waiting is enough."""
     text = str(error).lower()
     if getattr(error, "error_code", "") in _FORBIDDEN or " 401" in text or " 403" in text:
-        return "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write there"
+        login = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN,"
+        return f"set {login} to those of a user who may write there"
     if any(sign in text for sign in _READ_ONLY):
         return "let the publisher write there, or name another tracking.uri"
     return ""

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.settings import Settings
 from orchestrator.controller import client
 from orchestrator.controller.actor import StorePublication
 from orchestrator.errors import StorageDeniedError
+from orchestrator.stack.description import Stack, own_identity, write_stack
+from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.storage.allowed import VARIABLE
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
@@ -100,3 +103,23 @@ def test_tracking_server_is_shown_the_clusters_login_only_if_it_is_listed(
             publication.run()
     assert bool(publishers.uris) is is_published
     assert bool(client.read_trouble(asked.store, "sweep")) is not is_published
+
+
+@pytest.mark.parametrize("asked", ["http://localhost:5000"], indirect=True)
+def test_sweep_that_names_the_stacks_own_server_is_written_to_its_database(
+    asked: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, pid_started_at = own_identity()
+    stack = Stack(
+        directory=str(tmp_path), ray_address="", dashboard_url="", mlflow_url="http://127.0.0.1:5000", token_path="",
+        tracking_uri="sqlite:////own.db", pid=pid, pid_started_at=pid_started_at, started_at_s=0.0,
+    )  # fmt: skip
+    write_stack(tmp_path, stack)
+    monkeypatch.setenv(STACK_VARIABLE, str(tmp_path))
+    publishers = Publishers()
+    StorePublication(asked.store, "sqlite:////own.db", publishers).run()
+    assert publishers.uris == ["sqlite:////own.db"]
+    settings = Settings(directory=tmp_path)
+    assert settings.tracking_uri("http://127.0.0.1:5000") == "sqlite:////own.db"
+    assert settings.tracking_uri("http://127.0.0.1:5001") == "http://127.0.0.1:5001"
+    assert settings.tracking_uri("https://mlflow.lab:5000") == "https://mlflow.lab:5000"
