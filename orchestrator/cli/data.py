@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -192,7 +193,11 @@ def sample(  # noqa: PLR0913 - see shard
 
 def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a command of the data plane; its progress and errors go to stderr."""
+    from orchestrator.stack.children import bound_to_parent
+
     command = [sys.executable, "-m", "workloads.data", verb, json.dumps(arguments)]
+    # As after Ctrl-C: it ends its own processes, and removes what they have not finished.
+    command = bound_to_parent(command, signal.SIGINT)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             stdout, _ = child.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,11 +21,18 @@ from orchestrator.units import MIB
 OBJECT_STORE_BYTES = 256 * MIB  # everything large goes through the object store of the project, not through Ray's
 READY_TIMEOUT_S = 180.0
 """For Ray's head to come up on a very busy machine; one that has died is noticed at once."""
+LOCK_FILE = "stack.lock"
+"""In the project's directory: held by the one supervisor that the directory has."""
+NUM_TRIES = 2
+"""For Ray to come up: on a busy machine a second one, with everything cached, often succeeds."""
 GRACE_S = 10.0
 """From the request to end to the kill."""
 IDLE_TIMEOUT_S = 30 * 60.0
 """A stack that nobody has used for this long leaves."""
 _POLL_S = 0.05
+_TEMPORARY = "tmp"
+"""Folder of the temporary folders (``TMPDIR``) of a stack's servers."""
+_END_WITHIN_S = 10.0
 # PR_SET_PDEATHSIG of prctl(2): in a session of its own, nothing else would end a server whose supervisor was killed.
 # The parent is the thread that started it, so that has to live as long as the server is needed.
 _DIE_WITH_PARENT = (
@@ -32,10 +40,18 @@ _DIE_WITH_PARENT = (
 )
 
 
+def bound_to_parent(command: list[str], if_orphaned: signal.Signals = signal.SIGTERM) -> list[str]:
+    """A command whose process gets a signal from the kernel when the one that starts it dies, however that ends."""
+    return [python(), "-I", "-S", "-c", _DIE_WITH_PARENT, str(int(if_orphaned)), *command]
+
+
 class Child:
     """A server in its own session, so that a signal to its process group reaches what it started, and nothing else.
 
     Should this process die without ending it, the kernel sends it ``if_orphaned``. ``stops_by`` asks it to end.
+    With ``temporary`` it gets a temporary folder of its own, which ends with it, and so does every process that has
+    inherited the name of this folder, in whatever group it is. What it printed in its last life is kept in
+    ``<name>.before.log``.
     """
 
     def __init__(
@@ -47,14 +63,21 @@ class Child:
         *,
         if_orphaned: signal.Signals = signal.SIGTERM,
         stops_by: signal.Signals = signal.SIGTERM,
+        temporary: Path | None = None,
     ) -> None:
         self.name = name
         self._stops_by = stops_by
+        self._temporary = temporary
+        if temporary is not None:
+            temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
+            environment = {**environment, "TMPDIR": str(temporary)}
         self.log_path = directory / LOG_FOLDER / f"{name}.log"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            self.log_path.replace(self.log_path.with_suffix(".before.log"))
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [python(), "-I", "-S", "-c", _DIE_WITH_PARENT, str(int(if_orphaned)), *command],
+                bound_to_parent(command, if_orphaned),
                 cwd=directory,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -77,12 +100,15 @@ class Child:
         self._signal(self._stops_by)
 
     def end(self, deadline_s: float) -> None:
-        """Wait for its end until a time of the monotonic clock, then kill its whole process group."""
+        """Wait for its end until a time of the monotonic clock, then kill all that is left of what it started."""
         while self._process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-        # Also after a clean exit: a grandchild may have outlived its parent.
+        # Also after its end, clean or not: a grandchild may have outlived its parent, and keep its port.
         self._signal(signal.SIGKILL)
         self._process.wait()
+        if self._temporary is not None:
+            end_processes_of(self._temporary)
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -90,8 +116,16 @@ class Child:
 
 
 def ray_directory(directory: Path) -> Path:
-    """The closed folder around Ray's own: short, because a socket's path may have 107 characters."""
-    digest = sha256(str(directory).encode()).hexdigest()[:8]
+    """Where the directory's stack keeps Ray's sessions and sockets, and the temporary folders of its servers.
+
+    Its path is short, because a socket's may have 107 characters. It belongs to the directory's lock file, so that
+    whoever holds that lock owns this folder: a directory that was deleted and made again has another one.
+    """
+    try:
+        lock = (directory / LOCK_FILE).stat().st_ino
+    except FileNotFoundError:
+        lock = 0
+    digest = sha256(f"{directory}#{lock}".encode()).hexdigest()[:8]
     return Path(tempfile.gettempdir(), f"orc-{os.getuid()}-{digest}")
 
 
@@ -100,30 +134,93 @@ def ray_sessions(closed: Path) -> Path:
     return closed / "r"
 
 
-def start_ray(directory: Path, *, port: int, dashboard_port: int, agent_port: int) -> Child:
-    """Start a Ray head that stays in the foreground of its own session."""
-    home = ray_directory(directory)
-    shutil.rmtree(home, ignore_errors=True)  # the last stack's sessions: their logs end with the next start
+def make_ray_directory(home: Path) -> None:
+    """Make a stack's folder anew: an earlier stack may have been killed before it removed it.
+
+    Raises:
+        ClusterError: somebody else has made it.
+    """
+    remove_ray_directory(home)
     try:
         home.mkdir(mode=0o700)  # its name can be guessed: never use a directory that somebody else has made
     except FileExistsError as error:
         message = f"{home} is not ours and cannot be removed, but Ray's sockets belong there; delete it"
         raise ClusterError(message) from error
+
+
+def remove_ray_directory(home: Path) -> None:
+    """Remove the folder of a stack whose supervisor has ended, and end what still runs of it."""
+    with suppress(FileNotFoundError):
+        if not home.is_symlink() and home.stat().st_uid == os.getuid():
+            for temporary in (home / _TEMPORARY).glob("*"):
+                end_processes_of(temporary)
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def end_processes_of(temporary: Path) -> None:
+    """Kill every process that has this temporary folder in its environment, until there is none (a few seconds)."""
+    mark = f"TMPDIR={temporary}".encode()
+    deadline_s = time.monotonic() + _END_WITHIN_S
+    while sum(_kill_if_marked(int(entry.name), mark) for entry in Path("/proc").glob("[0-9]*")):
+        if time.monotonic() > deadline_s:
+            return
+        time.sleep(_POLL_S)
+
+
+def _kill_if_marked(pid: int, mark: bytes) -> bool:
+    """Whether a process was found that has this in its environment; it is killed."""
+    try:
+        descriptor = os.pidfd_open(pid)  # from here on the number cannot come to mean another process
+    except OSError:
+        return False
+    try:
+        if mark not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except OSError:  # it has ended, or is somebody else's
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def start_ray(directory: Path, home: Path, *, port: int, dashboard_port: int, agent_port: int) -> Child:
+    """Start a Ray head that stays in the foreground of its own session, with its files in ``home``."""
     command = [
         python(), "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
         "--include-dashboard=true", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={dashboard_port}",
         f"--dashboard-agent-listen-port={agent_port}", f"--temp-dir={ray_sessions(home)}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
     ]  # fmt: skip
-    return Child("ray", command, directory, child_environment(directory))
+    return Child("ray", command, directory, child_environment(directory), temporary=home / _TEMPORARY / "ray")
 
 
-def is_ray_ready(directory: Path) -> bool:
+def is_ray_ready(home: Path) -> bool:
     """Whether Ray's head has come up: it then writes its address into its directory."""
-    return (ray_sessions(ray_directory(directory)) / "ray_current_cluster").exists()
+    return (ray_sessions(home) / "ray_current_cluster").exists()
 
 
-def start_mlflow(directory: Path, *, port: int) -> Child:
+def what_died(home: Path, ray: Child) -> str:
+    """Which process of a Ray that has ended was the first to die, as Ray has noted it: ``raylet``."""
+    with suppress(OSError):
+        noted = (ray_sessions(home) / "session_latest" / "logs" / "ray_process_exit.log").read_text(encoding="utf-8")
+        names = dict.fromkeys(re.findall(r"^ +(\w+) \[exit code=", noted, re.MULTILINE))
+        if names:
+            return ", ".join(names)
+    return f"ray start, exit code {ray.exit_code}"
+
+
+def set_ray_files_aside(directory: Path, home: Path) -> None:
+    """Make room for the next Ray of a stack; the logs of the one that died are kept in ``logs/ray-before``."""
+    kept = directory / LOG_FOLDER / "ray-before"
+    shutil.rmtree(kept, ignore_errors=True)
+    with suppress(OSError):
+        logs = (ray_sessions(home) / "session_latest" / "logs").resolve()
+        shutil.copytree(logs, kept, ignore_dangling_symlinks=True)
+    shutil.rmtree(ray_sessions(home), ignore_errors=True)
+
+
+def start_mlflow(directory: Path, home: Path, *, port: int) -> Child:
     """Start an MLflow server on the project's database, behind everything else that wants the processor.
 
     Whoever asks it needs the token that ``renew_mlflow_token`` has made.
@@ -131,4 +228,10 @@ def start_mlflow(directory: Path, *, port: int) -> Child:
     command = [
         "nice", "-n", "10", python(), "-m", "orchestrator.stack.mlflow_server", str(directory), str(port)
     ]  # fmt: skip
-    return Child("mlflow", command, directory, child_environment(directory))
+    return Child("mlflow", command, directory, child_environment(directory), temporary=home / _TEMPORARY / "mlflow")
+
+
+def revive_services(directory: Path, home: Path) -> Child:
+    """Let a Ray that was started again have the services that the last one had: controllers and publishers."""
+    command = [python(), "-m", "orchestrator.controller.calls", str(directory), "--revive"]
+    return Child("revive", command, directory, child_environment(directory), temporary=home / _TEMPORARY / "revive")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from orchestrator.stack.children import OBJECT_STORE_BYTES, ray_sessions
 from orchestrator.stack.description import make_private
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
 from orchestrator.stack.raylet_messages import log_raylet_messages
+from orchestrator.storage.scratch import scratch_folder
 
 
 @contextmanager
@@ -30,21 +29,19 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
     import ray
 
     log_raylet_messages()
-    # Short, as a socket's path may have 107 characters, and its own: two of these may run at once.
-    closed = Path(tempfile.mkdtemp(prefix="orc-fg-"))
-    try:
-        ray.init(
-            address="local",
-            namespace=namespace,
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            _node_ip_address=LOOPBACK,
-            _temp_dir=str(ray_sessions(closed)),
-        )
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(closed, ignore_errors=True)
+    with scratch_folder("fg") as closed:  # its own: two of these may run at once
+        try:
+            ray.init(
+                address="local",
+                namespace=namespace,
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _node_ip_address=LOOPBACK,
+                _temp_dir=str(ray_sessions(closed)),
+            )
+            yield
+        finally:
+            ray.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from orchestrator.storage.dataset_files import (
     read_class_table,
     read_dataset_file,
 )
+from orchestrator.storage.scratch import scratch_folder
 from workloads.data.convert.formats import CONVERTERS, list_source
 from workloads.data.convert.listing import describe_conversion
 from workloads.data.convert.request import WriteRequest
@@ -120,12 +120,12 @@ def sample(arguments: Arguments) -> dict[str, Any]:
 
 def _scan(target: Target, policy: BadSamples, num_processes: int, check: ImageCheck) -> ScannedSplits:
     plan = plan_external(target.splits, target.classes, multi_label=target.multi_label, policy=policy)
-    with tempfile.TemporaryDirectory(prefix="index-") as folder, ShardBar("reading shards") as bar:
+    with scratch_folder("index") as folder, ShardBar("reading shards") as bar:
         sizes = [shard.size_bytes for shards in target.splits.values() for shard in shards]
         bar.start("reading shards", sum(sizes))
         return scan_splits(
             plan,
-            Path(folder),
+            folder,
             num_processes=num_processes,
             tick=lambda done, _: bar.advance(sizes[done - 1]),
             check=check,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from orchestrator.backends.classify import failure_from
@@ -31,6 +28,7 @@ from orchestrator.errors import FailureKind
 from orchestrator.observability.attempts import AttemptMetrics
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
+from orchestrator.storage.scratch import scratch_folder
 
 Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
 
@@ -172,14 +170,11 @@ class AttemptRun:
         """The workers have their own scratch and logs; this folder takes what Ray Train writes."""
         watcher = threading.Thread(target=self._watch_start, args=(gang, settings, place), name="stalls", daemon=True)
         watcher.start()
-        scratch = Path(tempfile.mkdtemp(prefix="gang-"))
-        try:
+        with scratch_folder("gang") as scratch:
             home = GangHome(runner=place.name, namespace=place.namespace, scratch=scratch)
             if isinstance(gang, SearchDesk):
                 return run_search(self.request, gang, settings, home, self._stop)
             return run_gang(self.request, gang, settings, home)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def _watch_start(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> None:
         """End the attempt if its workers do not come. Nothing can call its thread back, so the runner must leave."""
@@ -209,21 +204,17 @@ class AttemptRun:
     def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:
         request = self.request
         store = open_store(request.store_uri)
-        scratch = Path(tempfile.mkdtemp(prefix="attempt-"))
         cache = make_cache()
-        context = ExecutionContext(
-            store=store, scratch=scratch, cache=cache, report=self._show, should_stop=self._stop.is_set
-        )
         name = log_name(request.sweep, request.job, request.attempt_number, key=request.key)
-        # The log lies beside the scratch directory: a job may empty its scratch.
-        log_path = scratch.with_suffix(".log")
-        try:
+        with scratch_folder("attempt") as scratch:
+            context = ExecutionContext(
+                store=store, scratch=scratch, cache=cache, report=self._show, should_stop=self._stop.is_set
+            )
+            # The log lies beside the scratch directory: a job may empty its scratch.
+            log_path = scratch.with_suffix(".log")
             with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
                 self._logged = logged_process(log_path, name)
                 return self._call(entry_point, context)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            log_path.unlink(missing_ok=True)
 
     def _call(self, entry_point: EntryPoint, context: ExecutionContext) -> JobResult:
         try:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +24,7 @@ from orchestrator.observability.machine import describe_machine
 from orchestrator.security import redaction
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
+from orchestrator.storage.scratch import scratch_folder
 
 _EXCHANGE_EVERY_S = 0.5
 _EXCHANGE_TIMEOUT_S = 30.0
@@ -55,7 +53,6 @@ def _execute(
     request: JobRequest, settings: RunnerSettings, line: RunnerLine, rank: int, world_size: int
 ) -> dict[str, Any]:
     store = open_store(request.store_uri)
-    scratch = Path(tempfile.mkdtemp(prefix="attempt-"))
     cache = make_cache()
     metrics = AttemptMetrics(request)
 
@@ -63,18 +60,18 @@ def _execute(
         line.show(metrics.complete(progress))
         metrics.show(progress)
 
-    context = ExecutionContext(
-        store=store,
-        scratch=scratch,
-        cache=cache,
-        report=show,
-        should_stop=line.must_stop.is_set,
-        rank=rank,
-        world_size=world_size,
-    )
     name = log_name(request.sweep, request.job, request.attempt_number, rank, key=request.key)
-    log_path = scratch.with_suffix(".log")
-    try:
+    with scratch_folder("attempt") as scratch:
+        context = ExecutionContext(
+            store=store,
+            scratch=scratch,
+            cache=cache,
+            report=show,
+            should_stop=line.must_stop.is_set,
+            rank=rank,
+            world_size=world_size,
+        )
+        log_path = scratch.with_suffix(".log")
         with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
             line.tell({"process": logged_process(log_path, name).to_json(), "machine": describe_machine()})
             try:
@@ -82,9 +79,6 @@ def _execute(
             except BaseException:
                 traceback.print_exc(file=sys.stderr)  # into the rank's log
                 raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        log_path.unlink(missing_ok=True)
 
 
 class RunnerLine:

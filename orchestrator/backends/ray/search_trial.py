@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import queue
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any, Self
 
 from ray.tune import Trainable
@@ -35,6 +32,7 @@ from orchestrator.contract import (
 from orchestrator.errors import FailureKind
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
+from orchestrator.storage.scratch import scratch_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,20 +163,20 @@ class _TrialRun:
         request, setting = self._request, self._setting
         settings = RunnerSettings.from_json(setting.settings)
         store = open_store(request.store_uri)
-        scratch, cache = Path(tempfile.mkdtemp(prefix="trial-")), make_cache()
-        context = ExecutionContext(
-            store=store,
-            scratch=scratch,
-            cache=cache,
-            report=line.show,
-            should_stop=lambda: self._stop.is_set() or line.must_stop.is_set(),
-            watch=Watch(rungs=setting.rungs, tell=self._tell, probe=setting.probe),
-        )
         # Beside the logs of the search itself, whose rank is 0.
         rank = setting.number + 1
         name = log_name(request.sweep, setting.search, setting.attempt_number, rank, key=setting.search_key)
-        log_path = scratch.with_suffix(".log")
-        try:
+        cache = make_cache()
+        with scratch_folder("trial") as scratch:
+            context = ExecutionContext(
+                store=store,
+                scratch=scratch,
+                cache=cache,
+                report=line.show,
+                should_stop=lambda: self._stop.is_set() or line.must_stop.is_set(),
+                watch=Watch(rungs=setting.rungs, tell=self._tell, probe=setting.probe),
+            )
+            log_path = scratch.with_suffix(".log")
             with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
                 line.tell({"process": logged_process(log_path, name).to_json()})
                 try:
@@ -186,9 +184,6 @@ class _TrialRun:
                 except BaseException:
                     traceback.print_exc(file=sys.stderr)  # into the trial's log
                     raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            log_path.unlink(missing_ok=True)
 
     def _tell(self, evaluation: Evaluation) -> None:
         """Say it, and wait until it is decided whether to go on; a trial that must not is asked to stop."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import as_completed
@@ -34,6 +33,7 @@ from orchestrator.storage.dataset_files import (
     read_dataset_file,
 )
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.scratch import scratch_folder
 from workloads.data.convert.items import WHOLE_FILE, Conversion, Items, SourceItem
 from workloads.data.convert.request import Layout, WriteRequest
 from workloads.data.pool import owned_pool
@@ -187,8 +187,8 @@ def write_one(task: ShardTask) -> ShardEntry:
         UserError: an image of the source is gone, unreadable or shorter than it was.
     """
     store = open_store(task.destination_uri)
-    with tempfile.TemporaryDirectory(prefix="shard-") as folder:
-        path = Path(folder) / task.name
+    with scratch_folder("shard") as folder:
+        path = folder / task.name
         num_samples = write_shard(source_samples(task.items, multi_label=task.multi_label), path)
         with path.open("rb") as file:
             digest = file_digest(file, "sha256").hexdigest()
