@@ -1,4 +1,4 @@
-"""From the settings to a controller that answers: the user's cluster, this directory's stack, or this very process."""
+"""From the settings to a controller that answers: the user's cluster, or this very process."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.wish import Wish
-from orchestrator.controller.connect import ControllerLink, ensure_controller, ensure_publisher
 from orchestrator.errors import ClusterError, OrchestratorError
-from orchestrator.stack.attach import attach_cluster, attach_stack, detach
+from orchestrator.stack.attach import attach_cluster, detach
 from orchestrator.stack.description import (
     BUCKET,
     CLIENT_FILE,
     S3_FOLDER,
     Stack,
-    touch_stack,
 )
 from orchestrator.stack.foreground import foreground_cluster
-from orchestrator.stack.start import ensure_stack
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
+
+if TYPE_CHECKING:
+    from orchestrator.controller.connect import ControllerLink  # with Ray, which takes a second
 
 _CHECK_EVERY_S = 5.0
 _PUBLISH_WAIT_S = 60.0
@@ -61,8 +61,6 @@ class Connection:
         """Every few seconds: revive a controller that does not answer, and say that the stack is in use."""
         if time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
             return
-        if not self.settings.driver_address:
-            touch_stack(self.settings.home)
         try:
             self.link = _ensure(self.settings, self.store.uri)
         except OrchestratorError as error:
@@ -90,6 +88,8 @@ def connect(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator
         ClusterError: the cluster or the stack cannot be used.
         ControllerError: the cluster's controller serves another store.
     """
+    from orchestrator.controller.connect import ensure_publisher
+
     with _attached(settings, store_uri, foreground=foreground) as addresses:
         link = _ensure(settings, store_uri)
         if link.notice:
@@ -109,17 +109,10 @@ def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterat
         with foreground_cluster(settings.home, settings.namespace):
             yield {}
         return
-    addresses = {}
-    if settings.driver_address:
-        attach_cluster(settings.driver_address, settings.namespace, token=settings.read_token())
-        _check_reach(settings, store_uri)
-    else:
-        stderr_console().print("Starting Ray and MLflow, or finding them running ...")
-        stack = ensure_stack(settings.home)
-        attach_stack(stack, settings.namespace)
-        addresses = addresses_of(stack)
+    attach_cluster(settings.driver_address, settings.namespace, token=settings.read_token())
+    _check_reach(settings, store_uri)
     try:
-        yield addresses
+        yield {}
     finally:
         detach()
 
@@ -157,4 +150,6 @@ def addresses_of(stack: Stack) -> dict[str, str]:
 
 
 def _ensure(settings: Settings, store_uri: str) -> ControllerLink:
+    from orchestrator.controller.connect import ensure_controller
+
     return ensure_controller(store_uri, settings.cluster, settings.namespace)

@@ -14,7 +14,7 @@ from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.selection import Condition, select
-from orchestrator.cli.status import open_existing_store, require_sweep
+from orchestrator.cli.status import open_existing_store, require_sweep, revive_killed_stack
 from orchestrator.controller.client import Consent, SweepLedger
 from orchestrator.controller.inbox import Retry, Submit, read_inbox
 from orchestrator.controller.lease import read_lease
@@ -109,6 +109,7 @@ def give_order(sweep: str, order: Order, send: Send, sending: Sending, choice: C
         if not sending.yes and not confirmed(question, subject=subject):
             return ExitCode.REFUSED
     given = Given(order=order, message_id=send(store, jobs), jobs=jobs, form=sending.form)
+    revive_killed_stack(ledger.refresh())
     return _conclude(store, _wait(store, ledger, given.message_id), given)
 
 

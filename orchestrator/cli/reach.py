@@ -14,13 +14,18 @@ _STORE_S = 4.0
 
 @contextmanager
 def reach(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[Submitter]:
-    """Whatever leads to the cluster that the settings name: its dashboard, its store alone, or a connection to Ray.
+    """Whatever leads to the cluster of the settings: its dashboard, its store, a connection to Ray, or the local stack.
 
     Raises:
         ClusterError, ControllerError: as ``connect``.
         SpecError: as ``require_meeting_place``.
     """
-    if foreground or not settings.is_remote:
+    if not foreground and not settings.is_remote and not settings.driver_address:
+        from orchestrator.cli.stack_connection import connect_stack
+
+        with connect_stack(settings, store_uri) as stack:
+            yield stack
+    elif foreground or not settings.is_remote:
         from orchestrator.cli.connect import connect  # Ray takes a second, which nobody else needs
 
         with connect(settings, store_uri, foreground=foreground) as connection:

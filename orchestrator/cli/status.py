@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.brief import brief_reason
-from orchestrator.cli.console import stdout_console
+from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, print_document
@@ -23,6 +23,7 @@ from orchestrator.contract import Progress
 from orchestrator.controller.client import list_sweeps, load_snapshot
 from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError, UserError
 from orchestrator.spec.suggest import did_you_mean
+from orchestrator.stack.description import read_description
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.open import is_initialised, open_store
@@ -74,6 +75,7 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
     require_sweep(store, sweep)
     standing = read_standing(store, load_snapshot(store, sweep), prices=table)
     snapshot = standing.snapshot
+    revive_killed_stack(snapshot)
     if form is DocumentForm.TABLE:
         compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
         stdout_console().print(status_table(standing))
@@ -82,6 +84,25 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
         compare = compare_link(store, snapshot.plan) if snapshot.plan is not None else ""
         print_document({**status_document(standing), "compare": compare}, form)
     return exit_code_for(snapshot)
+
+
+def revive_killed_stack(snapshot: Snapshot) -> None:
+    """Have the project's stack started again if its supervisor was killed and the sweep is not at its end.
+
+    For commands that look at a sweep or steer it and need no stack themselves: none of them waits for it.
+    """
+    settings = Settings()
+    if snapshot.state.is_final or settings.is_remote or settings.driver_address:
+        return
+    killed = read_description(settings.home)
+    if killed is None or killed.is_alive or snapshot.cluster not in {"", settings.cluster}:
+        return
+    from orchestrator.stack.start import restart_killed_stack
+
+    if restart_killed_stack(settings.home) is not None:
+        died = f"The supervisor of the local stack (pid {killed.pid}) has died"
+        again = "the stack starts again, and the sweep goes on from its checkpoints."
+        stderr_console().print(f"{died}; {again}", markup=False, soft_wrap=True)
 
 
 def status_document(standing: Standing) -> dict[str, Any]:

@@ -20,7 +20,13 @@ from orchestrator.cli.money import read_prices
 from orchestrator.cli.pace import Pacer
 from orchestrator.cli.screen import frame
 from orchestrator.cli.standing import Standing, read_standing
-from orchestrator.cli.status import exit_code_for, failure_lines, open_existing_store, require_sweep
+from orchestrator.cli.status import (
+    exit_code_for,
+    failure_lines,
+    open_existing_store,
+    require_sweep,
+    revive_killed_stack,
+)
 from orchestrator.controller.client import SweepLedger
 from orchestrator.errors import StorageError
 from orchestrator.state.job_table import JobTable
@@ -105,7 +111,7 @@ def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
     with _keys() as has_left, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
-                watching.look()
+                revive_killed_stack(watching.look().snapshot)
             live.update(view(watching, console), refresh=True)
             if watching.standing.snapshot.state.is_final or has_left(every_s):
                 return
@@ -116,6 +122,7 @@ def _in_lines(watching: Watching, every_s: float) -> None:
     while True:
         standing = watching.look()
         lines.show(standing)
+        revive_killed_stack(standing.snapshot)
         if standing.snapshot.state.is_final:
             return
         time.sleep(every_s)

@@ -143,6 +143,15 @@ def find_controller(namespace: str = NAMESPACE) -> ControllerSettings | None:
         return None
 
 
+def wake_controller(namespace: str, sweep: str) -> bool:
+    """Tell a namespace's controller to look into a sweep's inbox now; false if there is none."""
+    handle: Any = _find(CONTROLLER_NAME, namespace)
+    if handle is None:
+        return False
+    handle.wake.remote(sweep)
+    return True
+
+
 def _ensure_watchdog(settings: ControllerSettings) -> None:
     """One that answers: a watchdog that hangs would let a controller hang, too. A starting one is not waited for."""
     existed = _find(WATCHDOG_NAME, settings.namespace)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -19,6 +22,8 @@ TOKEN_PARAMETER = "token"  # noqa: S105 - of links to MLflow's pages: its name
 DATABASE_FILE = "mlflow.db"
 MLFLOW_ARTIFACTS = "mlflow-artifacts"
 LOG_FOLDER = "logs"
+SERVICES_FOLDER = "services"
+"""What controllers and publishers of a running stack were started with."""
 S3_FOLDER = "s3"
 BUCKET = "orchestrator"
 """Of the local S3 server; exists once it is ready."""
@@ -54,6 +59,10 @@ class Stack:
     """Of the local S3 server; empty without one."""
     start_s: float = 0.0
     """How long it took to be ready."""
+    num_ray_starts: int = 1
+    """One more after each death of its Ray: whoever was connected must connect again."""
+    trouble: str = ""
+    """What has died and is being started again, as a sentence; empty while all is well."""
 
     @property
     def is_alive(self) -> bool:
@@ -107,11 +116,37 @@ def tracking_uri(directory: Path) -> str:
 
 def read_stack(directory: Path) -> Stack | None:
     """The directory's running stack; ``None`` if there is none, or its description is of one that has died."""
+    stack = read_description(directory)
+    return stack if stack is not None and stack.is_alive else None
+
+
+def read_description(directory: Path) -> Stack | None:
+    """What a stack said of itself last, whether it runs or was killed; one that ended in order has taken it back."""
     try:
-        stack = Stack.from_bytes((directory / STACK_FILE).read_bytes())
+        return Stack.from_bytes((directory / STACK_FILE).read_bytes())
     except (FileNotFoundError, ValueError, TypeError):
         return None
-    return stack if stack.is_alive else None
+
+
+def remove_description(directory: Path) -> None:
+    """Take back what a stack said, and what it remembers; only for whoever holds the directory's lock."""
+    (directory / STACK_FILE).unlink(missing_ok=True)
+    shutil.rmtree(directory / SERVICES_FOLDER, ignore_errors=True)
+
+
+def remember_service(directory: Path, service: Mapping[str, str]) -> None:
+    """Keep what a controller and its publisher were started with, so that they can be started again with Ray."""
+    text = json.dumps(service, sort_keys=True, indent=1)
+    folder = directory / SERVICES_FOLDER
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{sha256(service['namespace'].encode()).hexdigest()[:12]}.json"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_private(path, text)  # the address of a tracking server may hold a password
+
+
+def remembered_services(directory: Path) -> list[dict[str, str]]:
+    """All that was kept, one per namespace."""
+    return [json.loads(path.read_bytes()) for path in sorted((directory / SERVICES_FOLDER).glob("*.json"))]
 
 
 def database_behind(uri: str, directory: Path) -> str:

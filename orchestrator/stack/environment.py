@@ -59,7 +59,8 @@ def child_environment(directory: Path) -> dict[str, str]:
         **_no_metrics(os.environ),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # 30 s by default, for services; our actors never drain
-        "RAY_START_HOOK": "orchestrator.stack.ray_hook.leave_out_ray_client",
+        "RAY_gcs_server_port_wait_time_s": "120",  # 20 s by default, too little for a busy machine; see ray_hook, too
+        "RAY_START_HOOK": "orchestrator.stack.ray_hook.prepare_start",
         "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
         # Ray's agents call pip and python by name, also where no shell has activated this environment.
         "PATH": os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *_path(os.environ)])),

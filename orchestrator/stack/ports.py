@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from random import SystemRandom
 
@@ -30,3 +31,19 @@ def free_ports(count: int) -> list[int]:
         message = f"found {len(chosen)} of {count} free ports between {FIRST_PORT} and {LAST_PORT}; close some servers"
         raise OSError(message)
     return chosen
+
+
+def are_free(ports: Iterable[int]) -> bool:
+    """Whether a server can have these ports of loopback again.
+
+    Connections that a killed server left behind hold its port for a minute, but not against a new server.
+    """
+    with ExitStack() as held:
+        try:
+            for port in ports:
+                probe = held.enter_context(socket.socket())
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

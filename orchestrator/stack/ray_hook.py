@@ -2,9 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.stack.description import start_ticks_of
+
+NODE_WAIT_S: Final = 150.0
+"""For a raylet to be in Ray's tables. Ray itself waits for 30 s (``raylet_start_wait_time_s``, a local variable of
+``ray._private.node.Node.__init__`` in 2.60), which a busy machine may well need for the imports of its agents."""
+_LOOK_EVERY_S: Final = 0.5
 
 
-def leave_out_ray_client(parameters: Any, _is_head: object) -> None:  # noqa: ANN401 - ray._private.parameter.RayParams
-    """Start no Ray Client server: nobody here uses it, and it would open one more port and take one more process."""
+def prepare_start(parameters: Any, _is_head: object) -> None:  # noqa: ANN401 - ray._private.parameter.RayParams
+    """Start no Ray Client server, which nobody here uses and which takes a port and a process; be patient."""
     parameters.ray_client_server_port = None
+    wait_longer_for_node()
+
+
+def wait_longer_for_node(limit_s: float = NODE_WAIT_S) -> None:
+    """Make this process wait for its raylet for ``limit_s`` instead of 30 s, but not for one that has died."""
+    from ray._private import services
+
+    ask = services.get_node
+
+    def get_node(gcs_address: str, node_id: str) -> Any:  # noqa: ANN401 - untyped in Ray
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            try:
+                return ask(gcs_address, node_id)  # type: ignore[no-untyped-call]
+            except RuntimeError:
+                if _has_dead_children():
+                    # Not the RuntimeError that Ray's own loop would take for "not yet".
+                    raise ChildProcessError("a process of Ray died while Ray started") from None
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(_LOOK_EVERY_S)
+
+    services.get_node = get_node
+
+
+def _has_dead_children() -> bool:
+    listings = [Path(task, "children") for task in Path("/proc/self/task").iterdir()]
+    pids = [int(pid) for listing in listings for pid in listing.read_text(encoding="ascii").split()]
+    return any(start_ticks_of(pid) is None for pid in pids)

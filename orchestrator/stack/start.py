@@ -7,16 +7,37 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from orchestrator.errors import ClusterError
-from orchestrator.stack.children import GRACE_S, IDLE_TIMEOUT_S, READY_TIMEOUT_S
-from orchestrator.stack.description import LOG_FOLDER, WITH_S3, Stack, make_private, read_stack, touch_stack
+from orchestrator.stack.children import (
+    GRACE_S,
+    IDLE_TIMEOUT_S,
+    LOCK_FILE,
+    NUM_TRIES,
+    READY_TIMEOUT_S,
+    ray_directory,
+    remove_ray_directory,
+)
+from orchestrator.stack.description import (
+    LOG_FOLDER,
+    WITH_S3,
+    Stack,
+    make_private,
+    read_description,
+    read_stack,
+    remove_description,
+    start_ticks_of,
+    touch_stack,
+    write_stack,
+)
 from orchestrator.stack.environment import child_environment, python
 
 START_LOCK_FILE = "stack-start.lock"
+STACK_LOG = "stack.log"
 _POLL_S = 0.05
 
 
@@ -31,43 +52,100 @@ def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, wit
     """
     home = directory.absolute()
     make_private(home)
-    with FileLock(home / START_LOCK_FILE):
-        arguments = [WITH_S3] if with_s3 else []
-        stack = read_stack(home) or _start(home, idle_timeout_s, arguments)
-    if with_s3 and not stack.s3_url:
-        message = f"the stack of {home} runs without an S3 server; run `orchestrator down`, then `orchestrator up --s3`"
-        raise ClusterError(message)
-    touch_stack(home)
-    return stack
+    deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + GRACE_S
+    while True:
+        with FileLock(home / START_LOCK_FILE):
+            stack = read_stack(home) or _start(home, idle_timeout_s, with_s3=with_s3 or _had_s3(home))
+        if with_s3 and not stack.s3_url:
+            message = (
+                f"the stack of {home} runs without an S3 server; run `orchestrator down`, then `orchestrator up --s3`"
+            )
+            raise ClusterError(message)
+        touch_stack(home)
+        if not stack.trouble:
+            return stack
+        if time.monotonic() > deadline_s:
+            message = f"{stack.trouble}, and is not up again; see {home / LOG_FOLDER / STACK_LOG}"
+            raise ClusterError(message)
+        time.sleep(_POLL_S)  # its supervisor starts it again
 
 
 def stop_stack(directory: Path) -> bool:
-    """End the directory's stack with all that runs on it; false if there is none. Checkpoints and results stay."""
+    """End the directory's stack with all that runs on it; false if there is none. Checkpoints and results stay.
+
+    What a killed stack has left is removed, too.
+    """
     home = directory.absolute()
     stack = read_stack(home)
     if stack is None:
-        return False
+        return _tidy_up(home)
     _signal(stack, signal.SIGTERM)
     deadline_s = time.monotonic() + GRACE_S + 5.0
     while stack.is_alive:
         if time.monotonic() > deadline_s:
-            # Its children notice: Ray's head has a process that ends the rest when the head is gone.
             _signal(stack, signal.SIGKILL)
         time.sleep(_POLL_S)
+    _tidy_up(home)
     return True
 
 
-def _start(home: Path, idle_timeout_s: float, arguments: list[str]) -> Stack:
-    log_path = home / LOG_FOLDER / "stack.log"
+def _tidy_up(home: Path) -> bool:
+    """End and remove what a killed stack has left; whether there was one."""
+    if not (home / LOCK_FILE).exists():
+        return False
+    try:
+        with FileLock(home / LOCK_FILE, timeout=0):
+            was_there = read_description(home) is not None
+            remove_ray_directory(ray_directory(home))
+            remove_description(home)
+            return was_there
+    except Timeout:
+        return False  # a stack is starting or ending
+
+
+def _had_s3(home: Path) -> bool:
+    """Whether the stack that was killed here had an S3 server: sweeps may have their store there."""
+    killed = read_description(home)
+    return killed is not None and bool(killed.s3_url)
+
+
+def restart_killed_stack(directory: Path) -> Stack | None:
+    """Begin to start the directory's stack again if its supervisor was killed, without waiting for it.
+
+    Returns what the killed one said of itself; ``None`` if there is none, and nothing was done. From here on
+    ``read_stack`` finds the new one, with its trouble.
+    """
+    home = directory.absolute()
+    if (killed := read_description(home)) is None or killed.is_alive:
+        return None
+    try:
+        with FileLock(home / START_LOCK_FILE, timeout=0):
+            if (killed := read_description(home)) is None or killed.is_alive:
+                return None
+            pid = _launch(home, IDLE_TIMEOUT_S, with_s3=bool(killed.s3_url)).pid
+            trouble = f"The supervisor of the local stack (pid {killed.pid}) has died"
+            write_stack(home, replace(killed, pid=pid, pid_started_at=start_ticks_of(pid) or 0, trouble=trouble))
+    except Timeout:
+        return None  # somebody else starts it
+    return killed
+
+
+def _launch(home: Path, idle_timeout_s: float, *, with_s3: bool) -> subprocess.Popen[bytes]:
+    log_path = home / LOG_FOLDER / STACK_LOG
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    command = [python(), "-m", "orchestrator.stack.supervisor", str(home), str(idle_timeout_s), *arguments]
+    command = [python(), "-m", "orchestrator.stack.supervisor", str(home), str(idle_timeout_s)]
+    command += [WITH_S3] if with_s3 else []
     with log_path.open("wb") as log:
         # Its own session: Ctrl-C and a closing terminal reach this command, not the stack.
-        supervisor = subprocess.Popen(
+        return subprocess.Popen(
             command, cwd=home, env=child_environment(home), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
-    deadline_s = time.monotonic() + READY_TIMEOUT_S + GRACE_S
+
+
+def _start(home: Path, idle_timeout_s: float, *, with_s3: bool) -> Stack:
+    supervisor = _launch(home, idle_timeout_s, with_s3=with_s3)
+    deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + GRACE_S
     while time.monotonic() < deadline_s:
         stack = read_stack(home)
         if stack is not None and stack.pid == supervisor.pid:
@@ -77,9 +155,17 @@ def _start(home: Path, idle_timeout_s: float, arguments: list[str]) -> Stack:
         time.sleep(_POLL_S)
     with suppress(ProcessLookupError):
         supervisor.terminate()
-    said = log_path.read_text(encoding="utf-8", errors="replace").strip()
-    message = f"the local stack of {home} did not come up; {log_path} says:\n{said}"
-    raise ClusterError(message)
+    reason = why_stack_ended(home) or f"see {home / LOG_FOLDER / STACK_LOG}"
+    raise ClusterError(f"the local stack of {home} did not come up: {reason}")
+
+
+def why_stack_ended(directory: Path) -> str:
+    """The last error that a directory's stack has logged; empty if it ended in order."""
+    try:
+        logged = (directory / LOG_FOLDER / STACK_LOG).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "".join([line.partition(" ERROR ")[2] for line in logged.splitlines() if " ERROR " in line][-1:])
 
 
 def _signal(stack: Stack, number: signal.Signals) -> None:

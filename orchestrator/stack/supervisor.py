@@ -1,8 +1,9 @@
 """The parent of a stack: ``python -m orchestrator.stack.supervisor DIRECTORY [IDLE_TIMEOUT_S] [--s3]``.
 
 It starts Ray, MLflow and, if asked to, an S3 server side by side, publishes ``stack.json`` when Ray and the S3
-server answer, watches them, and ends them when it is told to (SIGTERM),
-when Ray dies, or when nobody has used them for a while. A live sweep counts as use.
+server answer, watches them, starts again what dies (after Ray, also the controllers that it had), and ends them when
+it is told to (SIGTERM), when its directory is deleted, or when nobody has used them for a while. A live sweep counts
+as use.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from filelock import FileLock, Timeout
 
@@ -23,53 +27,117 @@ from orchestrator.errors import ClusterError
 from orchestrator.stack.children import (
     GRACE_S,
     IDLE_TIMEOUT_S,
+    LOCK_FILE,
+    NUM_TRIES,
     READY_TIMEOUT_S,
     Child,
     is_ray_ready,
+    make_ray_directory,
+    ray_directory,
+    remove_ray_directory,
+    revive_services,
+    set_ray_files_aside,
     start_mlflow,
     start_ray,
+    what_died,
 )
 from orchestrator.stack.description import (
     S3_FOLDER,
-    STACK_FILE,
     WITH_S3,
     Stack,
     make_private,
     own_identity,
+    remembered_services,
+    remove_description,
     touch_stack,
     touched_at_s,
     tracking_uri,
     write_stack,
 )
 from orchestrator.stack.environment import LOOPBACK, ensure_token, renew_mlflow_token
-from orchestrator.stack.ports import free_ports
+from orchestrator.stack.ports import are_free, free_ports
 
 if TYPE_CHECKING:
     from orchestrator.stack.s3_server import S3Server
 
-LOCK_FILE = "stack.lock"
-WATCH_EVERY_S = 1.0
-MAX_MLFLOW_STARTS = 3
+WATCH_EVERY_S = 0.5
+MAX_STARTS_PER_HOUR = 10
+"""Of Ray, and of MLflow: one that dies more often than this has a reason that another start does not change."""
+_HOUR_S = 3600.0
+MAX_REVIVALS = 5
 _LOG = logging.getLogger("orchestrator.stack")
 
 
+class StartLimit:
+    """How often something may be started within an hour."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started_at_s: deque[float] = deque()
+
+    def allows_start(self) -> bool:
+        """Whether it may be started now; counts as a start if so."""
+        now_s = self._clock()
+        while self._started_at_s and self._started_at_s[0] <= now_s - _HOUR_S:
+            self._started_at_s.popleft()
+        if len(self._started_at_s) >= MAX_STARTS_PER_HOUR:
+            return False
+        self._started_at_s.append(now_s)
+        return True
+
+
+class DirectoryLock:
+    """The right to be the stack of a directory. The kernel frees it with the process, however that ends.
+
+    Raises ``Timeout`` on entering if another stack of the directory is there, and does not end in time.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / LOCK_FILE
+        self._lock = FileLock(self._path, timeout=GRACE_S + 5.0)
+        self._held: tuple[int, int] | None = None
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        self._held = self._identity()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the directory's lock file is still the one that is locked: not deleted, not made anew."""
+        return self._held is not None and self._identity() == self._held
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
 class Supervisor:
-    """One stack, from its start to its end."""
+    """One stack, from its start to its end, of the directory that ``lock`` is for."""
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        idle_timeout_s: float = IDLE_TIMEOUT_S,
-        with_s3: bool = False,
+        self, directory: Path, lock: DirectoryLock, *, idle_timeout_s: float = IDLE_TIMEOUT_S, with_s3: bool = False
     ) -> None:
         self._directory = directory
+        self._lock = lock
         self._idle_timeout_s = idle_timeout_s
+        self._home = ray_directory(directory)
         self._told_to_end = threading.Event()
+        self._stack: Stack | None = None
         self._ray: Child | None = None
+        self._ray_ports: list[int] = []
+        self._ray_starts = StartLimit()
         self._mlflow: Child | None = None
         self._mlflow_port = 0
-        self._num_mlflow_starts = 0
+        self._mlflow_starts = StartLimit()
+        self._revival: Child | None = None
+        self._num_revivals = 0
         self._s3 = _s3_server(directory) if with_s3 else None
 
     def tell_to_end(self) -> None:
@@ -80,74 +148,173 @@ class Supervisor:
         """Start the stack, watch it, end it.
 
         Raises:
-            ClusterError: Ray did not come up.
+            ClusterError: Ray did not come up, or dies again and again.
         """
         started_s = time.monotonic()
         touch_stack(self._directory)
         token_path, mlflow_token_path = ensure_token(self._directory), renew_mlflow_token(self._directory)
-        port, dashboard_port, agent_port, self._mlflow_port = free_ports(4)
+        make_ray_directory(self._home)
+        *self._ray_ports, self._mlflow_port = free_ports(4)
         if self._s3 is not None:
             # Before Ray starts: its workers inherit the address and the keys.
             os.environ.update(self._s3.client_environment)
         try:
-            self._ray = start_ray(self._directory, port=port, dashboard_port=dashboard_port, agent_port=agent_port)
+            self._ray = self._start_ray()
             self._start_mlflow()
             if self._s3 is not None:
                 self._s3.start()
-            self._wait_for_ray(self._ray)
+            self._bring_up_ray()
             pid, pid_started_at = own_identity()
-            stack = Stack(
-                directory=str(self._directory),
-                ray_address=f"{LOOPBACK}:{port}",
-                dashboard_url=f"http://{LOOPBACK}:{dashboard_port}",
-                mlflow_url=f"http://{LOOPBACK}:{self._mlflow_port}",
-                tracking_uri=tracking_uri(self._directory),
-                token_path=str(token_path),
-                mlflow_token_path=str(mlflow_token_path),
-                s3_url=self._s3.endpoint_url if self._s3 is not None else "",
-                pid=pid,
-                pid_started_at=pid_started_at,
-                started_at_s=time.time(),
-                start_s=time.monotonic() - started_s,
+            self._publish(
+                Stack(
+                    directory=str(self._directory),
+                    ray_address=self._ray_address,
+                    dashboard_url=self._dashboard_url,
+                    mlflow_url=f"http://{LOOPBACK}:{self._mlflow_port}",
+                    tracking_uri=tracking_uri(self._directory),
+                    token_path=str(token_path),
+                    mlflow_token_path=str(mlflow_token_path),
+                    s3_url=self._s3.endpoint_url if self._s3 is not None else "",
+                    pid=pid,
+                    pid_started_at=pid_started_at,
+                    started_at_s=time.time(),
+                    start_s=time.monotonic() - started_s,
+                )
             )
-            write_stack(self._directory, stack)
-            self._watch(self._ray)
+            self._revive()  # of a supervisor that was killed
+            self._watch()
         finally:
             self._end()
 
+    def _publish(self, stack: Stack) -> None:
+        self._stack = stack
+        if self._lock.is_held:
+            write_stack(self._directory, stack)
+
+    @property
+    def _ray_address(self) -> str:
+        return f"{LOOPBACK}:{self._ray_ports[0]}"
+
+    @property
+    def _dashboard_url(self) -> str:
+        return f"http://{LOOPBACK}:{self._ray_ports[1]}"
+
     def _start_mlflow(self) -> None:
-        self._num_mlflow_starts += 1
-        self._mlflow = start_mlflow(self._directory, port=self._mlflow_port)
+        if self._mlflow_starts.allows_start():
+            self._mlflow = start_mlflow(self._directory, self._home, port=self._mlflow_port)
 
-    def _wait_for_ray(self, ray: Child) -> None:
+    def _start_ray(self) -> Child:
+        if not are_free(self._ray_ports):  # the same if possible: pages that are open go on
+            self._ray_ports = free_ports(len(self._ray_ports))
+        port, dashboard_port, agent_port = self._ray_ports
+        return start_ray(self._directory, self._home, port=port, dashboard_port=dashboard_port, agent_port=agent_port)
+
+    def _bring_up_ray(self) -> None:
+        """Wait for Ray, which was started; start it once more if it does not come up.
+
+        Raises:
+            ClusterError: neither did.
+        """
+        for num_left in reversed(range(NUM_TRIES)):
+            ray = self._ray = self._ray or self._start_ray()
+            trouble = self._wait_for_ray(ray)
+            if not trouble:
+                return
+            self._ray = None
+            ray.end(time.monotonic())
+            set_ray_files_aside(self._directory, self._home)
+            if not num_left:
+                message = (
+                    f"Ray did not come up in {NUM_TRIES} tries ({trouble}): the machine may be too busy or short of "
+                    f"memory; try again when it is calmer; {ray.log_path} has what Ray printed"
+                )
+                raise ClusterError(message)
+            _LOG.warning("Ray did not come up (%s); it is started once more", trouble)
+
+    def _wait_for_ray(self, ray: Child) -> str:
+        """Why it is not up; empty if it is.
+
+        Raises:
+            ClusterError: this stack has to end first.
+        """
         deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while not is_ray_ready(self._directory):
+        while not is_ray_ready(self._home):
             if ray.exit_code is not None:
-                message = f"Ray ended with exit code {ray.exit_code}; the end of {ray.log_path}:\n{ray.log_tail()}"
-                raise ClusterError(message)
-            if time.monotonic() > deadline_s or self._told_to_end.wait(0.05):
-                message = f"Ray was not up after {READY_TIMEOUT_S:g} s; see {ray.log_path}"
-                raise ClusterError(message)
+                return f"exit code {ray.exit_code}"
+            if time.monotonic() > deadline_s:
+                return f"it took more than {READY_TIMEOUT_S:g} s"
+            if self._told_to_end.wait(0.05) or not self._lock.is_held:
+                raise ClusterError("the stack was told to end while Ray started")
+        return ""
 
-    def _watch(self, ray: Child) -> None:
+    def _watch(self) -> None:
         while not self._told_to_end.wait(WATCH_EVERY_S):
-            if ray.exit_code is not None:
-                _LOG.error("Ray has died (exit code %s); see %s", ray.exit_code, ray.log_path)
+            if not self._lock.is_held:
+                _LOG.warning("%s was deleted or made anew: this stack is nobody's any more and ends", self._directory)
                 return
             idle_s = time.time() - touched_at_s(self._directory)
             if idle_s > self._idle_timeout_s:
                 _LOG.info("nobody has used this stack for %.0f s; it leaves", idle_s)
                 return
+            self._mind_ray()
             self._mind_mlflow()
             self._mind_s3()
+            self._mind_revival()
+
+    def _mind_ray(self) -> None:
+        # What ran on it is lost, but nothing that counts: sweeps go on from the store once it is there again.
+        ray = self._ray
+        if ray is None or ray.exit_code is None or self._stack is None:
+            return
+        cause = what_died(self._home, ray)
+        if not self._ray_starts.allows_start():
+            message = f"Ray has died ({cause}) more than {MAX_STARTS_PER_HOUR} times within an hour; see {ray.log_path}"
+            raise ClusterError(message)
+        _LOG.warning("Ray has died (%s); it starts again; see %s", cause, ray.log_path)
+        self._publish(replace(self._stack, trouble=f"Ray has died ({cause})"))
+        ray.end(time.monotonic())
+        self._ray = None
+        set_ray_files_aside(self._directory, self._home)
+        self._bring_up_ray()
+        self._publish(
+            replace(
+                self._stack,
+                ray_address=self._ray_address,
+                dashboard_url=self._dashboard_url,
+                num_ray_starts=self._stack.num_ray_starts + 1,
+                trouble="",
+            )
+        )
+        self._num_revivals = 0
+        self._revive()
+
+    def _revive(self) -> None:
+        if self._revival is not None:
+            self._revival.end(time.monotonic())
+            self._revival = None
+        if remembered_services(self._directory):
+            self._num_revivals += 1
+            self._revival = revive_services(self._directory, self._home)
+
+    def _mind_revival(self) -> None:
+        revival = self._revival
+        if revival is None or revival.exit_code is None:
+            return
+        if revival.exit_code and self._num_revivals < MAX_REVIVALS:
+            _LOG.warning("the controller did not start; once more; see %s", revival.log_path)
+            self._revive()
+            return
+        revival.end(time.monotonic())
+        self._revival = None
 
     def _mind_mlflow(self) -> None:
         # Without its server MLflow's database is written all the same, so this is no reason to end anything.
-        if self._mlflow is None or self._mlflow.exit_code is None:
-            return
-        _LOG.warning("MLflow has died (exit code %s); see %s", self._mlflow.exit_code, self._mlflow.log_path)
-        self._mlflow = None
-        if self._num_mlflow_starts < MAX_MLFLOW_STARTS:
+        if self._mlflow is None:
+            self._start_mlflow()  # if the limit lets it
+        elif self._mlflow.exit_code is not None:
+            _LOG.warning("MLflow has died (exit code %s); see %s", self._mlflow.exit_code, self._mlflow.log_path)
+            self._mlflow.end(time.monotonic())  # also the server process that it started, which keeps the port
+            self._mlflow = None
             self._start_mlflow()
 
     def _mind_s3(self) -> None:
@@ -160,8 +327,9 @@ class Supervisor:
 
     def _end(self) -> None:
         # First the description: whoever reads it from here on starts another stack, after this one's lock is free.
-        (self._directory / STACK_FILE).unlink(missing_ok=True)
-        children = [child for child in (self._ray, self._mlflow) if child is not None]
+        if self._lock.is_held:
+            remove_description(self._directory)
+        children = [child for child in (self._revival, self._ray, self._mlflow) if child is not None]
         for child in children:
             child.terminate()
         deadline_s = time.monotonic() + GRACE_S
@@ -169,6 +337,7 @@ class Supervisor:
             child.end(deadline_s)
         if self._s3 is not None:
             self._s3.kill()  # last, as something may have been saved until now; at once, as all of it is on disk
+        remove_ray_directory(self._home)
 
 
 def _s3_server(directory: Path) -> S3Server:
@@ -183,18 +352,22 @@ def main(arguments: list[str]) -> int:
     directory = Path(arguments[0]).absolute()
     make_private(directory)
     idle_timeout_s = float(arguments[1]) if len(arguments) > 1 else IDLE_TIMEOUT_S
-    try:
-        supervisor = Supervisor(directory, idle_timeout_s=idle_timeout_s, with_s3=WITH_S3 in arguments)
-    except ClusterError as error:
-        _LOG.error("%s", error)
-        return 1
+    told_to_end: list[Supervisor] = []
+
+    def tell_to_end(*_: object) -> None:
+        for supervisor in told_to_end:
+            supervisor.tell_to_end()
+        if not told_to_end:
+            sys.exit(1)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: supervisor.tell_to_end())
+        signal.signal(number, tell_to_end)
     with suppress(AttributeError):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started it may close
     try:
-        # The kernel frees the lock with the process, however it ends: one stack per directory, and no stale locks.
-        with FileLock(directory / LOCK_FILE, timeout=GRACE_S + 5.0):
+        with DirectoryLock(directory) as lock:
+            supervisor = Supervisor(directory, lock, idle_timeout_s=idle_timeout_s, with_s3=WITH_S3 in arguments)
+            told_to_end.append(supervisor)
             supervisor.run()
     except Timeout:
         _LOG.error("another stack of %s is starting or ending", directory)

@@ -1,0 +1,81 @@
+"""What is changed in ``ray start``: it waits longer for its raylet, and not for one that has died."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator.stack import ray_hook
+
+NOT_YET = "node is not there yet"
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.up_at_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(ray_hook, "time", clock)
+    monkeypatch.setattr(ray_hook, "_has_dead_children", lambda: False)
+    return clock
+
+
+@pytest.fixture
+def services(monkeypatch, clock):
+    from ray._private import services
+
+    def get_node(gcs_address: str, node_id: str) -> dict[str, str]:
+        if clock.now_s < clock.up_at_s:
+            raise RuntimeError(NOT_YET)
+        return {"node": node_id, "at": gcs_address}
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    return services
+
+
+def test_raylet_that_takes_two_minutes_is_waited_for(services, clock):
+    clock.up_at_s = 120.0
+    ray_hook.wait_longer_for_node()
+    assert services.get_node("here", "n") == {"node": "n", "at": "here"}
+    assert clock.now_s >= 120.0
+
+
+def test_raylet_that_never_comes_is_given_up_after_the_limit(services, clock):
+    clock.up_at_s = 1e9
+    ray_hook.wait_longer_for_node()
+    with pytest.raises(RuntimeError, match=NOT_YET):
+        services.get_node("here", "n")
+    assert ray_hook.NODE_WAIT_S <= clock.now_s < ray_hook.NODE_WAIT_S + 2
+
+
+def test_raylet_that_died_is_not_waited_for(services, clock, monkeypatch):
+    clock.up_at_s = 1e9
+    monkeypatch.undo()
+    monkeypatch.setattr(services, "get_node", lambda *_: (_ for _ in ()).throw(RuntimeError(NOT_YET)))
+    ray_hook.wait_longer_for_node()
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended; nobody has collected it
+        with pytest.raises(ChildProcessError, match="died"):
+            services.get_node("here", "n")
+
+
+def test_hook_changes_the_function_that_ray_starts_with():
+    from ray._private import node
+
+    assert "services.get_node(" in inspect.getsource(node.Node.__init__)

@@ -1,0 +1,156 @@
+"""Following a sweep on the local stack: what is said of each death, and what is started again. Ray is not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.cli import stack_connection as module
+from orchestrator.cli.settings import Settings
+from orchestrator.cli.stack_connection import StackConnection
+from orchestrator.controller.calls import CallsLostError, ServiceCalls, ServiceSettings
+from orchestrator.errors import ClusterError
+from orchestrator.stack.description import Stack, own_identity, read_stack, remove_description, write_stack
+from orchestrator.stack.start import restart_killed_stack
+
+SETTINGS = ServiceSettings(store_uri="file:///store", cluster="c", namespace="n", tracking_uri="sqlite:///x.db")
+
+
+class Calls:
+    """Stands in for the process that talks to Ray; answers at once."""
+
+    def __init__(self, *_: object) -> None:
+        self.num_asked = 0
+        self.is_lost = False
+
+    def send(self, call: str, **_: str) -> None:
+        if self.is_lost:
+            raise CallsLostError(call)
+        self.num_asked += 1
+
+    def poll(self) -> dict[str, str]:
+        return {"notice": ""}
+
+    def kill(self) -> None:
+        self.is_lost = True
+
+
+@pytest.fixture
+def stack(tmp_path, monkeypatch):
+    """A running one, whose supervisor is this very process."""
+    monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "ServiceCalls", Calls)
+    pid, pid_started_at = own_identity()
+    described = Stack(
+        directory=str(tmp_path),
+        ray_address="127.0.0.1:1",
+        dashboard_url="http://127.0.0.1:2",
+        mlflow_url="http://127.0.0.1:3",
+        tracking_uri="sqlite:///x.db",
+        token_path="token",  # noqa: S106 - a path
+        pid=pid,
+        pid_started_at=pid_started_at,
+        started_at_s=1.0,
+    )
+    write_stack(tmp_path, described)
+    monkeypatch.setattr(module, "ensure_stack", lambda home: read_stack(home) or pytest.fail("no stack"))
+    return described
+
+
+@pytest.fixture
+def connection(stack):
+    connection = StackConnection(Settings(), "file:///store")
+    connection.open()
+    return connection
+
+
+def ended_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        return ended.pid
+
+
+def test_death_of_ray_is_told_once_with_what_died_and_that_results_are_safe(connection, stack, tmp_path, capsys):
+    write_stack(tmp_path, replace(stack, trouble="Ray has died (raylet)"))
+    for _ in range(3):
+        connection.keep_alive()
+    told = capsys.readouterr().err
+    assert told.count("Ray has died (raylet)") == 1
+    assert "All results so far are safe in file:///store" in told
+    assert "goes on" in told
+    write_stack(tmp_path, replace(stack, num_ray_starts=2))
+    connection.keep_alive()
+    assert "runs again" in capsys.readouterr().err
+    assert connection._calls.num_asked == 1  # of the new Ray
+
+
+def test_killed_supervisor_is_told_and_started_again(connection, stack, tmp_path, capsys, monkeypatch):
+    pid = ended_pid()
+    write_stack(tmp_path, replace(stack, pid=pid))
+
+    def start(home):
+        write_stack(home, stack)
+        return stack
+
+    monkeypatch.setattr(module, "ensure_stack", start)
+    connection.keep_alive()
+    told = capsys.readouterr().err
+    assert f"(pid {pid}) has died" in told
+    assert "safe in file:///store" in told
+    assert read_stack(tmp_path) == stack
+
+
+def test_stack_that_was_stopped_is_not_started_again(connection, tmp_path):
+    remove_description(tmp_path)
+    with pytest.raises(ClusterError, match="safe in file:///store") as raised:
+        connection.keep_alive()
+    assert "\n" not in str(raised.value)
+
+
+def test_lost_calls_are_made_again(connection, stack):
+    connection._calls.kill()
+    connection._ask_at_s = 0.0
+    connection.keep_alive()
+    connection._ask_at_s = 0.0
+    connection.keep_alive()
+    assert connection._calls.num_asked == 1
+
+
+def test_calls_without_a_stack_say_so(tmp_path):
+    calls = ServiceCalls(tmp_path, SETTINGS)
+    try:
+        with pytest.raises(ClusterError, match="no stack runs"):
+            calls.ensure()
+    finally:
+        calls.close()
+
+
+def test_calls_whose_process_is_killed_are_lost(tmp_path):
+    calls = ServiceCalls(tmp_path, SETTINGS)
+    calls.kill()
+    with pytest.raises(CallsLostError):
+        calls.ensure()
+
+
+def test_killed_stack_is_started_once_however_many_commands_ask(stack, tmp_path, monkeypatch):
+    started = []
+
+    def launch(home, *_, **__):
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        return started[-1]
+
+    monkeypatch.setattr("orchestrator.stack.start._launch", launch)
+    assert restart_killed_stack(tmp_path) is None  # it runs
+    write_stack(tmp_path, replace(stack, pid=ended_pid()))
+    assert restart_killed_stack(tmp_path) is not None
+    assert restart_killed_stack(tmp_path) is None
+    assert len(started) == 1
+    found = read_stack(tmp_path)
+    assert found is not None
+    assert "has died" in found.trouble
+    for process in started:
+        process.kill()
+        process.wait()

@@ -1,0 +1,260 @@
+"""The supervisor of a stack over real processes that stand in for Ray and MLflow: deaths, deleted directories, ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ClusterError
+from orchestrator.stack import supervisor as module
+from orchestrator.stack.children import Child, ray_directory, ray_sessions
+from orchestrator.stack.description import STACK_FILE, Stack, read_description, read_stack, write_stack
+from orchestrator.stack.supervisor import MAX_STARTS_PER_HOUR, DirectoryLock, StartLimit, Supervisor
+
+# Writes the file that says that Ray is up, and lets a process in a session of its own run, as Ray's workers may be.
+RAY = """
+import os, subprocess, sys, time
+home = sys.argv[1]
+os.makedirs(home, exist_ok=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open(os.path.join(home, "ray_current_cluster"), "w").close()
+time.sleep(600)
+"""
+# The one who was started waits, another one listens, as `mlflow server` does it.
+MLFLOW = """
+import subprocess, sys
+serve = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
+subprocess.run([sys.executable, "-c", serve, sys.argv[1]])
+"""
+WITHIN_S = 10.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < end_s, f"not after {WITHIN_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def marked(home: Path) -> list[int]:
+    """Processes with a temporary folder below ``home``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"TMPDIR={home}" in entry.joinpath("environ").read_text():
+                found.append(int(entry.name))
+    return found
+
+
+class Running:
+    """A supervisor in a thread of this process; its servers are real."""
+
+    def __init__(self, directory: Path) -> None:
+        self.error: BaseException | None = None
+        self._lock = DirectoryLock(directory)
+        self._lock.__enter__()
+        self.home = ray_directory(directory)
+        self.supervisor = Supervisor(directory, self._lock)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.supervisor.run()
+        except ClusterError as error:
+            self.error = error
+        finally:
+            self._lock.__exit__()
+
+    def end(self) -> None:
+        self.supervisor.tell_to_end()
+        self.thread.join(WITHIN_S)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """Of a project, with fakes in the place of Ray and MLflow, and a temporary folder of its own."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def start_ray(directory: Path, home: Path, **_: int) -> Child:
+        command = [sys.executable, "-c", RAY, str(ray_sessions(home))]
+        return Child("ray", command, directory, dict(os.environ), temporary=home / "tmp" / "ray")
+
+    def start_mlflow(directory: Path, home: Path, *, port: int) -> Child:
+        command = [sys.executable, "-c", MLFLOW, str(port)]
+        return Child("mlflow", command, directory, dict(os.environ), temporary=home / "tmp" / "mlflow")
+
+    monkeypatch.setattr(module, "start_ray", start_ray)
+    monkeypatch.setattr(module, "start_mlflow", start_mlflow)
+    project = tmp_path / ".orchestrator"
+    project.mkdir()
+    return project
+
+
+@pytest.fixture
+def run(directory) -> Iterator[Callable[[], Running]]:
+    started: list[Running] = []
+
+    def start() -> Running:
+        running = Running(directory)
+        started.append(running)
+        until(lambda: (found := read_stack(directory)) is not None and not found.trouble, "the stack is up")
+        return running
+
+    yield start
+    for running in started:
+        running.end()
+
+
+def child_pid(running: Running, name: str) -> int:
+    child = getattr(running.supervisor, f"_{name}")
+    return int(child._process.pid)
+
+
+def listens(directory: Path) -> bool:
+    found = read_stack(directory)
+    assert found is not None
+    host, _, port = found.mlflow_url.removeprefix("http://").partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_starts_are_counted_within_an_hour_and_not_for_life():
+    now_s = [0.0]
+    limit = StartLimit(lambda: now_s[0])
+    assert all(limit.allows_start() for _ in range(MAX_STARTS_PER_HOUR))
+    assert not limit.allows_start()
+    now_s[0] = 3601.0
+    assert limit.allows_start()
+
+
+def test_stack_that_ends_leaves_no_process_and_no_folder(directory, run):
+    running = run()
+    until(lambda: len(marked(running.home)) >= 4, "Ray, its worker, MLflow and its server run")
+    running.end()
+    assert marked(running.home) == []
+    assert not running.home.exists()
+    assert read_description(directory) is None
+
+
+def test_killed_mlflow_gives_its_port_to_the_next_one(directory, run):
+    running = run()
+    until(lambda: listens(directory), "MLflow listens")
+    first = child_pid(running, "mlflow")
+    before = marked(running.home / "tmp" / "mlflow")
+    assert len(before) == 2
+    os.kill(first, signal.SIGKILL)
+    until(lambda: running.supervisor._mlflow is not None and child_pid(running, "mlflow") != first, "it is started")
+    assert not set(before) & set(marked(running.home / "tmp" / "mlflow"))
+    until(lambda: listens(directory), "the next one listens")
+
+
+def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(directory, run):
+    running = run()
+    until(lambda: len(marked(running.home / "tmp" / "ray")) == 2, "Ray's worker runs")
+    before, was = marked(running.home / "tmp" / "ray"), read_stack(directory)
+    os.kill(child_pid(running, "ray"), signal.SIGKILL)
+    told: list[str] = []
+
+    def is_again() -> bool:
+        found = read_stack(directory)
+        assert found is not None
+        told.extend([found.trouble] if found.trouble else [])
+        return found.num_ray_starts == 2
+
+    until(is_again, "Ray is up again")
+    assert told[0].startswith("Ray has died")
+    now = read_stack(directory)
+    assert now is not None
+    assert was is not None
+    assert now.trouble == ""
+    assert (now.ray_address, now.dashboard_url) == (was.ray_address, was.dashboard_url)
+    assert len(before) == 2
+    assert not set(before) & set(marked(running.home))
+
+
+def test_ray_that_does_not_come_up_is_tried_twice_and_told_in_one_sentence(directory, monkeypatch):
+    num_starts = []
+
+    def start_ray(directory: Path, home: Path, **_: int) -> Child:
+        num_starts.append(1)
+        command = [sys.executable, "-c", "raise SystemExit('Traceback')"]
+        return Child("ray", command, directory, dict(os.environ), temporary=home / "tmp" / "ray")
+
+    monkeypatch.setattr(module, "start_ray", start_ray)
+    running = Running(directory)
+    running.thread.join(WITHIN_S)
+    assert len(num_starts) == 2
+    assert "did not come up in 2 tries" in str(running.error)
+    assert "\n" not in str(running.error)
+    assert "Traceback" not in str(running.error)
+    assert marked(running.home) == []
+
+
+def test_ray_that_comes_up_the_second_time_is_fine(directory, monkeypatch, run):
+    start_ray: Callable[..., Child] = getattr(module, "start_ray")  # noqa: B009 - the fixture's
+    num_starts = []
+
+    def fail_once(directory: Path, home: Path, **ports: int) -> Child:
+        num_starts.append(1)
+        if len(num_starts) > 1:
+            return start_ray(directory, home, **ports)
+        command = [sys.executable, "-c", "raise SystemExit(1)"]
+        return Child("ray", command, directory, dict(os.environ), temporary=home / "tmp" / "ray")
+
+    monkeypatch.setattr(module, "start_ray", fail_once)
+    run()
+    assert len(num_starts) == 2
+
+
+@pytest.mark.parametrize("is_made_again", [True, False])
+def test_stack_of_a_deleted_directory_ends_by_itself_and_takes_nothing_of_the_next(directory, run, is_made_again):
+    first = run()
+    shutil.rmtree(directory)
+    if is_made_again:
+        directory.mkdir()
+        second = run()
+        described = read_description(directory)
+    first.thread.join(WITHIN_S)
+    assert not first.thread.is_alive()
+    assert marked(first.home) == []
+    assert not first.home.exists()
+    if is_made_again:
+        assert read_description(directory) == described
+        assert second.home.exists()
+        assert second.home != first.home
+        assert second.thread.is_alive()
+
+
+def test_description_of_another_stack_is_not_taken_back(directory, run):
+    running = run()
+    (directory / "stack.lock").unlink()
+    other = Stack(**{name: getattr(read_stack(directory), name) for name in Stack.__slots__} | {"mlflow_url": "other"})
+    write_stack(directory, other)
+    running.thread.join(WITHIN_S)
+    assert (directory / STACK_FILE).exists()
+
+
+def test_what_a_killed_supervisor_left_is_ended_by_the_next_one(directory, run):
+    with DirectoryLock(directory):
+        left = ray_directory(directory) / "tmp" / "ray"
+        left.mkdir(parents=True)
+        environment = {**os.environ, "TMPDIR": str(left)}
+        orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    run()
+    assert orphan.wait(WITHIN_S) == -signal.SIGKILL
