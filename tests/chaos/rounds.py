@@ -1,7 +1,8 @@
 """One round of chaos: a cluster, a sweep, every kind of fault in an order of chance, and the verdict.
 
 ``python -m tests.chaos.rounds --rounds 20`` (``make chaos``); ``--seed N`` draws one again. The order of the faults and
-the steps at which they come follow from the seed; what the processes do meanwhile does not.
+the steps at which they come follow from the seed; what the processes do meanwhile does not. With ``--stack`` these are
+rounds of the one-machine stack, see ``stack_rounds``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from orchestrator.storage.protocol import ObjectStore
 from tests.chaos.chain_jobs import chain_job, read_traces
 from tests.chaos.kills import find_snapshot, has_ended, kill, running_pids
 from tests.chaos.ray_nodes import ROOT, RayNodes, new_home
+from tests.chaos.stack_processes import KINDS
+from tests.chaos.stack_rounds import run_stack_round
 from tests.chaos.verdict import judge
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.simulation.audit import Violation
@@ -268,11 +271,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--faults", nargs="+", choices=(*FAULTS, HEAD_IN_START), default=FAULTS)
+    parser.add_argument("--stack", action="store_true", help="of the one-machine stack instead of a cluster")
+    parser.add_argument("--faults", nargs="+", choices=(*FAULTS, HEAD_IN_START, *KINDS))
     given = parser.parse_args()
     seeds = [given.seed] if given.seed is not None else [secrets.randbelow(2**32) for _ in range(given.rounds)]
     for seed in seeds:
-        run_round(seed, given.faults)
+        if given.stack:
+            run_stack_round(seed, given.faults or ())
+        else:
+            run_round(seed, given.faults or FAULTS)
 
 
 if __name__ == "__main__":

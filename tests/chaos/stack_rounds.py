@@ -1,0 +1,268 @@
+"""One round of chaos on the one-machine stack: a real sweep, kills of its processes in an order of chance, the verdict.
+
+``python -m tests.chaos.rounds --stack --rounds 40`` (``make chaos ARGS="--stack --rounds 40"``). An even seed has a
+follower (``submit``), which a kill of the supervisor concerns; with an odd one nobody follows, and after a kill of the
+supervisor ``status`` is run, as docs/guarantees.md says. Whatever else dies comes back without anybody.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from orchestrator.contract import JobKind
+from orchestrator.controller.client import read_progress
+from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.plan.build import build_plan
+from orchestrator.spec import load_sweep
+from orchestrator.stack.description import Stack, read_description, read_stack
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.protocol import ObjectStore
+from tests.chaos.kills import find_snapshot, has_ended, kill
+from tests.chaos.ray_nodes import ROOT
+from tests.chaos.stack_processes import KINDS, command_lines, pids_of
+from tests.chaos.verdict import audit_journal
+
+SWEEP: Final = "housekeeping"
+NUM_KILLS: Final = 4
+DEADLINE_S: Final = 240.0  # for one step of the story, on a machine that does many other things
+TOLD_WITHIN_S: Final = 5.0
+OF_RAY: Final = frozenset({"ray", "gcs", "raylet", "dashboard"})
+_TEXT: Final = f"""
+version: 1
+name: {SWEEP}
+datasets:
+  tree: {{builtin: synthetic-hierarchy, branching: [2, 2], image_size: 16, patch_size: 4, num_train: 96, num_val: 48}}
+labels:
+  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {{name: test_vit, image_size: 16, kwargs: {{patch_size: 4}}}}
+  labels: ["levels/*"]
+  recipe: {{epochs: 200, batch_size: 16, lr: 0.02}}
+transfer:
+  - {{name: tuned, target: levels/depth1, protocol: finetune, recipe: {{epochs: 4, batch_size: 16, lr: 0.01}}}}
+report: {{baseline: levels/depth1}}
+"""
+
+
+def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> float:
+    """Wait for a condition that other processes bring about; returns the seconds that it took."""
+    started_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started_s < deadline_s, f"not after {deadline_s:g} s: {what}"
+        time.sleep(0.1)
+    return time.monotonic() - started_s
+
+
+@dataclass(slots=True, kw_only=True)
+class StackRound:
+    """A project with its stack; all of its temporary files lie in one folder of its own."""
+
+    temporary: Path
+    project: Path
+    draw: random.Random
+    follower: subprocess.Popen[bytes] | None = None
+    seen: list[Stack] = field(default_factory=list)
+
+    @property
+    def home(self) -> Path:
+        """The directory of the stack."""
+        return self.project / ".orchestrator"
+
+    @property
+    def store(self) -> ObjectStore:
+        """Of the sweep."""
+        return LocalStore(self.home / "store")
+
+    @property
+    def told(self) -> str:
+        """What the follower has said."""
+        return (self.project / "follower.txt").read_text(encoding="utf-8")
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A command of the user; it prints into ``follower.txt``."""
+        dropped = ("RAY_", "MLFLOW_", "ORCHESTRATOR_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        environment = {**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)}
+        with (self.project / "follower.txt").open("ab") as file:
+            command = [sys.executable, "-m", "orchestrator.cli", *arguments]
+            return subprocess.Popen(command, cwd=self.project, env=environment, stdout=file, stderr=file)
+
+    def submit(self, *, is_followed: bool) -> None:
+        """Submit the sweep; with a follower the command stays."""
+        (self.project / "sweep.yaml").write_text(_TEXT, encoding="utf-8")
+        command = self.start("submit", "sweep.yaml", "-y", *([] if is_followed else ["--no-wait"]))
+        if is_followed:
+            self.follower = command
+        else:
+            assert command.wait(DEADLINE_S) == 0, self.told
+
+    def snapshot(self) -> Snapshot:
+        """The sweep as its journal tells it."""
+        found = find_snapshot(self.store, SWEEP)
+        assert found is not None
+        return found
+
+    def strike(self, kind: str) -> bool:
+        """Wait until a backbone is trained a little further, kill one process, and see that all comes back.
+
+        False if the sweep has ended before: nothing is killed.
+        """
+        if not self._waits_for_work():
+            sys.stdout.write(f"  {kind}: left out, the sweep has ended\n")
+            return False
+        until(lambda: pids_of(self.temporary, kind), f"there is a {kind}")
+        before, pids, said = self.snapshot(), pids_of(self.temporary, kind), len(self.told)
+        stack = read_stack(self.home)
+        assert stack is not None
+        self.seen.append(stack)
+        kill(self.draw.choice(pids))
+        line = f"  {kind}:"
+        if self.follower is not None and kind in OF_RAY | {"supervisor"}:
+            told_s = until(lambda: " died" in self.told[said:], f"the death of {kind} is told", TOLD_WITHIN_S)
+            assert "results so far are safe" in self.told[said:]
+            line += f" told after {told_s:.1f} s,"
+        elif kind == "supervisor":
+            assert self.start("status", SWEEP).wait(DEADLINE_S) in {0, 101}, self.told
+        back_s = until(lambda: self._is_back(kind, stack, before, pids), f"{kind} is back")
+        sys.stdout.write(f"{line} back after {back_s:.1f} s\n")
+        sys.stdout.flush()
+        return True
+
+    def _waits_for_work(self) -> bool:
+        """Until some attempt is past a step of chance; false if the sweep has ended."""
+        step = self.draw.randint(1, 60)
+
+        def is_at_work() -> bool:
+            found = find_snapshot(self.store, SWEEP)
+            if found is None:
+                return False
+            if found.state.is_final:
+                return True
+            live = {attempt.attempt_id for attempt in found.live_attempts}
+            lines = read_progress(self.store, SWEEP).values()
+            return any(line.attempt_id in live and line.progress.step > step for line in lines)
+
+        until(is_at_work, f"an attempt is past step {step}")
+        return not has_ended(self.store, SWEEP)
+
+    def _is_back(self, kind: str, stack: Stack, before: Snapshot, pids: Sequence[int]) -> bool:
+        now = read_stack(self.home)
+        if now is None or now.trouble:
+            return False
+        if kind in OF_RAY | {"supervisor"}:
+            session = (stack.pid, stack.num_ray_starts)
+            return (now.pid, now.num_ray_starts) != session and self.snapshot().epoch > before.epoch
+        if kind == "controller":
+            return self.snapshot().epoch > before.epoch
+        if kind == "mlflow":
+            return bool(set(pids_of(self.temporary, kind)) - set(pids)) and _answers(now.mlflow_url)
+        return bool(set(pids_of(self.temporary, kind)) - set(pids))
+
+    def finish(self) -> None:
+        """The sweep ends as undisturbed, and ``down`` leaves nothing."""
+        until(lambda: has_ended(self.store, SWEEP), "the sweep ends", 2 * DEADLINE_S)
+        if self.follower is not None:
+            assert self.follower.wait(DEADLINE_S) == 0, self.told
+            assert "Traceback" not in self.told
+        stack = read_stack(self.home)
+        self.seen += [stack] if stack is not None else []
+        assert self.start("down").wait(DEADLINE_S) == 0, self.told
+        until(lambda: not command_lines(self.temporary), f"no process is left: {command_lines(self.temporary)}", 10.0)
+        assert sorted(path.name for path in self.temporary.iterdir()) == []
+        assert read_description(self.home) is None
+        assert not [url for one in self.seen for url in (one.mlflow_url, one.dashboard_url) if _listens(url)]
+        self._judge()
+
+    def _judge(self) -> None:
+        snapshot = self.snapshot()
+        assert snapshot.plan is not None
+        audit = audit_journal(self.store, SWEEP, snapshot.plan.jobs)
+        assert audit.sweeps[SWEEP].state == "succeeded"
+        assert set(audit.sweeps[SWEEP].num_succeeded.values()) == {1}
+        assert audit.sweeps[SWEEP].num_succeeded.keys() == snapshot.jobs.keys()
+        assert _weights(self.store, snapshot) == undisturbed_weights()
+
+
+@cache
+def undisturbed_weights() -> dict[str, str]:
+    """Digests of the weights of the same sweep in one process that nothing happens to; once for all rounds."""
+    with tempfile.TemporaryDirectory(prefix="orc-undisturbed-") as folder:
+        path, store = Path(folder, "sweep.yaml"), LocalStore(Path(folder, "store"))
+        path.write_text(_TEXT, encoding="utf-8")
+        plan = build_plan(load_sweep(str(path))[0], store_uri=store.uri)
+        return _weights(store, run_sweep_inprocess(store, plan, directory=Path(folder, "node")))
+
+
+def _weights(store: ObjectStore, snapshot: Snapshot) -> dict[str, str]:
+    trained = {JobKind.PRETRAIN, JobKind.FINETUNE}
+    views = [view for view in snapshot.jobs.values() if view.name.partition("/")[0] in trained]
+    assert views
+    return {view.name: read_record(store, view.key).summary["weights_sha256"] for view in views}
+
+
+def _listens(url: str) -> bool:
+    host, _, port = url.rpartition("/")[2].partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def _answers(url: str) -> bool:
+    """Whether an HTTP server answers there, whatever it says."""
+    try:
+        urllib.request.urlopen(url, timeout=2.0).close()  # noqa: S310 - our own server
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def run_stack_round(seed: int, kinds: Sequence[str] = ()) -> None:
+    """Some kills of chance (or the given ones), and the verdict.
+
+    Raises:
+        AssertionError: something did not come back, was left over, or came out otherwise than undisturbed.
+        Violation: something that must never happen is in the store.
+    """
+    started_s, draw = time.monotonic(), random.Random(seed)  # noqa: S311 - no secret
+    victims = list(kinds) or draw.sample(sorted(KINDS), NUM_KILLS)
+    is_followed = seed % 2 == 0
+    sys.stdout.write(f"round with seed {seed}, {'with' if is_followed else 'without'} a follower: {victims}\n")
+    temporary, project = (Path(tempfile.mkdtemp(prefix=prefix)) for prefix in ("hc-", "orc-stack-round-"))
+    one = StackRound(temporary=temporary, project=project, draw=draw)
+    try:
+        one.submit(is_followed=is_followed)
+        num_struck = sum(one.strike(kind) for kind in victims)
+        assert num_struck, "the sweep has ended before the first kill"
+        one.finish()
+    except BaseException:
+        sys.stdout.write(f"  kept: {project}; the commands printed:\n{one.told}\n")
+        raise
+    else:
+        shutil.rmtree(project)
+        temporary.rmdir()
+    finally:
+        for pid in command_lines(temporary):
+            kill(pid)
+        if one.follower is not None:
+            with suppress(subprocess.TimeoutExpired):
+                one.follower.wait(10.0)
+    sys.stdout.write(f"  ends as undisturbed and leaves nothing, {time.monotonic() - started_s:.0f} s\n")
+    sys.stdout.flush()

@@ -1,0 +1,19 @@
+"""Rounds of kills on the one-machine stack; ``make chaos ARGS="--stack --rounds 40"`` runs more."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from tests.chaos.stack_rounds import run_stack_round
+
+NUM_ROUNDS = 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", range(NUM_ROUNDS))
+def test_stack_ends_its_sweep_and_leaves_nothing_whatever_is_killed(number):
+    is_followed = number % 2 == 0
+    run_stack_round(2 * secrets.randbelow(2**31) + (not is_followed))
