@@ -7,8 +7,9 @@ win, nor any order of listings across ``/``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,19 @@ from orchestrator.errors import (
     CorruptObjectError,
     NotFoundError,
     PreconditionFailedError,
-    StorageDeniedError,
     StorageError,
     StorageThrottledError,
     TooLargeError,
+    UnsupportedStoreError,
 )
 from orchestrator.storage.bounds import check_size
 from orchestrator.storage.bulk import Piece, size_differs
 from orchestrator.storage.protocol import ObjectStat, check_name
+from orchestrator.storage.s3_answers import Response
 from orchestrator.storage.s3_bulk import Bytes, File, Source, discard_upload, unfinished_uploads, upload
-from orchestrator.storage.s3_client import Bucket, Response
+from orchestrator.storage.s3_client import Bucket
 from orchestrator.storage.s3_download import arriving, download
-from orchestrator.storage.s3_errors import TRANSIENT, OutOfRangeError
+from orchestrator.storage.s3_errors import TRANSIENT, NoBucketError, OutOfRangeError
 from orchestrator.storage.settings import S3Settings
 
 Read = tuple[bytes, ObjectStat]
@@ -50,12 +52,10 @@ class S3Store:
     def is_reachable(self) -> bool:
         """Whether the bucket exists. Raises ``StorageError`` if it cannot be asked."""
         try:
-            self._bucket.repeat("head_bucket")
-        except NotFoundError:
-            return False
-        except StorageDeniedError:
-            # The answer to HEAD has no body; that to a listing tells wrong credentials from a wrong clock.
+            # Not HEAD, whose answer has no body: a listing names itself, or says what is wrong.
             self._bucket.repeat("list_objects_v2", Prefix=self._root, MaxKeys=1)
+        except NoBucketError:
+            return False
         return True
 
     def put(self, name: str, content: bytes) -> ObjectStat:
@@ -113,7 +113,15 @@ class S3Store:
 
     def stat(self, name: str) -> ObjectStat:
         """See ``ObjectStore.stat``."""
-        return _stat_of(name, self._bucket.repeat("head_object", self._key(name)))
+        key = self._key(name)
+        try:
+            return _stat_of(name, self._bucket.repeat("head_object", key))
+        except TRANSIENT:
+            raise
+        except StorageError:
+            # The answer to HEAD has no body, so a missing object, a missing bucket and a web page that does not exist
+            # look the same. That to GET says which.
+            return self._bucket.until_deadline(lambda: self._bucket.read_once("get_object", key, _unread(name)))
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
@@ -163,10 +171,13 @@ class S3Store:
         key = self._key(name)
         if source.size_bytes > self._bucket.settings.part_bytes:
             upload(self._bucket, key, source)
-            return self.stat(name)  # servers do not agree whether completing an upload returns the final etag
+            stat = self.stat(name)  # servers do not agree whether completing an upload returns the final etag
+            if stat.size_bytes != source.size_bytes:
+                message = f"{name} has {stat.size_bytes} bytes in {self.uri} after {source.size_bytes} were uploaded: "
+                raise StorageError(message + "another writer was later, or the server lost some; write it again")
+            return stat
         content = source.read(0, source.size_bytes)
-        response = self._bucket.repeat("put_object", key, Body=content)
-        return ObjectStat(name=name, size_bytes=len(content), etag=_unquoted(response["ETag"]))
+        return self._written(name, content, self._bucket.repeat("put_object", key, Body=content))
 
     def _try_download(self, name: str, path: Path) -> None:
         try:
@@ -175,8 +186,24 @@ class S3Store:
             raise StorageThrottledError(f"{name} was replaced in {self.uri} while it was read; try again") from error
 
     def _put_once(self, name: str, content: bytes, **condition: str) -> ObjectStat:
-        response = self._bucket.once("put_object", self._key(name), Body=content, **condition)
-        return ObjectStat(name=name, size_bytes=len(content), etag=_unquoted(response["ETag"]))
+        return self._written(name, content, self._bucket.once("put_object", self._key(name), Body=content, **condition))
+
+    def _written(self, name: str, content: bytes, response: Response) -> ObjectStat:
+        """What a write's answer tells, after a look whether it can be true.
+
+        A wrong etag would fail the next conditional write, as if another writer had been first. Almost every server's
+        is the MD5 of the content (AWS without KMS keys); where it is not, the object itself is asked.
+        """
+        etag = _unquoted(response["ETag"])
+        if etag != md5(content, usedforsecurity=False).hexdigest():
+            with suppress(NotFoundError):  # deleted already
+                found, now = self._bucket.until_deadline(lambda: self._read_if_short(name, len(content)))
+                if found == content and now.etag != etag:
+                    message = (
+                        f"{self.uri} answered to the write of {name} with the etag {etag}, and it has {now.etag}: "
+                    )
+                    raise UnsupportedStoreError(message + "conditional writes cannot work; use another server")
+        return ObjectStat(name=name, size_bytes=len(content), etag=etag)
 
     def _try_put_if_absent(self, name: str, content: bytes) -> ObjectStat:
         try:
@@ -214,11 +241,14 @@ class S3Store:
     def _read_or_none(self, name: str, num_bytes: int) -> ReadIfShort | None:
         """An object that may be what we wrote; of a longer one, which is another's, only what the store knows of it."""
         with suppress(NotFoundError):
-            try:
-                return self._read_once(name, num_bytes)
-            except TooLargeError:
-                return None, self.stat(name)
+            return self._read_if_short(name, num_bytes)
         return None
+
+    def _read_if_short(self, name: str, num_bytes: int) -> ReadIfShort:
+        try:
+            return self._read_once(name, num_bytes)
+        except TooLargeError:
+            return None, self.stat(name)
 
     def _read_once(self, name: str, max_bytes: int | None = None) -> Read:
         def read(response: Response) -> Read:
@@ -240,6 +270,14 @@ class S3Store:
             if not page.get("IsTruncated"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def _unread(name: str) -> Callable[[Response], ObjectStat]:
+    def read(response: Response) -> ObjectStat:
+        response["Body"].close()
+        return _stat_of(name, response)
+
+    return read
 
 
 def _read_body(response: Response) -> bytes:

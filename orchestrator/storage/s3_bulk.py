@@ -12,7 +12,8 @@ from typing import Protocol, Self, TypeVar
 
 from orchestrator.errors import NotFoundError, StorageError, StorageTimeoutError
 from orchestrator.storage.protocol import ObjectStat
-from orchestrator.storage.s3_client import Bucket, Response
+from orchestrator.storage.s3_answers import Response
+from orchestrator.storage.s3_client import Bucket
 
 Item = TypeVar("Item")
 _MAX_PARTS = 10_000  # of one upload, by the S3 API

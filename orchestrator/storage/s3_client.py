@@ -13,16 +13,18 @@ import boto3
 from botocore.config import Config
 
 from orchestrator.errors import StorageError
+from orchestrator.storage.s3_answers import Response, check_answer, check_raw_answer
 from orchestrator.storage.s3_errors import TRANSIENT, translated_errors
 from orchestrator.storage.settings import Addressing, S3Settings
 
 Result = TypeVar("Result")
-Response = dict[str, Any]
 
 _MAX_POOL_CONNECTIONS = 32
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
 _RANDOM = SystemRandom()
+_GIVEN_UP = "given up after"
+_CONDITIONS = frozenset({"IfMatch", "IfNoneMatch"})
 
 
 class Bucket:
@@ -38,9 +40,12 @@ class Bucket:
 
     def read_once(self, operation: str, key: str, read: Callable[[Response], Result], **parameters: object) -> Result:
         """One request and what ``read`` makes of its response; errors while it reads the body are translated too."""
-        given = {"Bucket": self.name, **({"Key": key} if key else {}), **parameters}
-        with translated_errors(f"{operation} s3://{self.name}/{key}"):
+        given: Response = {"Bucket": self.name, **({"Key": key} if key else {}), **parameters}
+        place = f"s3://{self.name}/{key or parameters.get('Prefix', '')}"
+        is_conditional_write = operation == "put_object" and not _CONDITIONS.isdisjoint(parameters)
+        with translated_errors(f"{operation} {place}", is_conditional_write=is_conditional_write):
             response: Response = getattr(_client(os.getpid(), self.settings), operation)(**given)
+            check_answer(operation, given, response)
             return read(response)
 
     def repeat(self, operation: str, key: str = "", **parameters: object) -> Response:
@@ -58,8 +63,10 @@ class Bucket:
             try:
                 return attempt()
             except TRANSIENT as error:
+                if _GIVEN_UP in str(error):  # by a request within this attempt, whose deadline was as long
+                    raise
                 if time.monotonic() + pause_s > deadline_s:
-                    message = f"{error} (given up after {self.settings.deadline_s:g} s)"
+                    message = f"{error} ({_GIVEN_UP} {self.settings.deadline_s:g} s)"
                     raise type(error)(message) from error
             time.sleep(pause_s)
         raise StorageError("unreachable: pauses never end")
@@ -93,4 +100,7 @@ def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 mak
     )
     with translated_errors("opening S3"):
         # A session of its own: boto3's default session is shared and not thread-safe while it makes clients.
-        return boto3.session.Session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
+        client = boto3.session.Session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
+        # Under this name it is called before botocore's own handlers, which take any odd answer for an error 500.
+        client.meta.events.register_first("before-parse.*.*", check_raw_answer)
+        return client

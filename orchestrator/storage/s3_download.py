@@ -24,7 +24,8 @@ from botocore.response import StreamingBody
 from orchestrator.errors import CorruptObjectError, NoSpaceError, StorageError, StorageTimeoutError
 from orchestrator.storage.bulk import Piece, write_at
 from orchestrator.storage.protocol import ObjectStat
-from orchestrator.storage.s3_client import Bucket, Response
+from orchestrator.storage.s3_answers import Response
+from orchestrator.storage.s3_client import Bucket
 
 _BUFFER_BYTES = 256 * 1024  # stays in the processor's cache between the socket and the file; measured
 _MAX_RANGE_BYTES = 32 * 1024**2
