@@ -43,6 +43,8 @@ class Damage(StrEnum):
     """The server hears of no If-Match and If-None-Match, as if it knew none; signed anew from the environment."""
     CONDITIONS_RACY = "conditions_racy"
     """The server looks whether a condition holds, and writes later, without the condition."""
+    REPLACING_RACY = "replacing_racy"
+    """As the one before, for If-Match alone."""
     CONDITIONS_REFUSED = "conditions_refused"
     """400 to a request with a condition; the server never hears of it."""
     CONDITIONS_NOT_IMPLEMENTED = "conditions_not_implemented"
@@ -206,6 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _ask(self, body: bytes, damage: Damage | None) -> tuple[int, list[tuple[str, str]], bytes]:
         headers = dict(self.headers.items())
+        if damage is Damage.REPLACING_RACY and "If-Match" in self.headers:
+            damage = Damage.CONDITIONS_RACY
         if damage is Damage.CONDITIONS_RACY and self.command == "PUT" and _is_conditional(self.headers):
             if not self._condition_holds():
                 return 412, [], b"<Error><Code>PreconditionFailed</Code></Error>"

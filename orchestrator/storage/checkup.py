@@ -114,7 +114,7 @@ class _Objects:
     def probe(self) -> str:
         probe_store(self._store)
         self._leave_no_trace()
-        return "If-None-Match and If-Match are obeyed"
+        return "If-None-Match and If-Match are obeyed, also by four writers at once"
 
     def _leave_no_trace(self) -> None:
         """A directory that was no store before is none afterwards."""

@@ -18,7 +18,9 @@ from orchestrator.errors import (
     StorageError,
     StorageThrottledError,
     StorageTimeoutError,
+    UnsupportedStoreError,
 )
+from orchestrator.storage.probe import probe_store
 from orchestrator.storage.s3 import S3Store
 from tests.s3_proxy import Damage, Faults, faulty_proxy
 from tests.s3_server import SMALL_PARTS_BYTES, running_server, s3_server, s3_store
@@ -229,3 +231,24 @@ def test_any_writes_under_any_damage_say_truly_what_is_there(operations, store: 
             must_lose = expected is not None if operation == "put_if_absent" else expected is None
             assert must_lose
         assert (store.get(name) if store.exists(name) else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (Damage.CONDITIONS_IGNORED, "ignores If-None-Match"),
+        (Damage.CONDITIONS_RACY, r"let [234] of 4 writers through .* If-None-Match"),
+        (Damage.REPLACING_RACY, r"let [234] of 4 writers through .* If-Match"),
+        (Damage.CONDITIONS_REFUSED, "HTTP 400.*does not support conditional writes"),
+        (Damage.CONDITIONS_NOT_IMPLEMENTED, "HTTP 501.*does not support conditional writes"),
+        (Damage.WRONG_ETAG_ON_PUT, "answered to the write of .* with the etag 0000"),
+    ],
+)
+def test_probe_of_a_server_that_breaks_its_conditions_says_how(
+    damage: Damage, reason: str, store: S3Store, faults: Faults
+) -> None:
+    faults.damage_all("PUT", damage)
+    with pytest.raises(UnsupportedStoreError, match=reason):
+        probe_store(store)
+    faults.damage_all("", damage)
+    assert list(store.list_objects("")) == []
