@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -278,7 +278,7 @@ _LISTING = re.compile(rb"List(Bucket|MultipartUploads)Result")
 _CONDITIONS = {"if-match", "if-none-match"}
 
 
-def _is_conditional(headers: Mapping[str, str]) -> bool:
+def _is_conditional(headers: Iterable[str]) -> bool:
     return any(name.lower() in _CONDITIONS for name in headers)
 
 

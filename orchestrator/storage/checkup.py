@@ -10,8 +10,9 @@ from pathlib import Path
 
 from orchestrator.checks import Check, ConcernError
 from orchestrator.errors import NoSpaceError, StorageDeniedError, StorageError, UnsupportedStoreError
-from orchestrator.storage.local import LocalStore, our_errors
+from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_s3, open_store, split_s3
+from orchestrator.storage.os_errors import our_errors
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.units import format_bytes

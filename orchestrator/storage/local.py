@@ -4,8 +4,9 @@ Objects are plain files under their own names, so every tool can read them. File
 is written to ``.tmp/``, flushed to disk, and then published by ``link`` (exclusive) or ``replace`` (atomic). A reader
 that has opened a file therefore always sees one whole version. Folders exist while they hold an object: a deletion
 removes those that it empties, and a write makes its folders again if they vanish under it. A listing is whole or an
-error: what cannot be looked into is never taken for empty. NFS: ``link`` is atomic there; ``flock`` needs NFSv4 or a
-lock daemon.
+error: what cannot be looked into is never taken for empty. Anybody who may write into the directory may put more than
+files there, so nothing is opened before it is known to be a regular file, and links are followed only where they stay
+inside. NFS: ``link`` is atomic there; ``flock`` needs NFSv4 or a lock daemon.
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISLNK, S_ISREG
 from typing import BinaryIO
 
 from orchestrator.errors import (
-    NoSpaceError,
+    CorruptObjectError,
     NotFoundError,
     PreconditionFailedError,
-    StorageDeniedError,
-    StorageError,
     TooLargeError,
 )
 from orchestrator.storage.bounds import check_size
-from orchestrator.storage.error_counts import count_error
+from orchestrator.storage.os_errors import named, our_errors, translated
 from orchestrator.storage.protocol import ObjectStat, check_name
+from orchestrator.storage.regular_files import NotRegularFileError, is_inside, look_at, open_regular, real_folder
 
 _COPY_CHUNK_BYTES = 1024 * 1024
 _OF_THE_DISK = "lost+found"
@@ -66,7 +66,9 @@ class LocalStore:
 
     def put_file(self, name: str, path: Path) -> ObjectStat:
         """See ``ObjectStore.put_file``."""
-        with path.open("rb") as source, self._staged(lambda file: _copy(source, file)) as staged:
+        with our_errors(f"reading {path} to write it as {name} to {self.uri}"):
+            source = open_regular(path)[0]
+        with source, self._staged(lambda file: _copy(source, file)) as staged:
             return self._replace(name, staged)
 
     def put_if_absent(self, name: str, content: bytes) -> ObjectStat:
@@ -108,36 +110,33 @@ class LocalStore:
     def download(self, name: str, path: Path) -> None:
         """See ``ObjectStore.download``."""
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
-        try:
-            with self._opened(name) as source, our_errors(f"copying {name} from {self.uri} to {path}"):
+        with self._opened(name) as source, our_errors(f"copying {name} from {self.uri} to {path}"):
+            try:
                 with partial.open("xb") as file:
                     _copy(source, file)
                 partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+            finally:
+                _remove(partial)
 
     def stat(self, name: str) -> ObjectStat:
         """See ``ObjectStore.stat``."""
-        try:
-            found = self._path(name).stat()
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise _not_found(name, self.uri) from error
-        except OSError as error:
-            raise _translated(error, f"looking for {name} in {self.uri}") from error
-        if not S_ISREG(found.st_mode):  # a folder of objects is no object
-            raise _not_found(name, self.uri)
+        with self._found_errors(name, f"looking for {name} in {self.uri}"):
+            found, real = look_at(self._path(name))
+        self._check_inside(name, real)
         return _stat_of(name, found)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
-        path = self._path(name)
-        with our_errors(f"looking for {name} in {self.uri}"):
-            return path.is_file()
+        try:
+            self.stat(name)
+        except NotFoundError:
+            return False
+        return True
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
-        """See ``ObjectStore.list_objects``."""
+        """See ``ObjectStore.list_objects``; pipes, devices, links out of the store and the like are no objects."""
         folder = prefix.rpartition("/")[0]
-        start = self._path(folder) if folder else self.root
+        start = self._folder(folder)
         with our_errors(f"listing {prefix or 'everything'} in {self.uri}"):
             # Without onerror a folder that cannot be read would pass for an empty one.
             for directory, folders, files in os.walk(start, onerror=_unless_gone):
@@ -145,28 +144,30 @@ class LocalStore:
                 for file in files:
                     path = Path(directory, file)
                     name = path.relative_to(self.root).as_posix()
-                    if name.startswith(prefix):
-                        with suppress(FileNotFoundError):  # deleted while we walk
-                            yield _stat_of(name, path.stat())
+                    found = self._listed(name, path) if name.startswith(prefix) else None
+                    if found is not None:
+                        yield found
 
     def list_children(self, prefix: str) -> list[str]:
         """See ``ObjectStore.list_children``."""
-        folder = self._path(prefix.rstrip("/")) if prefix else self.root
+        folder = self._folder(prefix.rstrip("/"))
         try:
             return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise _translated(error, f"listing {prefix or 'everything'} in {self.uri}") from error
+            raise translated(error, f"listing {prefix or 'everything'} in {self.uri}") from error
 
     def delete(self, name: str) -> None:
         """See ``ObjectStore.delete``."""
         path = self._path(name)
+        if path.parent != self.root:
+            self._folder(name.rpartition("/")[0])
         with (
             our_errors(f"deleting {name} in {self.uri}"),
             suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
         ):
-            path.unlink()
+            path.unlink()  # also of a pipe or a link, never of what it leads to
         # Also after a name that was not there: whoever deleted it may have died before it came to the folders.
         for folder in path.parents:
             if folder == self.root:
@@ -198,6 +199,34 @@ class LocalStore:
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)
 
+    def _folder(self, name: str) -> Path:
+        """The directory of a folder of objects, empty for the root, after a look that it lies in the store."""
+        folder = self._path(name) if name else self.root
+        with our_errors(f"looking for {name or 'everything'} in {self.uri}"):
+            try:
+                real = real_folder(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                return folder
+        self._check_inside(name, real)
+        return folder
+
+    def _check_inside(self, name: str, real: str) -> None:
+        """Raise ``CorruptObjectError`` if the real path of something by this name is not in the store."""
+        with our_errors(f"looking for {self.uri}"):
+            root = real_folder(self.root)
+        if not is_inside(real, root):
+            message = f"{name or 'it'} in {self.uri} is a link out of the store, to {real}, and not followed; "
+            raise CorruptObjectError(message + "put a copy there, or name the folder where it lies as the store")
+
+    def _listed(self, name: str, path: Path) -> ObjectStat | None:
+        try:
+            found = path.lstat()
+            if S_ISLNK(found.st_mode):
+                return self.stat(name)
+        except (FileNotFoundError, NotFoundError, CorruptObjectError):  # deleted while we walk, or no object
+            return None
+        return _stat_of(name, found) if S_ISREG(found.st_mode) else None
+
     @contextmanager
     def _staged(self, fill: Callable[[BinaryIO], None]) -> Iterator[Path]:
         """Write a temporary file, flush it to disk, and delete it afterwards if it was not moved away."""
@@ -209,29 +238,39 @@ class LocalStore:
                 os.fsync(file.fileno())
             yield staged
         except OSError as error:
-            raise _translated(error, f"writing under {self.uri}") from error
+            raise translated(error, f"writing under {self.uri}") from error
         finally:
-            staged.unlink(missing_ok=True)
+            _remove(staged)
 
     def _new_file(self, staged: Path) -> BinaryIO:
         for _ in range(_PUBLISH_TRIES):
             self._staging.mkdir(parents=True, exist_ok=True)
+            self._check_inside(self._staging.name, real_folder(self._staging))
             with suppress(FileNotFoundError):  # somebody removed the empty folder in between
                 return staged.open("xb")
         return staged.open("xb")
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[BinaryIO]:
-        try:
-            file = self._path(name).open("rb")
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise _not_found(name, self.uri) from error
-        except OSError as error:
-            raise _translated(error, f"opening {name} in {self.uri}") from error
+        with self._found_errors(name, f"opening {name} in {self.uri}"):
+            file, real = open_regular(self._path(name))
         with file, our_errors(f"reading {name} in {self.uri}"):
-            if not S_ISREG(os.fstat(file.fileno()).st_mode):  # a device, which has no size and may have no end
-                raise _not_found(name, self.uri)
+            self._check_inside(name, real)
             yield file
+
+    @contextmanager
+    def _found_errors(self, name: str, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _not_found(name, self.uri) from error
+        except NotRegularFileError as error:
+            if self._path(name).is_dir():  # of a folder of objects, S3 says the same
+                raise NotFoundError(f"no object {name} in {self.uri}: it is a directory") from error
+            message = f"{what} failed: {error.strerror}; nothing of it was read, remove it"
+            raise CorruptObjectError(message) from error
+        except OSError as error:
+            raise translated(error, what) from error
 
     def _replace(self, name: str, staged: Path) -> ObjectStat:
         target = self._path(name)
@@ -260,12 +299,18 @@ class LocalStore:
         """Create missing folders of a name and flush each new folder's entry in its parent."""
         missing = [folder for folder in target.parents if folder.is_relative_to(self.root) and not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
+        self._check_inside(target.relative_to(self.root).as_posix(), real_folder(target.parent))
         for folder in reversed(missing):
             _sync_directory(folder.parent)
 
     def _resolve_conflict(self, name: str, content: bytes) -> ObjectStat:
         with suppress(TooLargeError):  # longer than ours, so it is another one
-            found, stat = self.get_with_stat(name, max_bytes=len(content))
+            try:
+                found, stat = self.get_with_stat(name, max_bytes=len(content))
+            except NotFoundError as error:
+                if self._path(name).is_dir():
+                    raise named(IsADirectoryError(errno.EISDIR, "Is a directory"), f"writing {name}") from error
+                raise
             if found == content:
                 return stat
         message = f"{name} exists already in {self.uri}: another writer was first; use what it wrote"
@@ -277,12 +322,19 @@ class LocalStore:
 
         with our_errors(f"locking {name} in {self.uri}"):
             self._locks.mkdir(parents=True, exist_ok=True)
+            self._check_inside(self._locks.name, real_folder(self._locks))
             with FileLock(self._locks / sha256(name.encode()).hexdigest()[:32]):
                 yield
 
 
 def _write(file: BinaryIO, content: bytes) -> None:
     file.write(content)
+
+
+def _remove(path: Path) -> None:
+    """Delete a temporary file if it is there; where that fails, what went wrong before is the error to tell."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _link(staged: Path, target: Path) -> bool:
@@ -312,30 +364,6 @@ def _unless_gone(error: OSError) -> None:
     """For ``os.walk``: a folder that was deleted while it walks, or was never there, is no error."""
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
         raise error
-
-
-@contextmanager
-def our_errors(what: str) -> Iterator[None]:
-    """Errors of the operating system inside the block become ours; ``what`` names the operation, object and store."""
-    try:
-        yield
-    except OSError as error:
-        raise _translated(error, what) from error
-
-
-def _translated(error: OSError, what: str) -> StorageError:
-    """Our error for one of the operating system's, counted."""
-    return count_error(_named(error, what))
-
-
-def _named(error: OSError, what: str) -> StorageError:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return NoSpaceError(f"{what} failed: {error}; free space there: orchestrator gc")
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        return StorageDeniedError(f"{what} failed: {error}; ask for read and write permissions there")
-    if error.errno == errno.ENAMETOOLONG:
-        return StorageError(f"{what} failed: {error}; shorten it: between two '/' a disk takes 255 bytes")
-    return StorageError(f"{what} failed: {error}; check the disk")
 
 
 def _sync_directory(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The writer behind the converters: the same bytes always, and no work lost."""
 
+import os
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from tests.conversions import convert, fill, photo, read_back
 from tests.data_jobs import encoded
 from workloads.data.commands import CONVERTERS
 from workloads.data.convert import write
-from workloads.data.convert.items import Conversion
+from workloads.data.convert.items import WHOLE_FILE, Conversion, SourceItem
 from workloads.data.convert.request import ConvertRequest, WriteRequest
-from workloads.data.convert.write import shard_rows, write_dataset
+from workloads.data.convert.write import SourceFiles, shard_rows, write_dataset
 
 PHOTO = encoded("JPEG", size=(12, 10))
 
@@ -124,6 +125,16 @@ def test_writer_source_that_changed_after_listing_is_refused(tmp_path: Path) -> 
     (tmp_path / "in/c0/i0.jpg").write_bytes(b"shorter")
     with pytest.raises(UserError, match=r"c0/i0\.jpg \(c0/i0\) has 7 bytes"):
         write_dataset(conversion, request_for(tmp_path / "out"), lambda _: None)
+
+
+@pytest.mark.parametrize("offset_bytes", [WHOLE_FILE, 512])
+def test_writer_image_that_is_a_pipe_is_refused_at_once(offset_bytes: int, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jpg")
+    item = SourceItem(
+        key="x", path=str(tmp_path / "x.jpg"), offset_bytes=offset_bytes, length_bytes=10, extension="jpg", leaves=(0,)
+    )
+    with pytest.raises(UserError, match=r"x.jpg cannot be read: it is a named pipe"), SourceFiles() as files:
+        files.read(item)
 
 
 def test_writer_images_that_share_a_key_are_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
 from tests.gc_store import GRACE_S, TRASH_S, Lab, make_job
 
-CALLS = {"listdir", "scandir", "stat", "unlink", "mkdir"}
+CALLS = {"listdir", "scandir", "stat", "open", "unlink", "mkdir"}
 OPERATIONS: dict[str, Callable[[LocalStore], object]] = {
     "stat": lambda store: store.stat("a/b/c"),
     "exists": lambda store: store.exists("a/b/c"),
@@ -157,7 +157,7 @@ def test_collect_over_a_folder_that_cannot_be_read_forgets_no_hidden_record(
     lab.clock.advance(TRASH_S + 1)
     with (
         failing(monkeypatch, errno.EIO, tmp_path / "store" / "artifacts"),
-        pytest.raises(StorageError, match="listing"),
+        pytest.raises(StorageError, match="looking for artifacts"),
     ):
         lab.collect()
     lab.post("green", [job])

@@ -16,6 +16,7 @@ import numpy as np
 from orchestrator.errors import BadDataError, NotFoundError, UserError
 from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.open import open_store
+from orchestrator.storage.regular_files import read_regular
 from orchestrator.storage.uris import split_object_uri
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.setting import TABLE_FILE, ClassTable, Setting
@@ -211,7 +212,7 @@ def _content(uri: str) -> bytes:
     try:
         if "://" not in uri:
             check_allowed(Path(uri).absolute().as_uri())
-            return Path(uri).read_bytes()
+            return read_regular(Path(uri))
         folder, name = split_object_uri(uri)
         return open_store(folder).get(name)
     except (OSError, NotFoundError) as error:

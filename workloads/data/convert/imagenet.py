@@ -20,6 +20,7 @@ from typing import BinaryIO, cast
 
 from orchestrator.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
+from orchestrator.storage.regular_files import read_regular
 from workloads.data.convert.imagefolder import with_val
 from workloads.data.convert.items import Conversion, ItemTable, folder_images, is_image
 from workloads.data.convert.request import ConvertRequest
@@ -201,8 +202,8 @@ def _devkit(path: Path, num_images: int) -> list[str]:
     files = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
     if path.is_dir():
         for file in path.rglob("*"):
-            if file.name in files:
-                files[file.name] = file.read_bytes()
+            if file.name in files and file.is_file():
+                files[file.name] = read_regular(file)
     else:
         files |= _from_archive(path, files.keys())
     if missing := [name for name, content in files.items() if not content]:

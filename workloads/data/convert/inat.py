@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
+from orchestrator.storage.regular_files import NotRegularFileError, read_regular
 from workloads.data.convert.imagefolder import with_val
 from workloads.data.convert.items import Conversion, ItemTable
 from workloads.data.convert.request import ConvertRequest
@@ -54,7 +55,9 @@ def _usual(source: Path) -> dict[str, str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
+        document: dict[str, Any] = json.loads(read_regular(path))
+    except NotRegularFileError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; name the downloaded file") from error
     except FileNotFoundError as error:
         message = f"{path} is missing; download it beside the images, or name the files: --split train=train_mini"
         raise UserError(message) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from orchestrator.errors import UserError
+from orchestrator.storage.regular_files import open_regular
 
 _MAX_HEADER_BYTES = 16 * 1024**2
 """Names and notes of a member; a broken header claims terabytes, or less than nothing."""
@@ -112,7 +113,11 @@ class _Window(io.RawIOBase):
 
 @contextmanager
 def _opened(path: Path, within: TarEntry | None) -> Iterator[tuple[BinaryIO, int]]:
-    with path.open("rb") as file:
+    try:
+        opened = open_regular(path)[0]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; name a tar file that may be read") from error
+    with opened as file:
         magic = _COMPRESSED.get(file.read(2))
         if magic is not None:
             message = f"{path} is compressed ({magic}): single images cannot be read from it; unpack it to a .tar first"

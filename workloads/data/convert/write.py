@@ -33,6 +33,7 @@ from orchestrator.storage.dataset_files import (
     read_dataset_file,
 )
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.regular_files import open_regular, read_regular
 from orchestrator.storage.scratch import scratch_folder
 from workloads.data.convert.items import WHOLE_FILE, Conversion, Items, SourceItem
 from workloads.data.convert.request import Layout, WriteRequest
@@ -230,7 +231,7 @@ class SourceFiles:
         """The encoded image. Raises ``UserError`` if it is not as it was listed."""
         try:
             if item.offset_bytes == WHOLE_FILE:
-                content = Path(item.path).read_bytes()
+                content = read_regular(Path(item.path))
             else:
                 content = os.pread(self._descriptor(item.path), item.length_bytes, item.offset_bytes)
         except OSError as error:
@@ -242,7 +243,8 @@ class SourceFiles:
 
     def _descriptor(self, path: str) -> int:
         if path not in self._open:
-            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with open_regular(Path(path))[0] as file:
+                self._open[path] = os.dup(file.fileno())
             if len(self._open) > _OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
         self._open.move_to_end(path)
