@@ -113,6 +113,8 @@ class StorageError(OrchestratorError):
 class NotFoundError(StorageError):
     """No object has this name."""
 
+    failure_kind = FailureKind.BAD_DATA  # as of damaged ones: waiting does not bring it back
+
 
 class PreconditionFailedError(StorageError):
     """A conditional write lost: the object exists already, or has another etag than expected."""
@@ -139,7 +141,9 @@ class UnsupportedStoreError(StorageError):
 
 
 class CorruptObjectError(StorageError):
-    """An object's bytes differ from the size or sha256 that its record or manifest names."""
+    """An object's bytes differ from the size or sha256 that its record or manifest names, or it is no file at all."""
+
+    failure_kind = FailureKind.BAD_DATA
 
 
 class TooLargeError(CorruptObjectError):
@@ -148,6 +152,8 @@ class TooLargeError(CorruptObjectError):
 
 class IdentityMismatchError(StorageError):
     """A committed record under this key holds another identity: a hash collision or a store altered by hand."""
+
+    failure_kind = FailureKind.BAD_DATA
 
 
 class ControllerError(OrchestratorError):

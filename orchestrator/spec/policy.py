@@ -30,7 +30,7 @@ class Policy:
     max_concurrent: int | None = None
     """Live attempts."""
     max_failures: int = 3
-    """Failed attempts per job before the job fails; preemptions and lost nodes do not count."""
+    """Failed attempts per job before the job fails; preemptions, lost nodes and failures of storage do not count."""
     max_preemptions: int = 3
     """Times that the scheduler may take a job's room for a sweep of higher priority."""
     breaker: int = 5

@@ -41,6 +41,8 @@ class Rule:
     node_hours_per_failure: float = 0.0
     """Above 0: the budget grows by one whenever the job's attempts have run for so long on one node."""
     backoff_s: float = 0.0
+    waits_for: str = ""
+    """What has to change outside before a further attempt can succeed; its last message is told along with it."""
 
 
 MAX_BACKOFF_S = 300.0
@@ -48,6 +50,8 @@ JITTER = 0.25
 """A wait is longer or shorter by up to this part: a thousand jobs that failed at once do not return at once."""
 MAX_LOSSES = 1000
 _WORKERS_PER_NODE = 4
+_MAX_TOLD = 200
+"""Characters of a message that a reason quotes."""
 
 POLICY: dict[FailureKind, Rule] = {
     FailureKind.USER_ERROR: Rule(action=Action.FAIL_JOB),
@@ -59,7 +63,11 @@ POLICY: dict[FailureKind, Rule] = {
     FailureKind.BAD_DATA: Rule(action=Action.RETRY_ELSEWHERE, budget=2, backoff_s=2.0),
     FailureKind.TIMEOUT: Rule(action=Action.RETRY_ELSEWHERE, backoff_s=1.0),
     FailureKind.HANG: Rule(action=Action.RETRY_ELSEWHERE, backoff_s=1.0),
-    FailureKind.STORAGE: Rule(backoff_s=2.0),
+    # Neither a full disk nor a store that refuses is the job's fault, and both take a person some minutes to cure: the
+    # seven waits add up to ten. Objects that are missing or damaged are bad data, which no waiting mends.
+    FailureKind.STORAGE: Rule(
+        charge=Charge.CLUSTER, budget=8, backoff_s=5.0, waits_for="the store (or the disk of a node) to work again"
+    ),
     FailureKind.UNKNOWN: Rule(action=Action.RETRY_ELSEWHERE, backoff_s=1.0),
     # Free of charge, but an attempt that "is preempted" whenever it starts must not come back for ever.
     FailureKind.PREEMPTED: Rule(charge=Charge.CLUSTER, budget=100, node_hours_per_failure=1.0),
@@ -109,7 +117,15 @@ def judge(job: JobView, *, max_failures: int, num_workers: int = 1) -> Retry | G
     told = f"after {last.kind}"
     told += f", {count} of at most {allowed}{how}" if allowed is not None else ""
     told += f"; {charged} of {max_failures} failures (policy.failures) are used" if rule.charge is Charge.JOB else ""
-    return Retry(at_s=last.at_s + wait_s, reason=f"{told}; backoff {wait_s:.3g} s, {_MEANS[rule.action]}")
+    told += f"; backoff {wait_s:.3g} s, {_MEANS[rule.action]}"
+    if rule.waits_for:
+        told += f"; waits for {rule.waits_for}: {_first_line(last.message)}"
+    return Retry(at_s=last.at_s + wait_s, reason=told)
+
+
+def _first_line(message: str) -> str:
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= _MAX_TOLD else f"{line[:_MAX_TOLD]}..."
 
 
 _MEANS = {

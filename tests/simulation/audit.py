@@ -17,7 +17,7 @@ _DONE = frozenset({"succeeded", "reused"})
 _OVER = frozenset({"succeeded", "reused", "failed", "skipped", "cancelled"})
 _REOPENED = frozenset({"failed", "skipped", "cancelled"})
 _ENDED = frozenset({"attempt_succeeded", "attempt_failed", "attempt_lost"})
-_NEVER_CHARGED = frozenset({"preempted", "node_lost"})
+_NEVER_CHARGED = frozenset({"preempted", "node_lost", "storage"})
 _NEVER_RETRIED = frozenset({"user_error", "infeasible", "numerics"})
 _HELD = frozenset({"paused", "stopping", "cancelling"})
 
@@ -216,7 +216,8 @@ class Audit:
         charged = sum(number for kind, number in job.failures.items() if kind not in _NEVER_CHARGED)
         is_excused = not job.failures or _NEVER_RETRIED & job.failures.keys() or charged >= 2
         losses = job.failures["node_lost"]
-        require(bool(is_excused or losses >= 5), f"{job.name} fails after only {dict(job.failures)}: {event['reason']}")
+        is_excused = is_excused or losses >= 5 or job.failures["storage"] >= 8
+        require(bool(is_excused), f"{job.name} fails after only {dict(job.failures)}: {event['reason']}")
 
     def _on_job_skipped(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
         job = self._pending(sweep, event)

@@ -49,7 +49,7 @@ def caused(outer: Exception, cause: Exception) -> Exception:
     [
         (NumericsError("nan"), FailureKind.NUMERICS),
         (PreemptedError("stopped"), FailureKind.PREEMPTED),
-        (NotFoundError("gone"), FailureKind.STORAGE),
+        (NotFoundError("gone"), FailureKind.BAD_DATA),
         (MemoryError(), FailureKind.OUT_OF_MEMORY),
         (OutOfMemoryError("CUDA"), FailureKind.OUT_OF_MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), FailureKind.OUT_OF_MEMORY),

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.errors import FailureKind
+from orchestrator.errors import (
+    CorruptObjectError,
+    FailureKind,
+    IdentityMismatchError,
+    NotFoundError,
+    StorageError,
+    TooLargeError,
+)
 from orchestrator.state.policy import JITTER, MAX_BACKOFF_S, POLICY, Charge, GiveUp, Retry, judge
 from orchestrator.state.snapshot import Failure, JobView
 
@@ -31,18 +38,36 @@ def test_failure_that_would_repeat_itself_is_never_retried(kind: FailureKind) ->
 
 
 def test_budget_counts_failures_of_all_charged_kinds_together() -> None:
-    mixed = view(FailureKind.UNKNOWN, FailureKind.TIMEOUT, FailureKind.STORAGE)
+    mixed = view(FailureKind.UNKNOWN, FailureKind.TIMEOUT, FailureKind.HANG)
     assert isinstance(judge(mixed, max_failures=3), GiveUp)
     assert isinstance(judge(mixed, max_failures=4), Retry)
 
 
-def test_preemptions_and_lost_nodes_leave_the_budget_alone() -> None:
+def test_preemptions_lost_nodes_and_storage_leave_the_budget_alone() -> None:
     assert {kind for kind, rule in POLICY.items() if rule.charge is Charge.CLUSTER} == {
         FailureKind.PREEMPTED,
         FailureKind.NODE_LOST,
+        FailureKind.STORAGE,
     }
     kinds = [FailureKind.PREEMPTED] * 50 + [FailureKind.NODE_LOST] * 5
     assert isinstance(judge(view(*kinds), max_failures=1), Retry)
+
+
+def test_full_disk_or_refusing_store_has_ten_minutes_and_is_told_of() -> None:
+    waited_s = 0.0
+    for count in range(1, 8):
+        verdict = judge(view(*[FailureKind.STORAGE] * count), max_failures=1)
+        assert isinstance(verdict, Retry)
+        waited_s += verdict.at_s - 100.0
+        assert verdict.reason.endswith("waits for the store (or the disk of a node) to work again: why")
+    assert 7 * 60.0 < waited_s < 13 * 60.0
+    assert isinstance(judge(view(*[FailureKind.STORAGE] * 8), max_failures=99), GiveUp)
+
+
+@pytest.mark.parametrize("error", [NotFoundError, CorruptObjectError, TooLargeError, IdentityMismatchError])
+def test_object_that_no_waiting_brings_back_is_bad_data(error: type[StorageError]) -> None:
+    assert error.failure_kind is FailureKind.BAD_DATA
+    assert isinstance(judge(view(FailureKind.BAD_DATA, FailureKind.BAD_DATA), max_failures=9), GiveUp)
 
 
 def test_job_that_always_takes_its_node_down_is_given_up() -> None:
