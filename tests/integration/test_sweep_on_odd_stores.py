@@ -1,4 +1,4 @@
-"""A sweep whose store fails in the middle, in every way: nothing wrong is believed, and it ends when the store is back."""
+"""A sweep whose store fails in the middle: nothing wrong is believed, and the sweep ends when the store is back."""
 
 from __future__ import annotations
 

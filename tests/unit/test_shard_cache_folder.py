@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NoSpaceError, StorageDeniedError
+from orchestrator.errors import NoSpaceError, StorageDeniedError, StorageError
+from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from tests.shard_cases import SHARD_BYTES, content, read, sample, shard_of, write_shards
 from workloads.data.cache import ObjectCache, ShardCache
@@ -180,3 +181,13 @@ def test_shard_cache_whose_disk_fills_while_a_shard_arrives_reads_by_ranges(stor
     with ShardCache(store, tmp_path / "cache", shards, settings=LARGE) as cache:
         assert read(cache, 0, 4) == sample(0, 4)
     assert list((tmp_path / "cache" / "partial").iterdir()) == []
+
+
+def test_object_cache_on_a_disk_that_became_read_only_says_so(store, small_disk: Path) -> None:
+    content = bytes(1000)
+    store.put("a", content)
+    wanted = digests_of(content)
+    assert ObjectCache(store, small_disk / "cache").path("a", size_bytes=1000, digests=wanted).read_bytes() == content
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(StorageError, match=r"cache failed: .*Read-only.*ORCHESTRATOR_CACHE_DIR"):
+        ObjectCache(store, small_disk / "cache").path("a", size_bytes=1000, digests=wanted)

@@ -113,7 +113,10 @@ class ObjectCache:
 
     def pin_local(self, wanted: Wanted) -> Pin | None:
         """``pin`` if the object is here already; asks no store."""
-        return self._folder.pin(wanted.sha256, wanted.size_bytes)
+        try:
+            return self._folder.pin(wanted.sha256, wanted.size_bytes)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def recheck(self, wanted: Wanted) -> bool:
         """Whether the local copy was damaged: it is gone then, and the next ``pin`` fetches the object again."""
@@ -141,10 +144,13 @@ class ObjectCache:
             except OSError as error:
                 if error.errno in _FULL:
                     return None
-                message = f"writing under {self._folder.root} failed: {error}; check the disk or set "
-                raise StorageError(message + "ORCHESTRATOR_CACHE_DIR to another one") from error
+                raise self._failed(error) from error
             if pin is not None:
                 return pin
+
+    def _failed(self, error: OSError) -> StorageError:
+        message = f"writing under {self._folder.root} failed: {error}; check the disk or set "
+        return StorageError(message + "ORCHESTRATOR_CACHE_DIR to another one")
 
     @contextmanager
     def _turn(self, wanted: Wanted, check: Check) -> Iterator[tuple[Path, int] | None]:
