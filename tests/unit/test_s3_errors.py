@@ -18,7 +18,7 @@ from orchestrator.errors import (
     StorageTimeoutError,
     UnsupportedStoreError,
 )
-from orchestrator.storage.s3_errors import OutOfRangeError, translate, translated_errors
+from orchestrator.storage.s3_errors import NoBucketError, OutOfRangeError, translate, translated_errors
 
 WHAT = "put_object s3://bucket/key"
 SECRET = "AKIDSECRET"  # noqa: S105 - of nobody
@@ -34,8 +34,8 @@ def rejection(code: str, status: int) -> ClientError:
     ("code", "status", "expected"),
     [
         ("NoSuchKey", 404, NotFoundError),
-        ("404", 404, NotFoundError),
-        ("NoSuchBucket", 404, StorageError),
+        ("404", 404, StorageError),  # without a document that says what is missing: somebody else's
+        ("NoSuchBucket", 404, NoBucketError),
         ("InvalidRange", 416, OutOfRangeError),
         ("PreconditionFailed", 412, PreconditionFailedError),
         ("412", 412, PreconditionFailedError),
