@@ -73,6 +73,6 @@ class PlanView:
         return f"Plan of sweep {self.plan.sweep}: {len(self.plan.jobs)} jobs, {counts}"
 
     def _lines(self) -> list[str]:
-        problems = [f"warning: {problem}" for problem in self.outlook.found.problems]
+        problems = [f"warning: {problem}" for problem in (*self.outlook.found.problems, *self.outlook.warnings)]
         refusals = [f"refused: {refusal}" for refusal in self.outlook.refusals]
         return [*outlook_lines(self.outlook), *problems, *refusals]

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -120,7 +120,10 @@ def index(  # noqa: PLR0913 - see shard
         "num_processes": _num_processes(workers),
     }
     found = _run("index", arguments)
+    found["warnings"] = [*found.get("warnings", ()), *_mixing_warnings(found)]
     _show(found, output, _yaml({"datasets": {"my-data": found["entry"]}}))
+    for warning in found["warnings"]:
+        typer.echo(f"warning: {warning}", err=True)
     if output is DocumentForm.TABLE and "val" not in found["splits"]:
         typer.echo(
             "note: a sweep needs a split 'val', and the digest is of all splits together: index them in one command, "
@@ -208,6 +211,15 @@ def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         raise typer.Exit(child.returncode if child.returncode > 0 else 1)
     found: dict[str, Any] = json.loads(stdout)
     return found
+
+
+def _mixing_warnings(found: Mapping[str, Any]) -> list[str]:
+    """Of the recipes' default shuffle; `plan` judges those of a sweep."""
+    from orchestrator.plan.class_mixing import SPREAD_FIELD, ClassSpread, Shuffle
+
+    spread = found.get(SPREAD_FIELD, {}).get("train")
+    complaint = ClassSpread.from_json(spread).complaint(Shuffle()) if spread else ""
+    return [complaint] if complaint else []
 
 
 def _show(found: dict[str, Any], output: DocumentForm, last_line: str) -> None:

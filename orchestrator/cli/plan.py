@@ -56,7 +56,7 @@ def show_plan(reference: str, options: PlanOptions) -> ExitCode:
         accelerator=check_accelerator(options.accelerator),
         prices=read_prices(options.prices),
     )
-    for problem in outlook.found.problems:
+    for problem in (*outlook.found.problems, *outlook.warnings):
         stderr_console().print(f"warning: {problem}", markup=False)
     _print_outlook(outlook, options)
     for refusal in outlook.refusals:

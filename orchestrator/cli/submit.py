@@ -131,7 +131,7 @@ def _may_start(outlook: Outlook, former: Former | None, options: SubmitOptions) 
     console.print(summary_line(plan, found), markup=False)
     for line in outlook_lines(outlook):
         console.print(line, markup=False)
-    for problem in outlook.found.problems:
+    for problem in (*outlook.found.problems, *outlook.warnings):
         console.print(f"warning: {problem}", markup=False)
     if plan.store_uri == UNKNOWN_STORE:
         console.print("What the cluster's store holds of it already is known there alone, and is not run again.")

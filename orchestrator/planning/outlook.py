@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestrator.contract import JobKind
 from orchestrator.plan.budget import refusals
+from orchestrator.plan.class_mixing import sorted_shards
 from orchestrator.plan.clusters import long_clusterings
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.critical_path import CriticalPath, critical_path
@@ -44,6 +46,8 @@ class Outlook:
     refusals: tuple[str, ...] = ()
     """Of the budget guard, and where the file contradicts what is committed."""
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Of the data: what committed indexes say that training will suffer from."""
 
     @property
     def counts(self) -> Mapping[Disposition, int]:
@@ -78,6 +82,7 @@ class Outlook:
             "refusals": list(self.refusals),
             "problems": list(self.found.problems),
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
         }
 
     def _job(self, name: str) -> dict[str, Any]:
@@ -128,7 +133,15 @@ def make_outlook(
             *refusals(plan, estimates, makespan, now=time.time() if now is None else now),
         ),
         notes=(*missing_datasets(sweep), *long_clusterings(sweep)),
+        warnings=tuple(_index_warnings(plan, found)),
     )
+
+
+def _index_warnings(plan: Plan, found: Found) -> Iterator[str]:
+    for job in plan.jobs:
+        if job.kind is JobKind.INDEX and job.key in found.records:
+            yield from (f"{job.name}: {warning}" for warning in found.records[job.key].summary.get("warnings", ()))
+    yield from sorted_shards(plan, {key: record.summary for key, record in found.records.items()})
 
 
 def declared_sizes(sweep: Sweep) -> dict[str, DatasetSize]:

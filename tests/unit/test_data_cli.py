@@ -80,6 +80,20 @@ def test_data_index_prints_what_a_sweep_needs(shards: Path, in_process: None) ->
     }
 
 
+def test_data_index_warns_of_empty_shards_and_of_classes_that_lie_together(tmp_path: Path, in_process: None) -> None:
+    image = encoded()
+    for shard in range(80):
+        sample = {"png": image, "cls": b"%d" % shard}
+        members = [(f"{shard}r{row}.{end}", body) for row in range(16) for end, body in sample.items()]
+        (tmp_path / f"train-{shard:06d}.tar").write_bytes(tar_of(members))
+    (tmp_path / "train-000080.tar").write_bytes(tar_of([]))
+    result = CliRunner().invoke(app, ["data", "index", str(tmp_path), "--num-classes", "80", "-j", "1"])
+    assert result.exit_code == 0
+    assert "warning: train-000080.tar holds no samples" in result.stderr
+    assert "warning: the shards are sorted by class: with shuffle_block_shards: 16, a batch of 256" in result.stderr
+    assert "`shuffle_chunk_samples: " in result.stderr
+
+
 def test_data_index_of_a_folder_with_splits_prints_what_names_each_of_them(shards: Path, in_process: None) -> None:
     found = as_json("index", str(shards), "--classes", str(shards / "classes.json"), "-j", "1")
     entry = found["entry"]

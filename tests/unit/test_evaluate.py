@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Split:
 
     logits_NK: Tensor
     targets_N: Tensor
-    subsets_N: np.ndarray[Any, np.dtype[np.int16]]
+    subsets_N: np.ndarray[Any, np.dtype[np.integer[Any]]]
 
     def batches(self, size: int, *, rank: int = 0, world_size: int = 1) -> list[EvalInputs]:
         starts = range(0, len(self.logits_NK), size)
@@ -111,6 +111,15 @@ def test_errors_are_exact_fractions_and_loss_has_the_bits_of_sums_over_batches()
         losses = functional.cross_entropy(batch.inputs, batch.targets_B, reduction="none")
         total += float(losses.double().numpy().sum())
     assert found["val_loss"] == total / 100
+
+
+def test_errors_of_very_many_subsets_are_counted_apart() -> None:
+    split = split_of(100)
+    many = replace(split, subsets_N=np.arange(100, dtype=np.int32) * 500)
+    found = evaluate(Logits(), many.batches(7), [f"s{number}" for number in range(50_000)])
+    wrong_N = (split.logits_NK.argmax(1) != split.targets_N).tolist()
+    assert [found[f"val_error_s{500 * row}"] for row in range(100)] == wrong_N
+    assert sum(name.startswith("val_error_s") for name in found) == 100
 
 
 def test_few_classes_have_no_top5_error_and_no_samples_no_metrics() -> None:

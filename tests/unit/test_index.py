@@ -21,8 +21,8 @@ from orchestrator.storage.digests import Digests
 from orchestrator.units import MIB
 from tests.data_jobs import TREE, DataPlane, Member, encoded, tar_of
 from workloads.data import synthetic
-from workloads.data.columns import SplitColumns
-from workloads.data.index import BadSamples, LeafSets, Shard, SplitIndex
+from workloads.data.columns import ColumnFile, SplitColumns
+from workloads.data.index import BadSamples, Column, LeafSets, SampleIndex, Shard, SplitIndex
 from workloads.data.labels_in_shards import ClassRule
 from workloads.data.scan import ShardTable
 
@@ -198,13 +198,50 @@ def shard_table(shard: int, num_samples: int) -> ShardTable:
         checks=np.zeros(num_samples, dtype=np.uint32),
         leaves=np.zeros(num_samples, dtype=np.int32),
         num_leaves=np.ones(num_samples, dtype=np.int32),
-        subsets=np.full(num_samples, -1, dtype=np.int16),
+        subsets=np.full(num_samples, -1, dtype=np.int32),
         subset_names=(),
         keys=np.frombuffer(b"".join(keys), dtype=np.uint8),
         key_lengths=np.full(num_samples, len(keys[0]), dtype=np.int32),
         key_hashes=np.arange(num_samples, dtype=np.uint64) + np.uint64(shard * num_samples),
         bad=(),
     )
+
+
+@pytest.mark.parametrize(("num_subsets", "dtype"), [(1, "<i2"), (32_767, "<i2"), (32_768, "<i4"), (40_000, "<i4")])
+def test_index_subset_ids_have_as_many_bytes_as_their_number_needs(
+    tmp_path: Path, num_subsets: int, dtype: str
+) -> None:
+    """Two bytes up to 32,767 subsets, as in all indexes that there are; more names once ended in an OverflowError."""
+    columns = SplitColumns(name="train", folder=tmp_path, rule=ClassRule(num_classes=1), policy=BadSamples())
+    names = [f"s{number:05d}" for number in range(num_subsets)]
+    for shard, mine in enumerate((names[num_subsets // 2 :], names[: num_subsets // 2])):
+        ids = np.arange(-1, len(mine), dtype=np.int32)  # the first sample is in none
+        columns.add(replace(shard_table(shard, len(ids)), subsets=ids, subset_names=tuple(mine)))
+    columns.finish(names)
+    expected = [-1, *range(num_subsets // 2, num_subsets), -1, *range(num_subsets // 2)]
+    written = ColumnFile(tmp_path / "expected.npy", np.dtype(dtype).type)
+    written.append(np.array(expected))
+    written.close()
+    assert columns.path(Column.SUBSET).read_bytes() == written.path.read_bytes()
+
+
+@pytest.mark.slow
+def test_index_of_more_subsets_than_two_bytes_count_is_read_and_joined(tmp_path: Path) -> None:
+    samples = [
+        member
+        for row in range(33_000)
+        for member in ((f"{row}.png", IMAGE), (f"{row}.json", b'{"cls": 0, "subset": "s%05d"}' % row))
+    ]
+    plane = DataPlane(folder=tmp_path)
+    index = plane.index(plane.foreign({"train-0.tar": tar_of(samples), "train-1.tar": tar_of(samples[:0])}))
+    split = index.split("train")
+    assert split.subset_ids.tolist() == list(range(33_000))
+    summary = read_record(plane.store, index.key).summary
+    assert summary["warnings"][0] == "train-1.tar holds no samples"
+    assert summary["warnings"][1].startswith("samples name 33000 values of subset, such as 's00000'")
+    joined = plane.run(JobKind.INDEX, {"mixture": {"weights": None}}, {"part0": index.key, "part1": index.key})
+    ids = SampleIndex.open(plane.store, joined.key, plane.cache).split("train").subset_ids
+    assert ids.tolist() == 2 * list(range(33_000))
 
 
 def test_index_keys_whose_hashes_clash_are_compared(tmp_path: Path) -> None:

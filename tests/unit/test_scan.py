@@ -1,11 +1,14 @@
 """The scan of one shard: what it finds, and every kind of sample that it leaves out."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import pickle
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -183,6 +186,68 @@ def test_scan_cut_archive_keeps_what_came_before(cut: str) -> None:
     table = scan(shard[:end])
     assert [bad.reason for bad in table.bad] == [Reason.DAMAGED_ARCHIVE]
     assert keys_of(table) == (["a", "b"] if cut in {"in_image", "at_end_mark"} else ["a"])
+
+
+def test_scan_bytes_behind_the_end_mark_are_damage_that_names_the_remedy() -> None:
+    """`cat a.tar b.tar`: every reader of tars stops at the first end, so the second half would be gone in silence."""
+    first = tar_of([("a.cls", b"1"), ("a.jpg", PHOTO)])
+    second = tar_of([("b.cls", b"1"), ("b.jpg", PHOTO)])
+    table = scan(first + second)
+    (bad,) = table.bad
+    assert (keys_of(table), bad.reason) == (["a"], Reason.DAMAGED_ARCHIVE)
+    assert f"more follows at byte {len(first)}," in str(bad)
+    assert "`tar --concatenate`" in str(bad)
+    assert table.size_bytes == len(first + second)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 512, 10_240, 3 * 1024**2])
+def test_scan_padding_with_zeros_is_no_damage(num_bytes: int) -> None:
+    table = scan(tar_of([("a.cls", b"1"), ("a.jpg", PHOTO)]) + bytes(num_bytes), chunk_bytes=1 << 16)
+    assert (keys_of(table), table.bad) == (["a"], ())
+
+
+@pytest.mark.parametrize(
+    ("compress", "form", "program"),
+    [
+        (gzip.compress, "gzip", "gunzip"),
+        (bz2.compress, "bzip2", "bunzip2"),
+        (lzma.compress, "xz", "unxz"),
+        (lambda content: b"\x28\xb5\x2f\xfd" + content, "zstd", "unzstd"),
+    ],
+)
+def test_scan_compressed_shard_is_told_from_a_damaged_one(
+    compress: Callable[[bytes], bytes], form: str, program: str
+) -> None:
+    (bad,) = scan(compress(tar_of([("a.cls", b"1"), ("a.jpg", PHOTO)]))).bad
+    assert bad.reason is Reason.COMPRESSED_ARCHIVE
+    assert str(bad).startswith(f"s.tar is compressed with {form}")
+    assert f"`{program}`" in str(bad)
+
+
+@pytest.mark.parametrize("check", list(ImageCheck))
+@pytest.mark.parametrize("content", [b"\x89PNG no", b"GIF? no", b"%!PS-Adobe", PHOTO[:20], IMAGE[:40], b"RIFF", b"P6 "])
+def test_scan_reason_holds_no_address_in_memory(content: bytes, check: ImageCheck) -> None:
+    (bad,) = scan(tar_of([("a.png", content), ("a.cls", b"0")]), check=check).bad
+    assert "0x" not in str(bad)
+    assert "object" not in str(bad)
+
+
+def test_scan_shard_without_samples_is_told_by_name() -> None:
+    assert scan(tar_of([])).warnings == ("s.tar holds no samples",)
+    assert scan(tar_of([("a.cls", b"1"), ("a.jpg", PHOTO)])).warnings == ()
+
+
+def test_scan_numbered_images_of_one_key_are_named_with_the_remedy() -> None:
+    members = [("x/img.0.png", IMAGE), ("x/img.1.png", IMAGE), ("x/img.cls", b"0")]
+    (bad,) = scan(tar_of(members)).bad
+    assert bad.reason is Reason.NO_IMAGE
+    assert "x/img.0.png, x/img.1.png are members of this one sample: rename them (img_0.png, ...)" in str(bad)
+    table = scan(tar_of([*members, ("x/img.png", IMAGE)]))
+    assert keys_of(table) == ["x/img"]
+    (warning,) = table.warnings
+    assert warning.startswith("s.tar:x/img takes one image and leaves others out (1 such samples in s.tar)")
+    assert "rename them (img_0.png, ...)" in warning
+    assert scan(tar_of([("a.seg.png", IMAGE), ("a.png", IMAGE), ("a.cls", b"0")])).warnings == ()
 
 
 def test_scan_header_that_claims_a_huge_size_takes_no_memory() -> None:

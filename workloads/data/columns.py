@@ -16,14 +16,19 @@ from numpy.typing import NDArray
 
 from orchestrator.errors import BadDataError
 from orchestrator.storage.digests import Digests
-from workloads.data.index import NO_LEAF, BadSamplePolicy, BadSamples, Column
+from workloads.data.index import NO_LEAF, NO_SUBSET, BadSamplePolicy, BadSamples, Column
 from workloads.data.labels_in_shards import ClassRule
-from workloads.data.reasons import BadCount, BadSample, Reason, printable
+from workloads.data.reasons import NUM_NAMED, BadCount, BadSample, Reason, printable
 from workloads.data.scan import ShardTable
 
 _MAX_UINT32 = 2**32 - 1
 _REMAPPED_ROWS = 1 << 20
 _REMEDY = "repair or remove them, or `bad_samples: {policy: replace, budget: ...}` leaves them out"
+
+
+def subset_dtype(num_subsets: int) -> type[np.int16 | np.int32]:
+    """Type of a column of subset ids: of 2 bytes, as always, unless there are more subsets than these can count."""
+    return np.int16 if num_subsets <= np.iinfo(np.int16).max else np.int32
 
 
 class ColumnFile:
@@ -83,13 +88,18 @@ class SplitColumns:
     shards: list[ScannedShard] = field(default_factory=list)
     bad: BadCount = field(default_factory=BadCount)
     class_counts: NDArray[np.int64] = field(init=False)
-    subset_names: list[str] = field(default_factory=list)
-    """In the order in which they were met."""
+    subset_numbers: dict[str, int] = field(default_factory=dict)
+    """Names of subsets, numbered in the order in which they were met."""
+    class_shards: NDArray[np.int64] = field(init=False)
+    """Shards that hold each class."""
+    warnings: list[str] = field(default_factory=list)
+    """Of its shards; the first few."""
     _files: dict[Column, ColumnFile] = field(init=False)
     _hashes: list[NDArray[np.uint64]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.class_counts = np.zeros(self.rule.num_classes, dtype=np.int64)
+        self.class_shards = np.zeros(self.rule.num_classes, dtype=np.int64)
         self._files = {column: ColumnFile(self.path(column), dtype) for column, dtype in self._dtypes()}
 
     @property
@@ -124,6 +134,8 @@ class SplitColumns:
             file.append(columns[column])
         self._hashes.append(table.key_hashes)
         self.class_counts += np.bincount(table.leaves, minlength=self.rule.num_classes)
+        self.class_shards[np.unique(table.leaves)] += 1
+        self.warnings += table.warnings[: NUM_NAMED - len(self.warnings)]
         self.shards.append(
             ScannedShard(
                 name=table.name, size_bytes=table.size_bytes, digests=table.digests, num_samples=table.num_samples
@@ -158,21 +170,17 @@ class SplitColumns:
             (Column.LENGTH, np.int32),
             (Column.CHECK, np.uint32),
             (Column.LEAF, np.int32),
-            (Column.SUBSET, np.int16),
+            (Column.SUBSET, np.int32),  # until all names are known
             (Column.KEY, np.uint8),
             (Column.KEY_OFFSET, np.int32),
         ]
         sets: list[tuple[Column, type[np.generic]]] = [(Column.LEAF_SET, np.int32), (Column.LEAF_SET_OFFSET, np.int32)]
         return always + sets if self.rule.multi_label else always
 
-    def _subset_ids(self, table: ShardTable) -> NDArray[np.int16]:
-        for name in table.subset_names:
-            if name not in self.subset_names:
-                self.subset_names.append(name)
-        if len(self.subset_names) > np.iinfo(np.int16).max:
-            raise BadDataError(f"{table.name} brings the number of subsets to {len(self.subset_names)}; at most 32767")
-        ids = np.array([*map(self.subset_names.index, table.subset_names), -1], dtype=np.int16)
-        return ids[table.subsets]
+    def _subset_ids(self, table: ShardTable) -> NDArray[np.int32]:
+        numbers = self.subset_numbers
+        found = [numbers.setdefault(name, len(numbers)) for name in table.subset_names]
+        return np.array([*found, NO_SUBSET], dtype=np.int32)[table.subsets]
 
     def _check_budget(self) -> None:
         share = self.bad.total / max(1, self.num_samples + self.bad.total)
@@ -193,11 +201,17 @@ class SplitColumns:
         np.save(path, offsets, allow_pickle=False)
 
     def _remap_subsets(self, subset_names: Sequence[str]) -> None:
-        final = np.array([*map(subset_names.index, self.subset_names), -1], dtype=np.int16)
-        ids = np.load(self.path(Column.SUBSET), mmap_mode="r+", allow_pickle=False)
+        """Rewrite the numbers of this scan as those of the whole data set, in as many bytes as these need."""
+        dtype = subset_dtype(len(subset_names))
+        numbers = {name: number for number, name in enumerate(subset_names)}
+        final = np.array([*map(numbers.__getitem__, self.subset_numbers), NO_SUBSET], dtype=dtype)
+        path = self.path(Column.SUBSET)
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        path.unlink()  # ids stay mapped
+        file = ColumnFile(path, dtype)
         for start in range(0, len(ids), _REMAPPED_ROWS):
-            ids[start : start + _REMAPPED_ROWS] = final[ids[start : start + _REMAPPED_ROWS]]
-        ids.flush()
+            file.append(final[ids[start : start + _REMAPPED_ROWS]])
+        file.close()
 
     # -------------------------------------------------------------------------------------- keys in two shards
 

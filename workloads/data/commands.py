@@ -62,7 +62,8 @@ def index(arguments: Arguments) -> dict[str, Any]:
     if arguments["write"]:
         _write_beside(target, dataset)
     bad = {split: scanned.bad.to_json() for split, scanned in found.splits.items() if scanned.bad.total}
-    return {**_summary(target.uri, dataset), "bad_samples": bad, "entry": _entry(arguments, target, dataset)}
+    entry = _entry(arguments, target, dataset)
+    return {**_summary(target.uri, dataset), "bad_samples": bad, **found.notes(), "entry": entry}
 
 
 def verify(arguments: Arguments) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from workloads.data.images import IMAGE_ERRORS, MAX_PIXELS
+from workloads.data.images import IMAGE_ERRORS, MAX_PIXELS, complaint_of
 from workloads.data.reasons import BadSampleError, Reason
 
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF")
@@ -90,7 +90,7 @@ class PillowDecoder:
                 return np.asarray(_to_rgb(image))
         except IMAGE_ERRORS as error:
             reason = Reason.TRUNCATED if "truncated" in str(error) else Reason.UNDECODABLE
-            raise BadSampleError(reason, f"cannot be decoded: {error}") from error
+            raise BadSampleError(reason, f"cannot be decoded: {complaint_of(error)}") from error
 
     def resize(
         self, image_HWC: NDArray[np.uint8], resized_HWC: NDArray[np.uint8], interpolation: Interpolation
@@ -194,7 +194,7 @@ def _open(encoded: bytes) -> Image.Image:
 def _refuse(error: Exception) -> NoReturn:
     is_bomb = isinstance(error, Image.DecompressionBombError)
     reason = Reason.TOO_MANY_PIXELS if is_bomb else Reason.NOT_AN_IMAGE
-    raise BadSampleError(reason, f"cannot be decoded: {error}") from error
+    raise BadSampleError(reason, f"cannot be decoded: {complaint_of(error)}") from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from io import BytesIO
 from typing import Final
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from workloads.data.reasons import BadSampleError, Reason
 
@@ -61,7 +61,7 @@ def check_image(encoded: bytes, check: ImageCheck = ImageCheck.HEADER) -> None:
     except Image.DecompressionBombError as error:
         raise BadSampleError(Reason.TOO_MANY_PIXELS, f"its image is too large to decode: {error}") from error
     except IMAGE_ERRORS as error:
-        raise BadSampleError(Reason.NOT_AN_IMAGE, f"is not a readable image: {error}") from error
+        raise BadSampleError(Reason.NOT_AN_IMAGE, f"is not a readable image: {complaint_of(error)}") from error
     with image:
         width, height = image.size
         if width * height > MAX_PIXELS:
@@ -79,7 +79,14 @@ def _check_whole(image: Image.Image, encoded: bytes, check: ImageCheck) -> None:
         elif not _has_end(str(image.format), encoded):
             _decode(encoded)
     except IMAGE_ERRORS as error:
-        raise BadSampleError(Reason.TRUNCATED, f"is not a readable image: {error}") from error
+        raise BadSampleError(Reason.TRUNCATED, f"is not a readable image: {complaint_of(error)}") from error
+
+
+def complaint_of(error: Exception) -> str:
+    """What Pillow says of bytes, without the address in memory by which it names them."""
+    if isinstance(error, UnidentifiedImageError):
+        return f"its bytes have none of the formats {', '.join(_FORMATS)}, whatever its name says"
+    return str(error)
 
 
 def _has_end(image_format: str, encoded: bytes) -> bool:

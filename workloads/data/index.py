@@ -211,7 +211,7 @@ class SplitIndex:
         return self._open_column(Column.LEAF)
 
     @cached_property
-    def subset_ids(self) -> NDArray[np.int16]:
+    def subset_ids(self) -> NDArray[np.integer[Any]]:
         """Index [N] into ``subset_names``; -1 = in none."""
         if Column.SUBSET in self._columns:
             return self._open_column(Column.SUBSET)

@@ -101,6 +101,7 @@ def _commit_index(
         "dataset_digest": found.digest,
         "samples_per_class": {name: split.class_sizes() for name, split in found.splits.items()},
         "bad_samples": {name: split.bad.to_json() for name, split in found.splits.items() if split.bad.total},
+        **found.notes(),
     }
     metrics = {"num_train": 0.0, "num_val": 0.0, **found.counts(), "num_classes": float(len(planned.classes))}
     return publish(writer, request, metrics=metrics, summary=summary)

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class Batch:
     positions: tuple[int, int]
     """First position and the one after the last. In evaluation, of the numbers in the order of evaluation."""
 
-    subset_ids_B: NDArray[np.int16]
+    subset_ids_B: NDArray[np.integer[Any]]
     """Index into the split's ``subset_names``; -1 = in none."""
 
 

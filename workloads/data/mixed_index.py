@@ -16,11 +16,12 @@ from orchestrator.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.joined_classes import join_class_tables
 from workloads.data.arrays import npy_bytes
-from workloads.data.columns import ColumnFile
+from workloads.data.columns import ColumnFile, subset_dtype
 from workloads.data.index import (
     CLASSES_PART,
     INDEX_PART,
     NO_LEAF,
+    NO_SUBSET,
     BadSamplePolicy,
     Column,
     SampleIndex,
@@ -131,16 +132,18 @@ class _JoinedSplit:
         if len(checks) == len(splits):  # older indexes have none
             columns[Column.CHECK] = (np.uint32, checks)
         if self._subset_names:
-            columns[Column.SUBSET] = (np.int16, [self._subset_ids(split) for split in splits])
+            dtype = subset_dtype(len(self._subset_names))
+            columns[Column.SUBSET] = (dtype, [self._subset_ids(split) for split in splits])
         if self._is_multi_label:
             sets = [_leaf_sets(split, numbers) for split, numbers in self._members]
             columns[Column.LEAF_SET] = (np.int32, [values for _, values in sets])
             columns[Column.LEAF_SET_OFFSET] = (np.int64, _chained([offsets for offsets, _ in sets]))
         return columns
 
-    def _subset_ids(self, split: SplitIndex) -> NDArray[np.int16]:
-        final = np.array([*map(self._subset_names.index, split.subset_names), -1], dtype=np.int16)
-        ids: NDArray[np.int16] = final[split.subset_ids]
+    def _subset_ids(self, split: SplitIndex) -> NDArray[np.int64]:
+        numbers = {name: number for number, name in enumerate(self._subset_names)}
+        final = np.array([*map(numbers.__getitem__, split.subset_names), NO_SUBSET], dtype=np.int64)
+        ids: NDArray[np.int64] = final[split.subset_ids]
         return ids
 
 

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     NOT_A_PLAIN_FILE = "not_a_plain_file"
     UNSAFE_NAME = "unsafe_name"
     DAMAGED_ARCHIVE = "damaged_archive"
+    COMPRESSED_ARCHIVE = "compressed_archive"
 
 
 class BadSampleError(Exception):

@@ -21,14 +21,24 @@ from orchestrator.storage.digests import Digests
 from workloads.data.checks import check_of
 from workloads.data.images import IMAGE_ERRORS, MAX_IMAGE_BYTES, MAX_PIXELS, ImageCheck, check_image
 from workloads.data.labels_in_shards import LABEL_EXTENSIONS, ClassRule, Labels, read_labels
-from workloads.data.reasons import BadSample, BadSampleError, Reason
-from workloads.data.tar_stream import DamagedArchiveError, ShardStream, content_of, walk
+from workloads.data.reasons import BadSample, BadSampleError, Reason, printable
+from workloads.data.tar_stream import (
+    CompressedArchiveError,
+    DamagedArchiveError,
+    ShardStream,
+    TrailingBytesError,
+    content_of,
+    walk,
+)
 
 __all__ = ["IMAGE_ERRORS", "IMAGE_EXTENSIONS", "MAX_PIXELS", "ShardTable", "scan_shard"]
 
 IMAGE_EXTENSIONS: Final = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm")
 _MAX_LABEL_BYTES: Final = 1024**2
 _KEY_AND_EXTENSION = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+_NUMBERED_IMAGE = re.compile(rf"[0-9]+\.(?:{'|'.join(IMAGE_EXTENSIONS)})")
+"""What is left of ``img.0.png`` behind its key ``img``: its writer took it for a sample of its own."""
+_NUM_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +55,7 @@ class ShardTable:
     leaves: NDArray[np.int32]
     """All labels of all samples; ``num_leaves`` of them each."""
     num_leaves: NDArray[np.int32]
-    subsets: NDArray[np.int16]
+    subsets: NDArray[np.int32]
     """Index into ``subset_names``; -1 = in none."""
     subset_names: tuple[str, ...]
     keys: NDArray[np.uint8]
@@ -54,6 +64,8 @@ class ShardTable:
     key_hashes: NDArray[np.uint64]
     """64 bits of each key's BLAKE2b, to find keys that stand in two shards."""
     bad: tuple[BadSample, ...]
+    warnings: tuple[str, ...] = ()
+    """What its writer may not have meant, in whole sentences."""
 
     @property
     def num_samples(self) -> int:
@@ -69,6 +81,8 @@ class _Sample:
     """(offset, length, check) of each image."""
     labels: dict[str, bytes] = field(default_factory=dict)
     extensions: set[str] = field(default_factory=set)
+    other_images: list[str] = field(default_factory=list)
+    """Members whose names end as an image's do, behind more than one dot; the first few."""
     error: BadSampleError | None = None
     """The first thing found wrong."""
 
@@ -92,14 +106,23 @@ def scan_shard(
     try:
         for member in walk(stream):
             _take(samples, stream, member, check)
+    except CompressedArchiveError as error:
+        damage = [BadSample(place=name, reason=Reason.COMPRESSED_ARCHIVE, message=str(error))]
+    except TrailingBytesError as error:
+        message = f"is where the archive is damaged: {error}"
+        damage = [BadSample(place=_last_of(name, samples), reason=Reason.DAMAGED_ARCHIVE, message=message)]
     except DamagedArchiveError as error:
-        last = next(reversed(samples), "")
-        if last:
-            del samples[last]  # its members may be missing
         message = f"is where the archive is damaged: {error}; write the shard again"
-        damage = [BadSample(place=f"{name}:{last}", reason=Reason.DAMAGED_ARCHIVE, message=message)]
+        damage = [BadSample(place=_last_of(name, samples), reason=Reason.DAMAGED_ARCHIVE, message=message)]
+        if samples:
+            samples.popitem()  # its members may be missing
     digests = stream.drain()
     return _table(name, samples, rule, damage, size_bytes=stream.size_bytes, digests=digests)
+
+
+def _last_of(name: str, samples: dict[str, _Sample]) -> str:
+    """``shard:key`` of the last sample that was met."""
+    return f"{name}:{next(reversed(samples), '')}"
 
 
 def _take(samples: dict[str, _Sample], stream: ShardStream, member: tarfile.TarInfo, check: ImageCheck) -> None:
@@ -116,6 +139,8 @@ def _take(samples: dict[str, _Sample], stream: ShardStream, member: tarfile.TarI
             check_image(encoded, check)
         elif extension in LABEL_EXTENSIONS:
             sample.labels[extension] = content_of(stream, member)
+        elif _NUMBERED_IMAGE.fullmatch(extension) and len(sample.other_images) < _NUM_SHOWN:
+            sample.other_images.append(member.name)
     except BadSampleError as error:
         sample.error = sample.error or error
 
@@ -143,8 +168,26 @@ def _labels_of(sample: _Sample, rule: ClassRule) -> Labels:
         reason = Reason.SEVERAL_IMAGES if sample.images else Reason.NO_IMAGE
         known = ", ".join(IMAGE_EXTENSIONS)
         message = f"has {len(sample.images)} images; every sample needs exactly one member of {known}"
-        raise BadSampleError(reason, message)
+        raise BadSampleError(reason, f"{message}; {_renaming(sample)}" if sample.other_images else message)
     return read_labels(sample.labels, rule)
+
+
+def _renaming(sample: _Sample) -> str:
+    key, _, rest = sample.other_images[0].rpartition("/")[2].partition(".")
+    named, wanted = ", ".join(sample.other_images), f"{key}_{rest}"
+    return f"a key ends at the first dot, so {named} are members of this one sample: rename them ({wanted}, ...)"
+
+
+def _warnings(name: str, samples: dict[str, _Sample], num_kept: int, bad: list[BadSample]) -> Iterator[str]:
+    if not num_kept and not bad:
+        yield f"{name} holds no samples"
+    numbered = [(key, sample) for key, sample in samples.items() if sample.other_images and sample.images]
+    if numbered:
+        key, first = numbered[0]
+        yield printable(
+            f"{name}:{key} takes one image and leaves others out ({len(numbered)} such samples in {name}); "
+            + _renaming(first)
+        )
 
 
 def _table(
@@ -169,12 +212,13 @@ def _table(
         checks=np.array([check for _, (_, _, check), _ in kept], dtype=np.uint32),
         leaves=np.array([leaf for _, _, labels in kept for leaf in labels.leaves], dtype=np.int32),
         num_leaves=np.array([len(labels.leaves) for _, _, labels in kept], dtype=np.int32),
-        subsets=np.array([subset_ids[labels.subset] for _, _, labels in kept], dtype=np.int16),
+        subsets=np.array([subset_ids[labels.subset] for _, _, labels in kept], dtype=np.int32),
         subset_names=subset_names,
         keys=np.frombuffer(b"".join(key for key, _, _ in kept), dtype=np.uint8),
         key_lengths=np.array([len(key) for key, _, _ in kept], dtype=np.int32),
         key_hashes=np.array([_hash(key) for key, _, _ in kept], dtype=np.uint64),
         bad=tuple(bad),
+        warnings=tuple(_warnings(name, samples, len(kept), bad)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from workloads.data.index import BadSamples, Column, Shard
 from workloads.data.labels_in_shards import ClassRule
 from workloads.data.read_shards import ShardSource, scan_sources
 from workloads.data.reasons import BadCount
+
+_SINGLE_ROWS = 16
+_MANY_SUBSETS = 1000
 
 Tick = Callable[[int, int], None]
 """Called with (shards scanned, shards in all); may raise to stop."""
@@ -45,6 +49,9 @@ class ScannedSplit:
     bad: BadCount
     class_counts: tuple[int, ...]
     """Samples of each leaf class; a sample with several labels counts in each."""
+    class_shards: tuple[int, ...]
+    """Shards that hold each leaf class."""
+    warnings: tuple[str, ...] = ()
 
     def path(self, column: Column) -> Path:
         """File of a column."""
@@ -55,6 +62,22 @@ class ScannedSplit:
         counts = np.array(self.class_counts)
         empty = int((counts == 0).sum())
         return {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max()), "empty": empty}
+
+    def class_spread(self) -> dict[str, Any]:
+        """Over how many shards classes are spread: rows of [shards of a class, such classes, their samples].
+
+        From 16 shards on, classes of nearly as many (within a fifth) share a row, so that there are some 60 rows at
+        most.
+        """
+        counts, shards = np.array(self.class_counts), np.array(self.class_shards)
+        held = (counts > 0) & (shards > 0)
+        counts, shards = counts[held], shards[held]
+        fine = np.where(shards <= _SINGLE_ROWS, shards, _SINGLE_ROWS + np.floor(4 * np.log2(shards / _SINGLE_ROWS)))
+        rows = [
+            [round(float(shards[same].mean()), 2), int(same.sum()), int(counts[same].sum())]
+            for same in (fine == step for step in np.unique(fine))
+        ]
+        return {"num_shards": len(self.shards), "rows": rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +102,20 @@ class ScannedSplits:
         sizes = {f"num_{name}": float(split.num_samples) for name, split in self.splits.items()}
         bad = {f"num_bad_{name}": float(split.bad.total) for name, split in self.splits.items() if split.bad.total}
         return sizes | bad
+
+    def notes(self) -> dict[str, Any]:
+        """What planning and people should know: how classes are spread over the shards, and warnings if there are any.
+
+        Of one shard there is nothing to say.
+        """
+        spread = {name: split.class_spread() for name, split in self.splits.items() if len(split.shards) > 1}
+        warnings = [warning for split in self.splits.values() for warning in split.warnings]
+        if len(self.subset_names) > _MANY_SUBSETS:
+            message = f"samples name {len(self.subset_names)} values of subset, such as {self.subset_names[0]!r}: each "
+            warnings.append(
+                message + "is a metric of every evaluation; leave it out where it names no part to evaluate"
+            )
+        return {"class_spread": spread, **({"warnings": warnings} if warnings else {})}
 
 
 def scan_splits(
@@ -110,7 +147,7 @@ def scan_splits(
             raise CorruptObjectError(message + "lost or changed it; write it again, or index the data set anew")
         columns[split].add(table)
         tick(number, len(expected))
-    subset_names = tuple(sorted({subset for split in columns.values() for subset in split.subset_names}))
+    subset_names = tuple(sorted({subset for split in columns.values() for subset in split.subset_numbers}))
     finished = {name: _finish(split, plan.splits[name], subset_names) for name, split in columns.items()}
     return ScannedSplits(splits=finished, subset_names=subset_names)
 
@@ -134,6 +171,8 @@ def _finish(split: SplitColumns, planned: Sequence[Shard], subset_names: tuple[s
         num_samples=split.num_samples,
         bad=split.bad,
         class_counts=tuple(split.class_counts.tolist()),
+        class_shards=tuple(split.class_shards.tolist()),
+        warnings=tuple(split.warnings),
     )
 
 

@@ -13,12 +13,30 @@ from orchestrator.storage.digests import Digests, DoubleHasher
 
 _KEPT_BYTES: Final = 64 * 1024
 _BLOCK_BYTES: Final = 512
+_PADDING_BYTES: Final = 1024**2
 _MAX_READ_BYTES: Final = 512 * 1024**2
 """No member that a scan reads as a whole is as large; a broken header may claim any size."""
 
 
+_COMPRESSIONS: Final = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\0": ("xz", "unxz"),
+}
+"""What the first bytes of a compressed file are, with the program that undoes it."""
+
+
 class DamagedArchiveError(Exception):
     """The archive is no tar, is cut off, or has a broken header; what came before it is whole."""
+
+
+class TrailingBytesError(DamagedArchiveError):
+    """The archive is whole, but more follows its end: every member up to there can be used."""
+
+
+class CompressedArchiveError(Exception):
+    """The archive is compressed: its members have no place of their own in it."""
 
 
 class ShardStream:
@@ -91,7 +109,9 @@ def walk(stream: ShardStream) -> Iterator[tarfile.TarInfo]:
 
     Raises:
         DamagedArchiveError: after the last whole member.
+        CompressedArchiveError: before the first one.
     """
+    _check_plain(stream)
     try:
         tar = tarfile.open(fileobj=cast("BinaryIO", stream), mode="r:")  # noqa: SIM115 - nothing to close: not our file
         for member in tar:
@@ -114,6 +134,15 @@ def content_of(stream: ShardStream, member: tarfile.TarInfo) -> bytes:
     return content
 
 
+def _check_plain(stream: ShardStream) -> None:
+    head = stream.read(max(map(len, _COMPRESSIONS)))
+    stream.seek(0)
+    for magic, (form, program) in _COMPRESSIONS.items():
+        if head.startswith(magic):
+            message = f"is compressed with {form}, so single samples cannot be read from it; decompress it with "
+            raise CompressedArchiveError(message + f"`{program}` and store the plain tar in its place")
+
+
 def _check_end(stream: ShardStream, end_bytes: int) -> None:
     """A broken header or a cut between members ends tarfile's listing in silence; a whole tar ends in zeros."""
     stream.seek(end_bytes)
@@ -122,3 +151,16 @@ def _check_end(stream: ShardStream, end_bytes: int) -> None:
         raise DamagedArchiveError(f"it has a broken member header at byte {end_bytes}")
     if len(block) < _BLOCK_BYTES:
         raise DamagedArchiveError(f"it is cut off at byte {end_bytes}: the mark of its end is missing")
+    _check_padding(stream, end_bytes)
+
+
+def _check_padding(stream: ShardStream, end_bytes: int) -> None:
+    """Writers pad a tar with zeros (GNU tar to 10,240 bytes); anything else there is what no reader would ever see."""
+    position = end_bytes + _BLOCK_BYTES
+    while content := stream.read(_PADDING_BYTES):
+        if content.count(0) != len(content):
+            position += len(content) - len(content.lstrip(b"\0"))
+            message = f"its end is marked at byte {end_bytes}, but more follows at byte {position}, which no reader of "
+            message += "tars sees: was it joined of several by `cat`? Join them by `tar --concatenate`, or split it "
+            raise TrailingBytesError(message + "into one shard for each")
+        position += len(content)

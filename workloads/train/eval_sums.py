@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class Outcome:
     top_wrong_B: Tensor | None
     level_wrong_LB: Sequence[Tensor]
     targets_B: Tensor | None
-    subsets_B: NDArray[np.int16]
+    subsets_B: NDArray[np.integer[Any]]
     num_classes: int
 
 
@@ -73,7 +74,8 @@ class EvalSums:
             self._losses.append(float(outcome.losses_B.cpu().numpy().sum()))
             top = 0 if outcome.top_wrong_B is None else int(outcome.top_wrong_B.sum())
             levels = [int(wrong.sum()) for wrong in outcome.level_wrong_LB]
-            self._totals += [len(wrong_B), int(wrong_B.sum()), top, *levels, *self._in_subsets(outcome, wrong_B)]
+            totals = [len(wrong_B), int(wrong_B.sum()), top, *levels]
+            self._totals += np.concatenate([totals, self._in_subsets(outcome, wrong_B)])
             if outcome.targets_B is not None:
                 self._add_classes(outcome.targets_B.cpu().numpy(), wrong_B)
 
@@ -117,10 +119,14 @@ class EvalSums:
             if count
         }
 
-    def _in_subsets(self, outcome: Outcome, wrong_B: NDArray[np.bool_]) -> list[int]:
+    def _in_subsets(self, outcome: Outcome, wrong_B: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Samples and errors of each subset, one after the other."""
-        members = [outcome.subsets_B == subset for subset in range(self._num_subsets)]
-        return [int(count) for mine_B in members for count in (mine_B.sum(), wrong_B[mine_B].sum())]
+        pairs = np.zeros((self._num_subsets, 2), dtype=np.int64)
+        if self._num_subsets:
+            in_any_B = outcome.subsets_B >= 0
+            np.add.at(pairs[:, 0], outcome.subsets_B[in_any_B], 1)
+            np.add.at(pairs[:, 1], outcome.subsets_B[in_any_B & wrong_B], 1)
+        return pairs.reshape(-1)
 
     def _add_classes(self, targets_B: NDArray[np.int64], wrong_B: NDArray[np.bool_]) -> None:
         if not self._per_class.size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class EvalInputs:
 
     inputs: Tensor
     targets_B: Tensor
-    subsets_B: NDArray[np.int16]
+    subsets_B: NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,7 +104,7 @@ class _Scorer:
             first = here.stop
         return joined(parts)
 
-    def _part(self, logits_BK: Tensor, targets: Tensor, subsets_B: NDArray[np.int16]) -> Outcome:
+    def _part(self, logits_BK: Tensor, targets: Tensor, subsets_B: NDArray[np.integer[Any]]) -> Outcome:
         num_classes, predicted_B = logits_BK.shape[1], logits_BK.argmax(1)
         return Outcome(
             losses_B=self._loss.losses(logits_BK, targets).double(),

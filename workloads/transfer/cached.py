@@ -40,7 +40,7 @@ class Rows:
 
     features_ND: Tensor
     targets: Tensor
-    subsets_N: NDArray[np.int16]
+    subsets_N: NDArray[np.integer[Any]]
 
     def batches(self) -> Iterator[EvalInputs]:
         """For ``evaluate``, in the order of ordinals."""

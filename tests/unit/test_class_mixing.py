@@ -1,0 +1,132 @@
+"""The expected number of classes in a batch, against batches that the real order makes; and who warns of too few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.class_mixing import SPREAD_FIELD, ClassSpread, Shuffle, sorted_shards
+from orchestrator.spec.load import load_sweep
+from orchestrator.storage.artifacts import read_record
+from tests.data_jobs import DataPlane, Member, encoded, tar_of
+from tests.unit.test_external_shards import Outside
+from workloads.data.order import SampleOrder
+from workloads.data.reasons import BadCount
+from workloads.data.scan_splits import ScannedSplit
+
+CLASSES = 92
+IMAGE = encoded()
+
+
+def spread_of(leaves: NDArray[Any], shard_sizes: list[int]) -> ClassSpread:
+    """As the index tells it."""
+    ends = np.cumsum(shard_sizes)
+    shards = [np.unique(leaves[end - size : end]) for end, size in zip(ends, shard_sizes, strict=True)]
+    split = ScannedSplit(
+        folder=Path(),
+        columns=(),
+        shards=tuple(shards),  # type: ignore[arg-type] # only counted
+        num_samples=len(leaves),
+        bad=BadCount(),
+        class_counts=tuple(np.bincount(leaves, minlength=CLASSES).tolist()),
+        class_shards=tuple(np.bincount(np.concatenate(shards), minlength=CLASSES).tolist()),
+    )
+    return ClassSpread.from_json(split.class_spread())
+
+
+def measured(leaves: NDArray[Any], shard_sizes: list[int], shuffle: Shuffle) -> float:
+    """Distinct classes per batch, over some epochs of the order itself."""
+    order = SampleOrder(shard_sizes, 0, shuffle.block_shards, chunk_samples=shuffle.chunk_samples)
+    size, num_batches = shuffle.batch_size, len(leaves) // shuffle.batch_size
+    batches = (leaves[order.ordinals(batch * size, (batch + 1) * size)] for batch in range(num_batches))
+    return float(np.mean([len(np.unique(batch)) for batch in batches]))
+
+
+def unequal_classes() -> NDArray[Any]:
+    """16,000 samples sorted by class; the largest class has 20 times as many as the smallest."""
+    shares = np.linspace(1, 20, CLASSES)
+    leaves = np.repeat(np.arange(CLASSES), np.round(16_000 * shares / shares.sum()).astype(int))
+    return np.resize(leaves, 16_000)
+
+
+@pytest.mark.parametrize("chunk_samples", [None, 128, 16, 1])
+@pytest.mark.parametrize("block_shards", [1, 4, 16, 160])
+@pytest.mark.parametrize("batch_size", [32, 256])
+def test_classes_per_batch_of_sorted_shards_are_those_of_the_order(
+    block_shards: int, batch_size: int, chunk_samples: int | None
+) -> None:
+    leaves, sizes = unequal_classes(), 160 * [100]
+    shuffle = Shuffle(batch_size=batch_size, block_shards=block_shards, chunk_samples=chunk_samples)
+    expected, found = spread_of(leaves, sizes).classes_per_batch(shuffle), measured(leaves, sizes, shuffle)
+    # Runs at the ends of shards are shorter, so there are more of them than the measure counts; a batch of several
+    # blocks has parts of two more.
+    assert 0.75 * found - 1 <= expected <= 1.15 * found + 1
+
+
+def test_sorted_shards_are_complained_of_with_a_setting_that_repairs_them() -> None:
+    leaves, sizes = unequal_classes(), 160 * [100]
+    spread = spread_of(leaves, sizes)
+    complaint = spread.complaint(Shuffle())
+    full = measured(leaves, sizes, Shuffle(block_shards=160))
+    told = int(complaint.partition("a batch of 256 holds ")[2].partition(" ")[0])
+    assert told == pytest.approx(measured(leaves, sizes, Shuffle()), abs=2)
+    assert f"with shuffle_block_shards: 16, a batch of 256 holds {told} of the {CLASSES} classes" in complaint
+    chunk = int(complaint.partition("shuffle_chunk_samples: ")[2].partition("`")[0])
+    assert measured(leaves, sizes, Shuffle(chunk_samples=chunk)) > 0.9 * full
+    assert spread.complaint(Shuffle(chunk_samples=chunk)) == ""
+    assert spread.complaint(Shuffle(block_shards=160)) == ""
+
+
+@pytest.mark.parametrize("num_shards", [2, 160])
+def test_shuffled_shards_are_fine(num_shards: int) -> None:
+    leaves = np.random.default_rng(0).permutation(unequal_classes())
+    assert spread_of(leaves, num_shards * [16_000 // num_shards]).complaint(Shuffle()) == ""
+
+
+def test_spread_of_many_shards_has_few_rows() -> None:
+    leaves = np.random.default_rng(0).permutation(unequal_classes())
+    spread = spread_of(leaves, 4000 * [4])
+    assert len(spread.rows) < 40
+    assert sum(classes for _, classes, _ in spread.rows) == CLASSES
+    assert sum(samples for _, _, samples in spread.rows) == 16_000
+
+
+def sorted_tars(num_shards: int) -> dict[str, bytes]:
+    """A shard for each class, but for the last one, which holds two; 4 samples each."""
+    shards = {}
+    for shard in range(num_shards):
+        members: list[Member] = []
+        for row in range(4):
+            members += [(f"s{shard}r{row}.png", IMAGE), (f"s{shard}r{row}.cls", b"%d" % shard)]
+        shards[f"train-{shard:06d}.tar"] = tar_of(members)
+    return shards
+
+
+def test_index_of_sorted_shards_records_how_classes_are_spread(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    index = plane.index(plane.foreign(sorted_tars(40), num_classes=40))
+    summary = read_record(plane.store, index.key).summary
+    assert summary[SPREAD_FIELD] == {"train": {"num_shards": 40, "rows": [[1.0, 40, 160]]}}
+    assert "warnings" not in summary
+
+
+def test_plan_of_sorted_shards_warns_once_per_data_set_and_shuffle(tmp_path: Path) -> None:
+    outside = Outside(tmp_path)
+    outside.plan({**outside.entry, "num_train": 40_000})
+    path = tmp_path / "sweep.yaml"
+    path.write_text(path.read_text().replace("batch_size: 2", "batch_size: 256"))
+    plan = build_plan(load_sweep(str(path))[0], store_uri=outside.store.uri)
+    index = next(job for job in plan.jobs if job.name == "index/photos")
+    summaries: dict[str, Mapping[str, Any]] = {
+        index.key: {SPREAD_FIELD: {"train": {"num_shards": 400, "rows": [[1.0, 400, 40_000]]}}}
+    }
+    (warning,) = sorted_shards(plan, summaries)
+    assert warning.startswith("datasets.photos: the shards are sorted by class: with shuffle_block_shards: 16, a batch")
+    assert "shuffle_chunk_samples:" in warning
+    assert list(sorted_shards(plan, {})) == []
