@@ -71,6 +71,7 @@ def shard(  # noqa: PLR0913 - one argument per option
     separator: Annotated[str, typer.Option(help="csv, parquet: between several labels of a sample.")] = "",
     level_column: Annotated[list[str] | None, typer.Option(help="csv, parquet: a coarser level; repeatable.")] = None,
     root: Annotated[str, typer.Option(help="csv, parquet: what relative paths start from.")] = "",
+    follow_links: Annotated[bool, typer.Option("--follow-links", help="Links may lead out of the source.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Convert a published data set to shards. Run it again to go on after an interruption."""
@@ -85,6 +86,7 @@ def shard(  # noqa: PLR0913 - one argument per option
         "separator": separator,
         "level_columns": level_column or [],
         "root": root,
+        "follow_links": follow_links,
     }
     write = {
         "destination_uri": destination,

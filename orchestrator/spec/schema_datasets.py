@@ -133,6 +133,7 @@ class ConversionSpec(Strict):
     root: str = Field("", description="csv, parquet: what relative paths start from; default: the table's folder.")
     shard_mib: Annotated[int, Field(ge=1, le=100_000)] = Field(256, description="Size of a shard, MiB.")
     shuffle: bool = Field(default=True, description="Samples in random order; else class after class.")
+    follow_links: bool = Field(default=False, description="Whether links may lead out of the source.")
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:

@@ -33,6 +33,11 @@ class NotRegularFileError(OSError):
         super().__init__(errno.EINVAL, f"it is {kind}, not a regular file", path)
 
 
+def kind_of(mode: int) -> str:
+    """What a file of this mode is, in words, if it is no regular one."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
 def look_at(path: Path) -> tuple[os.stat_result, str]:
     """State and real path of what a path leads to, links followed; opens nothing.
 
@@ -96,9 +101,9 @@ def _handle(path: Path) -> Iterator[int]:
             raise NotRegularFileError(str(path), "a link that leads to itself") from error
         raise
     try:
-        kind = stat.S_IFMT(os.fstat(handle).st_mode)
-        if kind != stat.S_IFREG:
-            raise NotRegularFileError(str(path), _KINDS.get(kind, "something else"))
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise NotRegularFileError(str(path), kind_of(mode))
         yield handle
     finally:
         os.close(handle)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from orchestrator.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
-from workloads.data.convert.items import Conversion, ItemTable, folder_images, hold_out
+from workloads.data.convert.items import Conversion, ItemTable, hold_out
 from workloads.data.convert.request import ConvertRequest
+from workloads.data.convert.source_files import LinkRule, folder_images
 
 _SPLIT_FOLDERS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 
@@ -21,10 +22,11 @@ def convert(request: ConvertRequest) -> Conversion:
     """List a tree of class folders, by split.
 
     Raises:
-        UserError: there are no images, or images without a class folder.
+        UserError: there are no images, images without a class folder, or links that may not be followed.
     """
     folders = split_folders(request)
-    found = {split: list(folder_images(folder)) for split, folder in folders.items()}
+    rule = LinkRule.within(request.source, *folders.values(), follow_links=request.follow_links)
+    found = {split: list(folder_images(folder, rule)) for split, folder in folders.items()}
     paths = sorted({_class_of(name, folders[split]) for split, images in found.items() for name, _ in images})
     if not paths:
         raise UserError(f"{request.source} has no images in class folders; it needs train/<class>/<image>.jpg")

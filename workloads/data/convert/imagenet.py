@@ -22,8 +22,9 @@ from orchestrator.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.regular_files import read_regular
 from workloads.data.convert.imagefolder import with_val
-from workloads.data.convert.items import Conversion, ItemTable, folder_images, is_image
+from workloads.data.convert.items import Conversion, ItemTable, is_image
 from workloads.data.convert.request import ConvertRequest
+from workloads.data.convert.source_files import LinkRule, folder_images
 from workloads.data.convert.tars import TAR_ERRORS, BoundedFile, TarEntry, forward, tar_entries
 
 SYNSET = re.compile(r"n\d{8}")
@@ -55,10 +56,11 @@ def convert_21k(request: ConvertRequest) -> Conversion:
         UserError: nothing of the kind is there.
     """
     whole = _first(request.source, _WHOLE_21K) or request.source
-    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(whole)}
+    rule = _link_rule(request)
+    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(whole, rule)}
     val = _first(request.source, _VAL_21K)
     if val is not None and val != whole:
-        splits["val"] = _by_synset(val)
+        splits["val"] = _by_synset(val, rule)
     return _conversion("imagenet21k", splits, request)
 
 
@@ -74,7 +76,7 @@ def convert_1k(request: ConvertRequest) -> Conversion:
     train = _first(request.source, _TRAIN_1K)
     if train is None:
         raise UserError(f"{request.source} has neither {_TRAIN_1K[0]} nor a folder train; name the folder that has one")
-    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(train)}
+    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(train, _link_rule(request))}
     val = _first(request.source, _VAL_1K)
     if val is not None:
         splits["val"] = _validation(val, request)
@@ -115,7 +117,13 @@ def _table(images: Iterable[_Image], seen: dict[str, int]) -> ItemTable:
     return table
 
 
-def _by_synset(place: Path) -> Iterator[_Image]:
+def _link_rule(request: ConvertRequest) -> LinkRule:
+    """Its train and val folders are what the source is known by: they may be links to where the data lie."""
+    usual = (request.source / name for name in (*_TRAIN_1K, *_VAL_1K, *_WHOLE_21K, *_VAL_21K))
+    return LinkRule.within(request.source, *usual, follow_links=request.follow_links)
+
+
+def _by_synset(place: Path, rule: LinkRule) -> Iterator[_Image]:
     """Images whose tar or folder is named by their synset."""
     if place.is_file():
         for entry in tar_entries(place):
@@ -126,7 +134,9 @@ def _by_synset(place: Path) -> Iterator[_Image]:
         if path.suffix == ".tar" and SYNSET.fullmatch(path.stem):
             yield from _in_tar(path, path.stem, None)
         elif path.is_dir() and SYNSET.fullmatch(path.name):
-            for name, size in folder_images(path):
+            if path.is_symlink():
+                rule.check(path)
+            for name, size in folder_images(path, rule):
                 yield _Image(container=place, name=f"{path.name}/{name}", synset=path.name, length_bytes=size)
 
 
@@ -144,8 +154,8 @@ def _in_tar(path: Path, synset: str, within: TarEntry | None) -> Iterator[_Image
 
 def _validation(place: Path, request: ConvertRequest) -> Iterable[_Image]:
     if place.is_dir() and any(SYNSET.fullmatch(path.name) for path in place.iterdir()):
-        return _by_synset(place)
-    images = sorted(_flat(place), key=lambda image: image.name)
+        return _by_synset(place, _link_rule(request))
+    images = sorted(_flat(place, _link_rule(request)), key=lambda image: image.name)
     labels = _validation_labels(request, [Path(image.name).stem for image in images])
     return [
         _Image(
@@ -159,11 +169,11 @@ def _validation(place: Path, request: ConvertRequest) -> Iterable[_Image]:
     ]
 
 
-def _flat(place: Path) -> Iterator[_Image]:
+def _flat(place: Path, rule: LinkRule) -> Iterator[_Image]:
     if place.is_file():
         yield from _in_tar(place, "", None)
         return
-    for name, size in folder_images(place):
+    for name, size in folder_images(place, rule):
         yield _Image(container=place, name=name, synset="", length_bytes=size)
 
 

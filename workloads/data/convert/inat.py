@@ -17,6 +17,7 @@ from orchestrator.storage.regular_files import NotRegularFileError, read_regular
 from workloads.data.convert.imagefolder import with_val
 from workloads.data.convert.items import Conversion, ItemTable
 from workloads.data.convert.request import ConvertRequest
+from workloads.data.convert.source_files import LinkRule, image_bytes
 
 _LEVELS = {
     "supercategory": "supercategory",
@@ -88,13 +89,13 @@ def _classes(document: dict[str, Any]) -> ClassRows:
 
 def _images(document: dict[str, Any], request: ConvertRequest, leaf_of: dict[int, int]) -> ItemTable:
     category_of = {note["image_id"]: note["category_id"] for note in document["annotations"]}
-    table = ItemTable()
+    table, rule = ItemTable(), LinkRule.within(request.source, follow_links=request.follow_links)
     container = table.container(request.source)
     for image in document["images"]:
         name, category = image["file_name"], category_of.get(image["id"])
         path = request.source / name
         try:
-            size = path.stat().st_size
+            size = image_bytes(path, rule)
         except FileNotFoundError as error:
             raise UserError(f"{path} is named in the JSON, but is not there; unpack the images beside it") from error
         if category not in leaf_of:

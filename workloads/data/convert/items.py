@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path, PurePosixPath
@@ -256,14 +256,3 @@ def hold_out(table: ItemTable, fraction: float, seed: int) -> dict[str, ItemTabl
     chosen = frozenset(val)
     train = [row for row in range(len(table)) if row not in chosen]
     return {"train": table.select(train), "val": table.select(sorted(val))}
-
-
-def folder_images(folder: Path) -> Iterator[tuple[str, int]]:
-    """(path within the folder, bytes) of every image below it, sorted; hidden folders are left out."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name):
-        if path.name.startswith("."):
-            continue
-        if path.is_dir():
-            yield from ((f"{path.name}/{name}", size) for name, size in folder_images(path))
-        elif is_image(path.name):
-            yield path.name, path.stat().st_size

@@ -30,6 +30,8 @@ class ConvertRequest:
     level_columns: tuple[str, ...] = ()
     root: Path | None = None
     """What relative paths of a table start from; default: the table's folder."""
+    follow_links: bool = False
+    """Whether links may lead out of the source."""
 
 
 class Layout(Protocol):

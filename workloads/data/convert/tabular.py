@@ -16,6 +16,7 @@ from orchestrator.storage.dataset_files import ClassRows
 from workloads.data.convert.imagefolder import with_val
 from workloads.data.convert.items import Conversion, ItemTable, is_image
 from workloads.data.convert.request import ConvertRequest
+from workloads.data.convert.source_files import LinkRule, image_bytes
 
 _MAX_CLASSES = 10_000_000
 _MAX_GROUP_BYTES = 512 * 1024**2
@@ -43,14 +44,14 @@ def _convert(
     for split, path in files.items():
         splits[split] = table = ItemTable()
         root = request.root or path.parent
-        container = table.container(root)
+        container, rule = table.container(root), LinkRule.within(root, follow_links=request.follow_links)
         for row in rows_of(path, columns):
             found = row[request.label_column]
             is_multi = is_multi or isinstance(found, list)
             leaves = tuple(dict.fromkeys(labels.number(text) for text in _tokens(found, request.separator)))
             _note_levels(levels, leaves, row, request.level_columns)
             name = str(row[request.path_column])
-            table.add(name, container=container, leaves=leaves, length_bytes=_size(root, name, path))
+            table.add(name, container=container, leaves=leaves, length_bytes=_size(root, name, path, rule))
     return labels.conversion(suffix, with_val(splits, request), levels, multi_label=is_multi)
 
 
@@ -119,11 +120,11 @@ def _files(request: ConvertRequest, suffix: str) -> dict[str, Path]:
     return found
 
 
-def _size(root: Path, name: str, table: Path) -> int:
+def _size(root: Path, name: str, table: Path, rule: LinkRule) -> int:
     if not is_image(name):
         raise UserError(f"{table} names {name!r}, which has no extension of an image")
     try:
-        return (root / name).stat().st_size
+        return image_bytes(root / name, rule)
     except OSError as error:
         raise UserError(f"{table} names {name!r}, but {root / name} cannot be read: {error.strerror}") from error
 

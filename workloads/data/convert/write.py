@@ -7,6 +7,7 @@ and a run that was killed goes on with those that are not there. ``dataset.json`
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,13 +38,16 @@ from orchestrator.storage.regular_files import open_regular, read_regular
 from orchestrator.storage.scratch import scratch_folder
 from workloads.data.convert.items import WHOLE_FILE, Conversion, Items, SourceItem
 from workloads.data.convert.request import Layout, WriteRequest
+from workloads.data.images import is_image_form
 from workloads.data.pool import owned_pool
+from workloads.data.reasons import printable
 from workloads.data.shards import shard_name, write_shard
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
 
 VERSION: Final = 1
 """Bumped when the same source gives other shards."""
 
+_LOG = logging.getLogger(__name__)
 _RECEIPTS: Final = "conversion"
 _HEADERS_BYTES: Final = 3 * 512 + 2 * 512
 """Of a sample beside its image: three headers at most, its label, and what rounds the image up to a block."""
@@ -201,11 +205,19 @@ def write_one(task: ShardTask) -> ShardEntry:
 
 
 def source_samples(items: Iterable[SourceItem], *, multi_label: bool) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Keys and members of some images, as `write_shard` takes them. Raises ``UserError``: an image cannot be read."""
+    """Keys and members of some images, as `write_shard` takes them. Raises ``UserError``: an image cannot be read.
+
+    What is called an image and is none (``x.png`` with the content of another file) is never packed: in its place is
+    a member of zero bytes, a bad sample for whoever indexes the shards, by the data set's policy.
+    """
     with SourceFiles() as files:
         for item in items:
-            label = _label(item.leaves, multi_label=multi_label)
-            yield item.key, {item.extension: files.read(item), **label}
+            content, label = files.read(item), _label(item.leaves, multi_label=multi_label)
+            if content and not is_image_form(content):
+                message = "%s (%s) is no image: nothing of it is packed, and its sample is bad"
+                _LOG.warning(message, printable(item.path), printable(item.key))
+                content = b""
+            yield item.key, {item.extension: content, **label}
 
 
 def _label(leaves: Sequence[int], *, multi_label: bool) -> dict[str, bytes]:

@@ -1,0 +1,162 @@
+"""Folders that somebody else fills: links, pipes and files that are no images pack nothing that was not meant."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.spec.list_source import ask_listing, source_arguments
+from orchestrator.spec.schema_datasets import ConversionSpec
+from tests.conversions import convert, fill, photo
+from tests.data_jobs import encoded
+from workloads.data.commands import CONVERTERS
+from workloads.data.convert.request import ConvertRequest, WriteRequest
+from workloads.data.convert.write import write_dataset
+from workloads.data.images import is_image_form
+from workloads.data.labels_in_shards import ClassRule
+from workloads.data.read_shards import file_chunks
+from workloads.data.reasons import Reason
+from workloads.data.scan import scan_shard
+
+SECRET = b"root:x:0:0:root:/root:/bin/bash\n" * 8
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    fill(tmp_path / "outside", {"passwd": SECRET, "private/1.png": encoded(seed=9)})
+    return fill(tmp_path / "in", {"train/cat/0.jpg": photo(0), "train/dog/1.jpg": photo(1)})
+
+
+def listed(source: Path, converter: str = "imagefolder", *, follow_links: bool = False) -> list[str]:
+    conversion = CONVERTERS[converter](ConvertRequest(source=source, follow_links=follow_links))
+    table = conversion.splits["train"]
+    return [table.name(row) for row in range(len(table))]
+
+
+@pytest.mark.parametrize("converter", ["imagefolder", "imagenet21k"])
+@pytest.mark.parametrize("target", ["passwd", "private/1.png"])
+def test_link_out_of_the_source_is_refused_unless_links_may_be_followed(
+    source: Path, target: str, converter: str
+) -> None:
+    folder = source / "train/n00000001"
+    folder.mkdir()
+    (folder / "x.png").symlink_to(source.parent / "outside" / target)
+    with pytest.raises(UserError, match=r"x\.png is a link to .*outside of the source; .*--follow-links"):
+        listed(source, converter)
+    assert "n00000001/x.png" in listed(source, converter, follow_links=True)
+
+
+def test_linked_folder_out_of_the_source_is_refused_unless_links_may_be_followed(source: Path) -> None:
+    (source / "train/owl").symlink_to(source.parent / "outside/private")
+    with pytest.raises(UserError, match=r"train/owl is a link to .*--follow-links"):
+        listed(source)
+    assert listed(source, follow_links=True) == ["cat/0.jpg", "dog/1.jpg", "owl/1.png"]
+
+
+def test_links_within_the_source_and_the_source_itself_are_followed(source: Path, tmp_path: Path) -> None:
+    (source / "train/owl").symlink_to(source / "train/cat")
+    (source / "train/dog/2.jpg").symlink_to("1.jpg")
+    (tmp_path / "link").symlink_to(source)
+    assert listed(tmp_path / "link") == ["cat/0.jpg", "dog/1.jpg", "dog/2.jpg", "owl/0.jpg"]
+
+
+@pytest.mark.parametrize("follow_links", [False, True])
+def test_links_without_an_end_are_named(source: Path, *, follow_links: bool) -> None:
+    (source / "train/cat/again").symlink_to(source / "train")
+    with pytest.raises(UserError, match=r"again is a link to a folder that holds it"):
+        listed(source, follow_links=follow_links)
+    (source / "train/cat/again").unlink()
+    (source / "train/cat/a.png").symlink_to("b.png")
+    (source / "train/cat/b.png").symlink_to("a.png")
+    with pytest.raises(UserError, match=r"a\.png is a link that leads in a circle"):
+        listed(source, follow_links=follow_links)
+    (source / "train/cat/b.png").unlink()
+    with pytest.raises(UserError, match=r"a\.png is a link that leads to nothing"):
+        listed(source, follow_links=follow_links)
+
+
+def test_pipes_sockets_and_devices_are_refused_without_waiting(source: Path, tmp_path: Path) -> None:
+    path = source / "train/cat/x.png"
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"x\.png is a named pipe"):
+        listed(source)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        with pytest.raises(UserError, match=r"x\.png is a socket"):
+            listed(source)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"x\.png is a device"):
+        listed(source, follow_links=True)
+
+
+def test_file_that_becomes_a_pipe_after_the_listing_does_not_hold_the_writer(source: Path, tmp_path: Path) -> None:
+    conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
+    (source / "train/cat/0.jpg").unlink()
+    os.mkfifo(source / "train/cat/0.jpg")
+    with pytest.raises(UserError, match=r"0\.jpg is a named pipe"):
+        write_dataset(conversion, WriteRequest(destination_uri=(tmp_path / "out").as_uri()), lambda _: None)
+
+
+def test_pipe_in_the_place_of_a_tar_does_not_hold_the_listing(source: Path) -> None:
+    os.mkfifo(source / "train/n00000001.tar")
+    with pytest.raises(UserError, match="is a named pipe"):
+        listed(source, "imagenet21k")
+
+
+def test_table_that_names_a_link_out_of_its_folder_is_refused(source: Path) -> None:
+    (source / "x.png").symlink_to(source.parent / "outside/passwd")
+    (source / "train.csv").write_text("path,label\nx.png,0\n")
+    with pytest.raises(UserError, match="--follow-links"):
+        listed(source, "csv")
+
+
+def test_file_that_is_no_image_is_a_bad_sample_of_which_nothing_is_packed(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hard link, a copy, a followed link: whatever it is that has got the name of an image."""
+    (source / "train/dog/passwd.png").write_bytes(SECRET)
+    (source / "train/dog/cut.jpg").write_bytes(photo(3)[:-100])
+    with caplog.at_level(logging.WARNING):
+        conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
+        write_dataset(conversion, WriteRequest(destination_uri=(tmp_path / "out").as_uri()), lambda _: None)
+    shard = tmp_path / "out/train-000000.tar"
+    assert b"root:x:0" not in shard.read_bytes()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{source}/train/dog/passwd.png (dog/passwd) is no image: nothing of it is packed, and its sample is bad"
+    ]
+    table = scan_shard(file_chunks(shard), shard.name, ClassRule(num_classes=2))
+    assert table.num_samples == 2
+    assert {(bad.place, bad.reason) for bad in table.bad} == {
+        ("train-000000.tar:dog/passwd", Reason.EMPTY),
+        ("train-000000.tar:dog/cut", Reason.TRUNCATED),
+    }
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "BMP", "PPM", "GIF"])
+def test_images_of_all_forms_are_images_also_when_they_are_cut(form: str) -> None:
+    image = encoded(form, size=(40, 30))
+    assert is_image_form(image)
+    assert is_image_form(image[: len(image) - 20])
+    assert not is_image_form(b"x" + image)
+
+
+def test_sweep_says_that_links_may_be_followed(source: Path) -> None:
+    (source / "train/owl").symlink_to(source.parent / "outside/private")
+    refused = ConversionSpec(format="imagefolder", source=str(source))
+    assert "follow_links" not in source_arguments(refused)
+    with pytest.raises(UserError, match=r"outside of the source; .* anywhere: follow_links: true"):
+        ask_listing(source_arguments(refused))
+    allowed = ConversionSpec(format="imagefolder", source=str(source), follow_links=True)
+    assert ask_listing(source_arguments(allowed))["num_samples"] == {"train": 3}
+
+
+def test_converted_images_stay_as_they_are(source: Path, tmp_path: Path) -> None:
+    _, found = convert("imagefolder", source, tmp_path / "out")
+    assert found["train"] == {"cat/0": ((0,), photo(0)), "dog/1": ((1,), photo(1))}
