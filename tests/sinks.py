@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -62,6 +63,33 @@ def webhook_sink() -> Iterator[Webhook]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def dripping_sink(first: bytes, num_bytes: int, every_s: float) -> Iterator[tuple[str, int]]:
+    """A server that answers each connection with ``first`` and then one blank at a time, so that no read times out."""
+    is_closed = threading.Event()
+    with socket.create_server((LOOPBACK, 0)) as server:
+
+        def drip() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, suppress(OSError):
+                        connection.sendall(first)
+                        for _ in range(num_bytes):
+                            if is_closed.wait(every_s):
+                                return
+                            connection.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            yield server.getsockname()
+        finally:
+            is_closed.set()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 @dataclass(slots=True)

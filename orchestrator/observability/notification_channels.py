@@ -6,6 +6,7 @@ import base64
 import hmac
 import json
 import smtplib
+import socket
 import ssl
 import time
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from hashlib import sha256
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.observability.connections import checked_address, post
+from orchestrator.observability.connections import Deadline, checked_address, post
 from orchestrator.observability.notifications import Notice
 from orchestrator.security.references import is_reference, resolve_secret
 from orchestrator.spec.notify import Channel, Email, Security
@@ -147,7 +148,8 @@ def _mail(notice: Notice, email: Email) -> None:
     host, _, port = email.server.rpartition(":")
     host = host.strip("[]")
     try:
-        with _connected(host, int(port), email.security) as server:
+        with Deadline(TIMEOUT_S) as deadline, _Mail(host, email.security, deadline) as server:
+            server.connect(host, int(port))
             if email.security is Security.STARTTLS:
                 server.starttls(context=ssl.create_default_context())
             if email.user:
@@ -159,8 +161,14 @@ def _mail(notice: Notice, email: Email) -> None:
         raise DeliveryError(f"the mail server {email.server} did not take it ({type(error).__name__})") from None
 
 
-def _connected(host: str, port: int, security: Security) -> smtplib.SMTP:
-    checked_address(host, port)
-    if security is Security.TLS:
-        return smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
-    return smtplib.SMTP(host, port, timeout=TIMEOUT_S)
+class _Mail(smtplib.SMTP):
+    """SMTP to an address that was checked, whatever the name leads to by now; with TLS from the beginning, if asked."""
+
+    def __init__(self, host: str, security: Security, deadline: Deadline) -> None:
+        super().__init__(timeout=deadline.timeout_s)
+        self._host = host  # what starttls() compares the certificate with
+        self._has_tls, self._deadline = security is Security.TLS, deadline
+
+    def _get_socket(self, host: str, port: int, _: float) -> socket.socket:
+        found = self._deadline.connect((checked_address(host, port), port))
+        return ssl.create_default_context().wrap_socket(found, server_hostname=host) if self._has_tls else found

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from orchestrator.errors import CorruptObjectError, NotFoundError, OrchestratorError, PreconditionFailedError
 from orchestrator.observability import outbox
-from orchestrator.observability.channel_rules import check_channel_of_sweep
 from orchestrator.observability.notification_channels import RefusedForeverError, deliver
 from orchestrator.observability.notifications import (
     Notice,
@@ -30,6 +29,7 @@ from orchestrator.observability.notifications import (
 from orchestrator.observability.outbox import Delivery, Entry
 from orchestrator.security.json_text import parse_json
 from orchestrator.security.redaction import redacted
+from orchestrator.spec.channel_rules import check_channel_of_sweep
 from orchestrator.spec.notify import Channel, Occasion
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import parse_segment

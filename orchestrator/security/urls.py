@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.errors import UserError
@@ -18,6 +18,13 @@ _METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.a
 _METADATA_ADDRESSES = frozenset(
     ipaddress.ip_address(address) for address in ("fd00:ec2::254", "100.100.100.200", "192.0.0.192")
 )
+_METADATA_IPV4 = frozenset(
+    ipaddress.IPv4Address(address) for address in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.0.192")
+)
+_TRANSLATOR = ipaddress.IPv6Network("64:ff9b::/96")
+_LOCAL_TRANSLATOR = ipaddress.IPv6Network("64:ff9b:1::/48")
+_EMBEDDED_BYTES = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12), (12, 13, 14, 15))
+"""Where an IPv6 address holds an IPv4 one, for prefixes of 48, 56, 64 and 96 bits (RFC 6052, section 2.2)."""
 _SPACE_OR_CONTROL = re.compile(r"[\x00-\x20\x7f\\]")
 
 
@@ -47,7 +54,7 @@ def forbidden_host(host: str) -> str:
     address = _address(host)
     if address is None:
         return ""
-    if address in _METADATA_ADDRESSES or address.is_link_local:
+    if any(reached in _METADATA_ADDRESSES or reached.is_link_local for reached in (address, *_translated(address))):
         return "where clouds hand out the credentials of machines"
     return "which is no single machine" if address.is_multicast or address.is_unspecified else ""
 
@@ -61,6 +68,22 @@ def _split(url: str, what: str) -> SplitResult:
     except ValueError:
         raise UserError(f"{what} is malformed: check its host and port") from None
     return parts
+
+
+def _translated(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:
+    """IPv4 addresses to which a gateway (NAT64, RFC 6052 and 8215; IPv4-compatible; Teredo) may pass an IPv6 one on.
+
+    A network may have a prefix of its own, which nobody here knows: so an address of any prefix is one of a metadata
+    service if it ends in it.
+    """
+    if isinstance(address, ipaddress.IPv4Address):
+        return
+    last = ipaddress.IPv4Address(address.packed[12:])
+    if address in _TRANSLATOR or last in _METADATA_IPV4 or not any(address.packed[:12]):
+        yield last
+    if address in _LOCAL_TRANSLATOR:
+        yield from (ipaddress.IPv4Address(bytes(address.packed[at] for at in places)) for places in _EMBEDDED_BYTES)
+    yield from address.teredo or ()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.contract import JobKind
-from orchestrator.errors import StorageError
+from orchestrator.errors import StorageError, UserError
+from orchestrator.spec.channel_rules import check_channel_of_sweep
 from orchestrator.spec.complaints import Complaints
 from orchestrator.spec.model import Dataset, LabelSpace, Pretrain, Sweep, Transfer
+from orchestrator.spec.notify import Channel
 from orchestrator.spec.recipe_book import Recipes
 from orchestrator.spec.resolve_clusters import check_embeddings
 from orchestrator.spec.resolve_datasets import resolve_dataset
@@ -118,6 +120,8 @@ class _Resolver:
         self._check_published(pretrained, pretrains)
         self._check_store()
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
+        notify = resolve_notify(spec.notify)
+        self._check_channels(notify)
         self._complaints.raise_any()
         return Sweep(
             name=spec.name,
@@ -136,8 +140,16 @@ class _Resolver:
             register="" if spec.tracking.register_ == "none" else spec.tracking.register_,
             published=tuple(entry.model_dump(exclude_none=True) for entry in spec.report.published),
             policy=policy,
-            notify=resolve_notify(spec.notify),
+            notify=notify,
         )
+
+    def _check_channels(self, channels: Sequence[Channel]) -> None:
+        """Refuse them here already: a controller would refuse them when there is something to tell, hours later."""
+        for position, channel in enumerate(channels):
+            try:
+                check_channel_of_sweep(channel)
+            except UserError as error:
+                self._complaints.add(("notify", position), str(error))
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
         read_table = self._labels.read_table if self._labels else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -18,7 +19,7 @@ from orchestrator.observability.notification_channels import DeliveryError, deli
 from orchestrator.observability.notifications import trial_notice
 from orchestrator.spec.notify import Channel, Email, Security
 from tests.commands import run_command
-from tests.sinks import Mailbox, Webhook, mail_sink, webhook_sink
+from tests.sinks import Mailbox, Webhook, dripping_sink, mail_sink, webhook_sink
 
 KEY, PASSWORD = "key-of-the-webhook-1", "password-of-the-mail-1"
 SIGNED = "${env:TEST_HOOK_KEY}"
@@ -115,6 +116,50 @@ def test_mail_server_that_refuses_the_password_is_told_without_it(mailbox: Mailb
     with pytest.raises(DeliveryError, match="code 535") as caught:
         deliver(trial_notice(0.0), Channel(email=mail(mailbox)))
     assert "a-wrong-password-9" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "first"),
+    [
+        ("http", b""),
+        ("http", b"HTTP/1.1 20"),
+        ("https", b"\x16\x03\x03\x40\x00"),  # the head of a long record of TLS
+    ],
+)
+def test_receiver_that_drips_holds_nobody_beyond_the_deadline(scheme: str, first: bytes) -> None:
+    with dripping_sink(first, num_bytes=400, every_s=0.02) as (host, port):
+        begun_s = time.monotonic()
+        with pytest.raises(OSError, match="it did not end within"):
+            post(f"{scheme}://{host}:{port}/", b"x", {}, timeout_s=0.4)
+        assert time.monotonic() - begun_s < 4.0
+
+
+@pytest.mark.parametrize("first", [b"X:", b"Content-Length: 9999\r\n\r\n"])
+def test_receiver_that_has_taken_it_and_drips_is_not_told_twice(first: bytes) -> None:
+    with dripping_sink(b"HTTP/1.1 200 OK\r\n" + first, num_bytes=400, every_s=0.02) as (host, port):
+        begun_s = time.monotonic()
+        assert post(f"http://{host}:{port}/", b"x", {}, timeout_s=0.4) == 200
+        assert time.monotonic() - begun_s < 4.0
+
+
+@pytest.mark.parametrize(
+    ("security", "first"),
+    [
+        (Security.NONE, b"220 mail"),
+        (Security.TLS, b"\x16\x03\x03\x40\x00"),
+        (Security.STARTTLS, b"220 a\r\n250-b\r\n250 STARTTLS\r\n220 go\r\n\x16\x03\x03\x40\x00"),
+    ],
+)
+def test_mail_server_that_drips_holds_nobody_beyond_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, security: Security, first: bytes
+) -> None:
+    monkeypatch.setattr("orchestrator.observability.notification_channels.TIMEOUT_S", 0.4)
+    with dripping_sink(first, num_bytes=400, every_s=0.02) as (host, port):
+        email = Email(to=("a@b.org",), sender="c@d.org", server=f"{host}:{port}", security=security)
+        begun_s = time.monotonic()
+        with pytest.raises(DeliveryError, match="did not take it"):
+            deliver(trial_notice(0.0), Channel(email=email))
+        assert time.monotonic() - begun_s < 4.0
 
 
 @pytest.mark.parametrize("status", [301, 400, 404, 410, 500])

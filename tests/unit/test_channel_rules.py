@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UserError
+from orchestrator.errors import SpecError, UserError
 from orchestrator.observability import outbox
-from orchestrator.observability.channel_rules import check_channel_of_sweep
 from orchestrator.observability.notifications import Notice
 from orchestrator.observability.notifier import Notifier
+from orchestrator.spec import load_sweep
+from orchestrator.spec.channel_rules import check_channel_of_sweep
 from orchestrator.spec.notify import Channel, Email, Occasion, Security
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import notification_name
@@ -57,6 +58,19 @@ def test_channel_of_a_sweep_with_what_is_meant_for_it_is_used(channel: Channel) 
 def test_channel_of_a_sweep_with_another_secret_is_refused(channel: Channel) -> None:
     with pytest.raises(UserError):
         check_channel_of_sweep(channel)
+
+
+def test_sweep_with_a_secret_that_it_may_not_use_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    """Not hours later, when there is something to tell and nobody looks."""
+    path = tmp_path / "sweep.yaml"
+    text = load_sweep("quickstart")[1]
+    path.write_text(text + "\nnotify:\n- slack: ${env:SLACK_URL}\n- webhook: ${env:AWS_SECRET_ACCESS_KEY}\n")
+    with pytest.raises(SpecError) as caught:
+        load_sweep(str(path))
+    (problem,) = caught.value.problems
+    line = len(path.read_text().splitlines())
+    assert problem.startswith(f"{path}:{line}:")
+    assert "notify[1]: a sweep may not use ${env:AWS_SECRET_ACCESS_KEY}: its name must hold notif" in problem
 
 
 @pytest.mark.parametrize(("general", "num_sent"), [((), 0), ((mail("${env:PRIVATE}"),), 1)])

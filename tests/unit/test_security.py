@@ -206,7 +206,17 @@ def test_reference_to_aws_is_asked_and_its_errors_quote_nothing(monkeypatch: pyt
         resolve_secret("${aws-secretsmanager:other}")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:5000", "https://mlflow.example.org/x?y=z", "http://[::1]:80/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:5000",
+        "https://mlflow.example.org/x?y=z",
+        "http://[::1]:80/",
+        "http://[64:ff9b::93.184.216.34]/",
+        "http://[64:ff9b:1::93.184.216.34]/",
+        "http://[2001:db8::1]/",
+    ],
+)
 def test_url_of_a_server_is_allowed(url: str) -> None:
     check_url(url)
 
