@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from orchestrator.errors import CorruptObjectError
 from orchestrator.observability.machine import describe_machine
-from orchestrator.security.redaction import redacted_values
+from orchestrator.security.diffs import redacted_diff
+from orchestrator.security.redaction import redacted
 from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
@@ -34,7 +35,7 @@ class Provenance:
     repository: str = ""
     """URL of the remote ``origin``, without credentials."""
     diff: str = ""
-    """Uncommitted changes of tracked files, cut after a megabyte; without secrets."""
+    """Uncommitted changes of tracked files, cut after a megabyte; without secrets, as ``git apply`` takes them."""
     untracked: tuple[str, ...] = ()
     """Files that git does not know and does not ignore, at most a thousand of them."""
     package_digest: str = ""
@@ -81,13 +82,13 @@ def capture(directory: Path) -> Provenance:
     commit = _git(directory, "rev-parse", "HEAD").strip()
     if not commit:
         return Provenance()
+    untracked = _git(directory, "ls-files", "--others", "--exclude-standard").splitlines()
     return Provenance(
         commit=commit,
-        branch=_git(directory, "rev-parse", "--abbrev-ref", "HEAD").strip(),
+        branch=redacted(_git(directory, "rev-parse", "--abbrev-ref", "HEAD").strip()),
         repository=_without_credentials(_git(directory, "config", "--get", "remote.origin.url").strip()),
-        # Not what stands after `password =`, which in a program is a name: a diff has to fit when it is applied.
-        diff=redacted_values(_git(directory, "diff", "HEAD", "--no-color", "--no-ext-diff")),
-        untracked=tuple(_git(directory, "ls-files", "--others", "--exclude-standard").splitlines()[:_MAX_UNTRACKED]),
+        diff=redacted_diff(_git(directory, "diff", "HEAD", "--no-color", "--no-ext-diff")),
+        untracked=tuple(map(redacted, untracked[:_MAX_UNTRACKED])),
     )
 
 
