@@ -280,6 +280,27 @@ MUTANTS = (
     ),
     # Shares
     Mutant(
+        name="who waits falls behind",
+        where="orchestrator.state.fairness:aging",
+        old="return min(MAX_AGING, max(0, ",
+        new="return -min(MAX_AGING, max(0, ",
+        family=Family.SHARES,
+    ),
+    Mutant(
+        name="waiting does not count",
+        where="orchestrator.state.scheduler:_ranked",
+        old="turn.base_priority + aging(",
+        new="turn.base_priority + 0 * aging(",
+        family=Family.SHARES,
+    ),
+    Mutant(
+        name="waiting counts without end",
+        where="orchestrator.state.fairness:aging",
+        old="min(MAX_AGING, ",
+        new="max(0, ",
+        family=Family.SHARES,
+    ),
+    Mutant(
         name="weights are not looked at",
         where="orchestrator.state.fairness:entitle",
         old="standing.weight / total",

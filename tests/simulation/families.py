@@ -26,6 +26,8 @@ from tests.simulation.scenario import (
 )
 from tests.simulation.storms import Weather
 
+_QUEUES = 0.25
+"""Part of the contests that are about waiting."""
 _INTERRUPTIONS = ("cancel", "cancel_jobs", "stop", "pause", "drain", "revise", "set_priority")
 _AFTERWARDS = {
     "cancel": "resubmit",
@@ -47,7 +49,8 @@ class Family(StrEnum):
     DEATHS = "deaths"
     """Controllers that die or sleep, again and again, and nodes that go away."""
     SHARES = "shares"
-    """Sweeps of different weights that want more than there is, while all is well."""
+    """Sweeps of different weights that want more than there is, while all is well; in some of the runs they have
+    different priorities instead, and work for so long that waiting must count."""
 
 
 def family_of(seed: int) -> Family:
@@ -138,7 +141,10 @@ def _deaths(base: Scenario, random: Random) -> Scenario:
 
 
 def _shares(base: Scenario, random: Random) -> Scenario:
-    """Equal jobs without a past, of one shape, so that nothing but the weights may decide."""
+    """Equal jobs without a past, of one shape, so that only the weights may decide, or only priorities and waiting."""
+    of_queue = Random(f"{base.seed}/queue")  # noqa: S311 - a simulation; of its own, so that other runs stay as they were
+    if of_queue.random() < _QUEUES:
+        return _queue(base, of_queue)
     num_sweeps = random.choice((2, 2, 3))
     sweeps = []
     for number in range(num_sweeps):
@@ -160,6 +166,32 @@ def _shares(base: Scenario, random: Random) -> Scenario:
     node = Resources(cpus=16.0, gpus=float(random.choice((1, 2, 4))), memory_gib=64.0)
     cluster = ClusterSpec(groups=(NodeGroup(count=random.randint(1, 3), shape=node),))
     return replace(_calm(base), sweeps=tuple(sweeps), works=works, cluster=cluster, is_contest=True)
+
+
+def _queue(base: Scenario, random: Random) -> Scenario:
+    """What goes first has work for so long that what waits behind it must come earlier, if its priority allows that."""
+    num_gpus, mean_s = random.choice((1, 2)), 1800.0
+    behind, hours = random.choice((((-10,), 9), ((-10, -30), 9), ((-20,), 15), ((-30,), 20)))
+    sweeps = []
+    for number, priority in enumerate((0, *behind)):
+        num_jobs = random.randint(2, 4) if number else int(num_gpus * hours * 3600.0 / mean_s)
+        jobs = tuple(_equal_job(f"probe/sweep{number}-{place}") for place in range(num_jobs))
+        sweeps.append(
+            SweepCase(
+                name=f"sweep{number}",
+                jobs=jobs,
+                revised=jobs,
+                submit_at_s=random.uniform(60.0, 900.0) if number else 0.0,
+                site=SITES[0],
+                policy={"priority": priority},
+            )
+        )
+    works = {
+        job.key: JobWork(work_s=random.uniform(0.5, 1.5) * mean_s, cold_start_s=1.0) for s in sweeps for job in s.jobs
+    }
+    node = Resources(cpus=16.0, gpus=float(num_gpus), memory_gib=64.0)
+    cluster = ClusterSpec(groups=(NodeGroup(count=1, shape=node),))
+    return replace(_calm(base), sweeps=tuple(sweeps), works=works, cluster=cluster, is_queue=True, pace_s=2.0)
 
 
 def _equal_job(name: str) -> Job:

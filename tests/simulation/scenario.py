@@ -106,6 +106,8 @@ class Scenario:
     """Between two rounds of a controller that finds news."""
     is_contest: bool = False
     """Whether nothing but the sweeps' weights may decide who gets room."""
+    is_queue: bool = False
+    """Whether nothing but the sweeps' priorities and how long they waited may decide who gets room."""
 
     @property
     def site_names(self) -> list[str]:

@@ -19,7 +19,7 @@ from orchestrator.storage.layout import record_name
 from tests.simulation.audit import Audit, Violation, require
 from tests.simulation.policy_floor import min_backoff_s
 from tests.simulation.scenario import Ask, Scenario, SweepCase
-from tests.simulation.shares import ShareWatch
+from tests.simulation.shares import AgingWatch, ShareWatch
 from tests.simulation.site import Site
 from tests.simulation.storms import FAIR, StormyStore
 from tests.simulation.watched import AuditedStore, BugCatcher, WatchedCluster
@@ -51,7 +51,8 @@ class World:
         self.store.after_append = lambda: None
         self.cluster_store = StormyStore(self.store, self.clock, self.random, self.weather)
         self.sites = {name: Site(self, self._cluster(name), self.random) for name in scenario.site_names}
-        self._shares = [ShareWatch(self.audit, site.cluster) for site in self.sites.values() if scenario.is_contest]
+        watch = ShareWatch if scenario.is_contest else AgingWatch if scenario.is_queue else None
+        self._watches = [watch(self.audit, site.cluster) for site in self.sites.values() if watch is not None]
         if scenario.is_fair:
             for site in self.sites.values():
                 site.cluster.others = [other.cluster for other in self.sites.values() if other is not site]
@@ -118,7 +119,7 @@ class World:
         require(not self._catcher.bugs, "\n".join(self._catcher.bugs))
         for site in self.sites.values() if self.scenario.is_prompt else ():
             site.cluster.check_promptness()
-        for watch in self._shares:
+        for watch in self._watches:
             watch.check()
 
     # --------------------------------------------------------------------------------------------------------- clients
