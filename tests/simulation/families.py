@@ -26,8 +26,8 @@ from tests.simulation.scenario import (
 )
 from tests.simulation.storms import Weather
 
-_QUEUES = 0.25
-"""Part of the contests that are about waiting."""
+_QUEUES = (((-10,), 9), ((-10, -30), 9), ((-20,), 15), ((-30,), 20))
+"""Of contests about waiting, every fourth one: priorities of the sweeps behind the first, and hours of work of that."""
 _INTERRUPTIONS = ("cancel", "cancel_jobs", "stop", "pause", "drain", "revise", "set_priority")
 _AFTERWARDS = {
     "cancel": "resubmit",
@@ -142,9 +142,9 @@ def _deaths(base: Scenario, random: Random) -> Scenario:
 
 def _shares(base: Scenario, random: Random) -> Scenario:
     """Equal jobs without a past, of one shape, so that only the weights may decide, or only priorities and waiting."""
-    of_queue = Random(f"{base.seed}/queue")  # noqa: S311 - a simulation; of its own, so that other runs stay as they were
-    if of_queue.random() < _QUEUES:
-        return _queue(base, of_queue)
+    number = base.seed // len(Family)
+    if number % 4 == 1:
+        return _queue(base, random, _QUEUES[number // 4 % len(_QUEUES)])
     num_sweeps = random.choice((2, 2, 3))
     sweeps = []
     for number in range(num_sweeps):
@@ -168,10 +168,10 @@ def _shares(base: Scenario, random: Random) -> Scenario:
     return replace(_calm(base), sweeps=tuple(sweeps), works=works, cluster=cluster, is_contest=True)
 
 
-def _queue(base: Scenario, random: Random) -> Scenario:
+def _queue(base: Scenario, random: Random, behind_hours: tuple[tuple[int, ...], int]) -> Scenario:
     """What goes first has work for so long that what waits behind it must come earlier, if its priority allows that."""
     num_gpus, mean_s = random.choice((1, 2)), 1800.0
-    behind, hours = random.choice((((-10,), 9), ((-10, -30), 9), ((-20,), 15), ((-30,), 20)))
+    behind, hours = behind_hours
     sweeps = []
     for number, priority in enumerate((0, *behind)):
         num_jobs = random.randint(2, 4) if number else int(num_gpus * hours * 3600.0 / mean_s)
