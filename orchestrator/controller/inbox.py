@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from orchestrator.errors import NotFoundError, TooLargeError
+from orchestrator.errors import CorruptObjectError, NotFoundError
 from orchestrator.plan.sharing import load_shared
 from orchestrator.state.codec import decode_value
 from orchestrator.state.events import Running
@@ -173,5 +173,5 @@ def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:
         return decode_value(_TYPES[kind], {**document, "message_id": message_id})
     except NotFoundError:
         return None
-    except (ValueError, TypeError, LookupError, AttributeError, TooLargeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, CorruptObjectError) as error:
         return Unreadable(message_id=message_id, reason=f"not a message: {error}; send it again with `orchestrator`")

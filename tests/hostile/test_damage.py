@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -20,7 +21,14 @@ from orchestrator.storage import seals
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.fsck import check_documents
 from orchestrator.storage.journal import Journal, JournalDamagedError
-from orchestrator.storage.layout import inbox_message, journal_segment, lease_name, plan_name, snapshots_folder
+from orchestrator.storage.layout import (
+    inbox_folder,
+    inbox_message,
+    journal_segment,
+    lease_name,
+    plan_name,
+    snapshots_folder,
+)
 from orchestrator.testing import Hang
 from tests.commands import run_command
 from tests.hostile.damage import (
@@ -169,6 +177,16 @@ def test_message_that_was_changed_is_refused_with_its_reason(tmp_path: Path) -> 
     world.tick_until(lambda: message in world.snapshot().handled)
     assert "its own sha256 does not match" in world.snapshot().refusals[message]
     assert world.snapshot().priority is None
+
+
+def test_pipe_in_the_inbox_is_refused_and_the_next_message_followed(tmp_path: Path) -> None:
+    """Anybody who may write the store can put one there; opening it would wait for ever."""
+    world = interrupted(tmp_path)
+    message = client.set_priority(world.store, "sweep", 3, now=world.clock())
+    os.mkfifo(tmp_path / inbox_message("sweep", "0-pipe"))
+    world.tick_until(lambda: message in world.snapshot().handled)
+    assert "named pipe" in world.snapshot().refusals["0-pipe"]
+    assert world.store.list_children(inbox_folder("sweep")) == []
 
 
 def test_submit_that_was_changed_is_named_and_starts_nothing(tmp_path: Path, caplog) -> None:
