@@ -330,7 +330,7 @@ def fsck(
     deep: Annotated[bool, typer.Option("--deep", help="Also read everything and compare its sha256.")] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Restore what follows from the rest of the store."),
+        typer.Option("--repair", help="Rebuild damaged plans; delete damaged snapshots, leases, claims and caches."),
     ] = False,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 from orchestrator.cli.connect import addresses_of
@@ -89,9 +89,13 @@ class StackConnection:
     def submit(self, wish: Wish) -> str:
         """Leave the message, and tell the controller, which otherwise finds it a second later."""
         message = wish.leave(self.store, self.settings)
-        with suppress(ClusterError):
+        try:
             if self._calls is not None:
                 self._calls.wake(wish.plan.sweep)
+        except CallsLostError:
+            self._drop_calls()  # its late answer must not be taken for that of the next call
+        except ClusterError:
+            pass  # the controller looks by itself
         return message
 
     def keep_alive(self) -> None:

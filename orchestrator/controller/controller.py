@@ -21,7 +21,7 @@ from orchestrator.controller.execution import Executor
 from orchestrator.controller.fleet import Fleet, Holding, Identification
 from orchestrator.controller.heartbeats import Heartbeats
 from orchestrator.controller.inbox import Message, Retry, Submit, discard
-from orchestrator.controller.lease import Lease, StaleLeaseError
+from orchestrator.controller.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.controller.limits import AttemptLimits, PreflightRule
 from orchestrator.controller.quotas import Cap, read_quotas
 from orchestrator.controller.settlement import settle
@@ -173,6 +173,9 @@ class Controller:
             try:
                 self._fleet = self._new_fleet(self._lease.acquire(above))
             except StaleLeaseError as error:
+                found = read_lease(self._store, self._cluster)
+                if found is not None and found.epoch >= error.epoch:
+                    raise  # another controller has started meanwhile, and lives
                 # Runners obey the highest epoch only: under a lower one this controller could command none of them.
                 _LOG.warning("a higher epoch is taken: %s", error)
                 above = error.epoch

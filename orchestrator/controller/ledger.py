@@ -14,7 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.controller.told import without_secrets
-from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, StorageError, TooLargeError
+from orchestrator.errors import (
+    ControllerError,
+    CorruptObjectError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
 from orchestrator.ids import sha256_hex
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.identity import has_its_key
@@ -67,7 +73,7 @@ def read_document(store: ObjectStore, name: str, documents: Mapping[str, str], *
     """
     try:
         content = store.get(name, max_bytes=max_bytes)
-    except TooLargeError as error:
+    except CorruptObjectError as error:
         raise DocumentDamagedError(name, str(error)) from error
     if name in documents and sha256_hex(content) != documents[name]:
         raise DocumentDamagedError(name, "its sha256 is not the one in the sweep's journal")

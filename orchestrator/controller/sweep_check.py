@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from orchestrator.controller.ledger import DocumentDamagedError, read_document, read_plan
-from orchestrator.errors import ControllerError, NotFoundError, TooLargeError
+from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError
 from orchestrator.state.events import Event, PlanAccepted, decode_event
 from orchestrator.state.fold import fold
 from orchestrator.storage.bounds import PLAN_BYTES, SEGMENT_BYTES
@@ -62,7 +62,7 @@ def _check_journal(store: ObjectStore, sweep: str, found: SweepFindings) -> None
         except NotFoundError:
             found.add(name, "the journal has later segments", Problem.MISSING)
             is_whole = False
-        except (TooLargeError, *_UNDECODABLE) as error:
+        except (CorruptObjectError, *_UNDECODABLE) as error:
             found.add(name, error.args[-1] if isinstance(error, JournalDamagedError) else error)
             is_whole = False
         else:
@@ -103,7 +103,7 @@ def _check_snapshots(store: ObjectStore, sweep: str, found: SweepFindings) -> No
             stored = parse_snapshot(name, store.get(name, max_bytes=PLAN_BYTES))
         except NotFoundError:
             continue  # a newer one has taken its place meanwhile
-        except (ValueError, KeyError, TypeError, TooLargeError) as error:
+        except (ValueError, KeyError, TypeError, CorruptObjectError) as error:
             found.add(name, error)
             continue
         covered = found.digests[: stored.next_sequence]

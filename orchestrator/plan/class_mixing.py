@@ -84,6 +84,8 @@ class ClassSpread:
 
     def complaint(self, shuffle: Shuffle) -> str:
         """What is wrong with a shuffle, and the setting that repairs it; empty if nothing is."""
+        if not self.rows:
+            return ""  # no sample has a class
         wanted, found = self.fully_shuffled(shuffle.batch_size), self.classes_per_batch(shuffle)
         if found >= _POOR * wanted:
             return ""

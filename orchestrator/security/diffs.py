@@ -29,6 +29,8 @@ _NO_SECRETS: Final = frozenset(
 """Detectors that are not asked: entropy and addresses; keys of several lines are found here."""
 _MIN_CHARACTERS: Final = 6
 _MAX_LINE: Final = 8192
+_OVERLAP: Final = 1024
+"""Of the pieces of longer lines, so that a token is whole in one of them."""
 """Detectors see longer lines in pieces: their patterns have no bounds."""
 _HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
 _NAME: Final = re.compile(r"(?:---|\+\+\+) \"?[a-z]/(.+?)\"?\t?$")
@@ -151,9 +153,8 @@ def _lines_of_keys(texts: Sequence[str]) -> set[int]:
 
 def _hidden_line(text: str, name: str) -> str:
     text = redacted_values(text)
-    values = {
-        value for start in range(0, len(text), _MAX_LINE) for value in _found(text[start : start + _MAX_LINE], name)
-    }
+    starts = range(0, len(text), _MAX_LINE - _OVERLAP)
+    values = {value for start in starts for value in _found(text[start : start + _MAX_LINE], name)}
     for value in sorted(values, key=lambda value: (-len(value), value)):
         text = text.replace(value, HIDDEN)
     return text

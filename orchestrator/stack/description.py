@@ -121,10 +121,13 @@ def read_stack(directory: Path) -> Stack | None:
 
 
 def read_description(directory: Path) -> Stack | None:
-    """What a stack said of itself last, whether it runs or was killed; one that ended in order has taken it back."""
+    """What a stack said of itself last, whether it runs or was killed; one that ended in order has taken it back.
+
+    Another user's stack, whose directory is closed, counts as none.
+    """
     try:
         return Stack.from_bytes((directory / STACK_FILE).read_bytes())
-    except (FileNotFoundError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         return None
 
 
@@ -157,7 +160,10 @@ def database_behind(uri: str, directory: Path) -> str:
     if not uri.startswith("http://") or (stack := read_stack(directory)) is None:
         return uri
     own, asked = urlsplit(stack.mlflow_url), urlsplit(uri)
-    is_own = asked.hostname in {own.hostname, "localhost"} and asked.port == own.port
+    try:
+        is_own = asked.hostname in {own.hostname, "localhost"} and asked.port == own.port
+    except ValueError:
+        return uri  # its port is none; whoever opens it says so
     return stack.tracking_uri if is_own else uri
 
 

@@ -20,6 +20,10 @@ def prepare_start(parameters: Any, _is_head: object) -> None:  # noqa: ANN401 - 
     wait_longer_for_node()
 
 
+leave_out_ray_client = prepare_start
+"""Its name in copies of ``clusters/node.sh`` that stand on machines already."""
+
+
 def wait_longer_for_node(limit_s: float = NODE_WAIT_S) -> None:
     """Make this process wait for its raylet for ``limit_s`` instead of 30 s, but not for one that has died."""
     from ray._private import services

@@ -207,8 +207,8 @@ def _ensure_locks(directory: Path, address: str) -> None:
     the server's parts call each other with the very one that they show.
     """
     path = directory / _SECURITY_FILE
-    if path.exists():
-        return
+    if path.exists() and f'"{directory / _CERTIFICATE_FILE}"' in path.read_text(encoding="utf-8"):
+        return  # a directory that was moved gets new ones: without its certificate the server opens those ports
     _write_certificate(directory, address)
     jwt = ("jwt.signing", "jwt.signing.read", "jwt.filer_signing", "jwt.filer_signing.read")
     pair = f'cert = "{directory / _CERTIFICATE_FILE}"\nkey = "{directory / _CERTIFICATE_KEY_FILE}"\n'

@@ -24,6 +24,7 @@ from orchestrator.stack.children import (
 )
 from orchestrator.stack.description import (
     LOG_FOLDER,
+    STACK_FILE,
     WITH_S3,
     Stack,
     make_private,
@@ -39,6 +40,8 @@ from orchestrator.stack.environment import child_environment, python
 START_LOCK_FILE = "stack-start.lock"
 STACK_LOG = "stack.log"
 _POLL_S = 0.05
+RESTART_EVERY_S = 20.0
+"""Between two restarts of a killed stack by commands that look at a sweep, if the new supervisor dies at once."""
 
 
 def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, with_s3: bool = False) -> Stack:
@@ -122,11 +125,13 @@ def restart_killed_stack(directory: Path) -> Stack | None:
         with FileLock(home / START_LOCK_FILE, timeout=0):
             if (killed := read_description(home)) is None or killed.is_alive:
                 return None
+            if killed.trouble and time.time() - (home / STACK_FILE).stat().st_mtime < RESTART_EVERY_S:
+                return None  # the latest restart has failed just now
             pid = _launch(home, IDLE_TIMEOUT_S, with_s3=bool(killed.s3_url)).pid
             trouble = f"The supervisor of the local stack (pid {killed.pid}) has died"
             write_stack(home, replace(killed, pid=pid, pid_started_at=start_ticks_of(pid) or 0, trouble=trouble))
-    except Timeout:
-        return None  # somebody else starts it
+    except (Timeout, OSError):
+        return None  # somebody else starts it, or the disk is full or not to be written to
     return killed
 
 

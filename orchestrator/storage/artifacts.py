@@ -102,17 +102,22 @@ class Record:
 
 
 _WHOLE_FLOAT_END = re.compile(r"\.0(?=[,}\]])")
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 def _fits(seal: object, document: Mapping[str, Any]) -> bool:
     """Whether a record's sha256 is that of its canonical JSON.
 
     Python's own encoder takes half the time of the canonical one, and differs from it for common records in how it
-    writes 1.0 only. Where its text has the digest, it is the canonical text; where not, that is made.
+    writes 1.0 only. Where its text has the digest, it is the canonical text; where not, or where a string holds what
+    looks like the end of such a number, that is made.
     """
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    quick = sha256_hex(_WHOLE_FLOAT_END.sub("", text).encode(errors="replace"))
-    return seal == quick or seal == sha256_hex(canonical_json(document))
+    quick, num_ends = _WHOLE_FLOAT_END.subn("", text)
+    is_plain = num_ends == len(_WHOLE_FLOAT_END.findall(_STRING.sub("", text)))
+    if is_plain and seal == sha256_hex(quick.encode(errors="surrogatepass")):
+        return True
+    return bool(seal == sha256_hex(canonical_json(document)))
 
 
 class ArtifactWriter:

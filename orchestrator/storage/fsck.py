@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 
-from orchestrator.errors import NotFoundError, TooLargeError
+from orchestrator.errors import CorruptObjectError, NotFoundError
 from orchestrator.ids import canonical_json, sha256_hex
 from orchestrator.security.json_text import parse_json
 from orchestrator.storage.artifacts import Record
@@ -117,7 +117,7 @@ def _check_document(store: ObjectStore, name: str) -> Finding | None:
             check_nonce(name, documents[0])
     except NotFoundError:
         return None
-    except (ValueError, TypeError, TooLargeError) as error:
+    except (ValueError, TypeError, CorruptObjectError) as error:
         return Finding(name=name, problem=Problem.ALTERED, named_by=name, detail=str(error))
     return None
 
@@ -138,7 +138,7 @@ class _Checker:
             named = named_objects(head, content)
         except NotFoundError:
             return
-        except (ValueError, KeyError, TypeError, TooLargeError) as error:
+        except (ValueError, KeyError, TypeError, CorruptObjectError) as error:
             yield Finding(name=head, problem=Problem.UNREADABLE, named_by=head, detail=str(error))
             return
         for name, expected in named.items():

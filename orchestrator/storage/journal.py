@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
+from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError, PreconditionFailedError
 from orchestrator.security.json_text import parse_json
 from orchestrator.storage.bounds import SEGMENT_BYTES, check_writable
 from orchestrator.storage.layout import journal_folder, journal_segment
@@ -143,7 +143,7 @@ class Journal:
             return self._store.get(journal_segment(self._sweep, sequence), max_bytes=SEGMENT_BYTES)
         except NotFoundError:
             return None
-        except TooLargeError as error:
+        except CorruptObjectError as error:
             raise JournalDamagedError(self._sweep, sequence, str(error)) from error
 
 

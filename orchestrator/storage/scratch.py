@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = "orc-scratch-"
@@ -72,5 +72,6 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove(folder: Path) -> None:
-    folder.with_suffix(".log").unlink(missing_ok=True)
+    with suppress(OSError):  # in a folder for all users somebody else may have put anything under this name
+        folder.with_suffix(".log").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

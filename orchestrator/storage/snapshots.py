@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError, TooLargeError
+from orchestrator.errors import CorruptObjectError, NotFoundError, PreconditionFailedError
 from orchestrator.security.json_text import parse_json
 from orchestrator.storage.bounds import PLAN_BYTES, check_writable
 from orchestrator.storage.layout import snapshot_name, snapshots_folder
@@ -71,7 +71,7 @@ def read_snapshots(store: ObjectStore, sweep: str) -> Iterator[StoredSnapshot]:
             yield parse_snapshot(name, store.get(name, max_bytes=PLAN_BYTES))
         except NotFoundError:
             continue  # a newer one has taken its place meanwhile
-        except (ValueError, KeyError, TypeError, TooLargeError) as error:
+        except (ValueError, KeyError, TypeError, CorruptObjectError) as error:
             _LOG.warning("snapshot %s of sweep %s is damaged and passed over: %s", child, sweep, error)
 
 

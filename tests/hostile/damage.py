@@ -45,7 +45,7 @@ from orchestrator.storage.gc_pins import Pin, add_pin, read_pins
 from orchestrator.storage.gc_rules import Reason
 from orchestrator.storage.gc_trash import Tombstone, Trash
 from orchestrator.storage.layout import claim_name, provenance_name, record_name, spec_name
-from orchestrator.storage.protocol import ObjectStat
+from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.testing.scripted import Hang, Script, ScriptedBackend, Succeed
 from orchestrator.tracking import provenance
@@ -242,7 +242,7 @@ def _is_safe(name: str, found: object, truth: object) -> bool:
     return found == truth or (name in {"forgotten", "memory", "notices"} and found is None)
 
 
-def find_damage(store: MemoryStore) -> list[Finding]:
+def find_damage(store: ObjectStore) -> list[Finding]:
     """What ``fsck --deep`` prints."""
     sweeps = (finding for sweep in client.list_sweeps(store) for finding in check_sweep(store, sweep).findings)
     others = (check_documents(store, Depth.CONTENT), check_store(store, Depth.CONTENT))

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.controller import client, ledger
-from orchestrator.controller.lease import read_lease
+from orchestrator.controller.lease import Lease, LeaseLostError, read_lease
 from orchestrator.controller.ledger import DocumentDamagedError
 from orchestrator.errors import ControllerError
-from orchestrator.ids import canonical_json
+from orchestrator.ids import canonical_json, sha256_hex
 from orchestrator.plan.build import build_plan
 from orchestrator.spec.document import Changes
 from orchestrator.spec.load import load_all
 from orchestrator.storage import seals
-from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.artifacts import _fits, is_committed
 from orchestrator.storage.fsck import check_documents
 from orchestrator.storage.journal import Journal, JournalDamagedError
 from orchestrator.storage.layout import (
@@ -235,7 +235,7 @@ def test_fsck_restores_a_plan_and_does_without_a_snapshot(tmp_path: Path, capsys
     assert len(repaired.document["findings"]) == 3
     assert world.store.get(name) == before
     assert world.snapshot() == truth
-    assert find_damage(world.store) == []  # type: ignore[arg-type]
+    assert find_damage(world.store) == []
     alter(world, journal_segment("sweep", 1), b'"at_s": 1', b'"at_s": 2')
     left = run_command(capsys, "fsck", "--repair", "--store", world.store.uri)
     assert left.code == 1
@@ -256,3 +256,39 @@ def test_sealed_document_is_found_damaged_at_every_byte_and_readable_by_earlier_
     with pytest.raises(ValueError, match="sha256"):
         seals.parse_sealed("a/c.json", content)
     assert canonical_json(seals.parse_sealed("a/b.json", content))
+
+
+def test_pipe_among_the_snapshots_is_done_without_and_found(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 2)
+    world = interrupted(tmp_path)
+    truth = world.snapshot()
+    name = f"{snapshots_folder('sweep')}99999999.jsonl"
+    os.mkfifo(tmp_path / name)
+    assert world.snapshot() == truth
+    assert [finding.name for finding in find_damage(world.store)] == [name]
+
+
+def test_controller_that_was_replaced_while_it_started_leaves_the_other_in_peace(tmp_path: Path, monkeypatch) -> None:
+    """It sleeps between its lease and its journals; meanwhile another one starts."""
+    world = interrupted(tmp_path)
+    slept = Lease(world.store, CLUSTER, "sleeper", world.clock).acquire()
+    sleeper, live = world.new_controller(), world.new_controller()
+    live.tick()
+
+    def acquired(lease: Lease, above: int = 0) -> int:
+        assert not above, "it took an epoch above the live one's"
+        lease.epoch, lease._renew_at_s = slept, world.clock() + 5.0
+        return slept
+
+    monkeypatch.setattr(Lease, "acquire", acquired)
+    with pytest.raises(LeaseLostError, match="another controller has started"):
+        sleeper.tick()
+    live.tick()
+
+
+def test_record_with_another_number_in_a_text_is_damaged() -> None:
+    """The quick way to check its digest must not take text for numbers."""
+    sealed = {"text": "torch 2, x", "epochs": 3.0}
+    digest = sha256_hex(canonical_json(sealed))
+    assert _fits(digest, sealed)
+    assert not _fits(digest, {**sealed, "text": "torch 2.0, x"})

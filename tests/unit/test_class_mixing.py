@@ -130,3 +130,7 @@ def test_plan_of_sorted_shards_warns_once_per_data_set_and_shuffle(tmp_path: Pat
     assert warning.startswith("datasets.photos: the shards are sorted by class: with shuffle_block_shards: 16, a batch")
     assert "shuffle_chunk_samples:" in warning
     assert list(sorted_shards(plan, {})) == []
+
+
+def test_shards_without_any_class_are_not_complained_of() -> None:
+    assert ClassSpread(num_shards=2, rows=[]).complaint(Shuffle(batch_size=64, block_shards=16)) == ""

@@ -100,7 +100,7 @@ def test_file_that_becomes_a_pipe_after_the_listing_does_not_hold_the_writer(sou
     conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
     (source / "train/cat/0.jpg").unlink()
     os.mkfifo(source / "train/cat/0.jpg")
-    with pytest.raises(UserError, match=r"0\.jpg is a named pipe"):
+    with pytest.raises(UserError, match=r"0\.jpg cannot be read: it is a named pipe"):
         write_dataset(conversion, WriteRequest(destination_uri=(tmp_path / "out").as_uri()), lambda _: None)
 
 
@@ -160,3 +160,12 @@ def test_sweep_says_that_links_may_be_followed(source: Path) -> None:
 def test_converted_images_stay_as_they_are(source: Path, tmp_path: Path) -> None:
     _, found = convert("imagefolder", source, tmp_path / "out")
     assert found["train"] == {"cat/0": ((0,), photo(0)), "dog/1": ((1,), photo(1))}
+
+
+def test_snapshot_of_a_hub_cache_holds_links_to_its_own_blobs(tmp_path: Path) -> None:
+    repository = tmp_path / "datasets--x--y"
+    fill(repository, {"blobs/abc": photo(0), "snapshots/1/train/dog/1.jpg": photo(1)})
+    cat = repository / "snapshots/1/train/cat"
+    cat.mkdir()
+    (cat / "0.jpg").symlink_to("../../../../blobs/abc")
+    assert listed(repository / "snapshots/1") == ["cat/0.jpg", "dog/1.jpg"]

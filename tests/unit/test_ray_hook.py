@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +82,14 @@ def test_hook_changes_the_function_that_ray_starts_with():
     from ray._private import node
 
     assert "services.get_node(" in inspect.getsource(node.Node.__init__)
+
+
+def test_hooks_that_files_of_clusters_name_are_there() -> None:
+    root = Path(__file__).parents[2]
+    texts = [path.read_text() for path in root.glob("clusters/**/*") if path.is_file()]
+    named = {name for text in texts for name in re.findall(r"RAY_START_HOOK=([\w.]+)", text)}
+    assert named
+    # The second stands in copies on machines of users.
+    for name in named | {"orchestrator.stack.ray_hook.leave_out_ray_client"}:
+        module, _, function = name.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), function))

@@ -59,3 +59,11 @@ def test_scratch_that_is_a_link_is_not_followed(temporary, tmp_path_factory):
     (temporary / "orc-scratch-attempt-x").symlink_to(elsewhere)
     sweep_scratch()
     assert (elsewhere / "kept").exists()
+
+
+def test_name_that_somebody_else_has_taken_beside_a_scratch_stops_nobody(temporary):
+    folder = temporary / "orc-scratch-attempt-dead"
+    folder.mkdir()
+    folder.with_suffix(".log").mkdir()
+    sweep_scratch()
+    assert not folder.exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from orchestrator.errors import UserError
-from orchestrator.storage.regular_files import kind_of
+from orchestrator.storage.regular_files import is_inside, kind_of
 from workloads.data.convert.items import is_image
 
 
@@ -39,7 +39,7 @@ class LinkRule:
         except OSError as error:
             where = "in a circle" if error.errno == errno.ELOOP else "to nothing that can be read"
             raise UserError(f"{path} is a link that leads {where}; repair or remove it") from error
-        if not self.follows_all and not any(target == root or target.startswith(f"{root}/") for root in self.roots):
+        if not self.follows_all and not any(is_inside(target, root) for root in self.roots):
             message = f"{path} is a link to {target}, which lies outside of the source; copy the file, or say that "
             raise UserError(message + "links may be followed anywhere: --follow-links")
 

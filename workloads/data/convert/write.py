@@ -45,7 +45,8 @@ from workloads.data.shards import shard_name, write_shard
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
 
 VERSION: Final = 1
-"""Bumped when the same source gives other shards."""
+"""Bumped when the same source gives other shards. It was not when files that are named as images and are none came to
+be packed as nothing: shards of both kinds count such a sample as bad."""
 
 _LOG = logging.getLogger(__name__)
 _RECEIPTS: Final = "conversion"
