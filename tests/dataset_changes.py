@@ -48,6 +48,7 @@ DATASETS: Mapping[str, Change] = {
     "ConversionSpec.label_column": runs("datasets.told.convert.label_column=tags"),
     "ConversionSpec.separator": runs("datasets.told.convert.separator=;"),
     "ConversionSpec.level_columns": runs("datasets.told.convert.level_columns=[a]"),
+    "ConversionSpec.follow_links": runs("datasets.told.convert.follow_links=true"),
     "ConversionSpec.root": runs("datasets.told.convert.root=/photos"),
     "ConversionSpec.seed": identity("datasets.told.convert.seed=1", of="dataset"),
     "ConversionSpec.shard_mib": identity("datasets.told.convert.shard_mib=64", of="dataset"),

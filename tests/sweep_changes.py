@@ -42,8 +42,8 @@ TOP: Mapping[str, Change] = {
     "SweepSpec.notify": _runs("notify=[]"),
     "NotifySpec.on": _runs("notify.0.on=[failed]"),
     "NotifySpec.webhook": _runs("notify.0.webhook=https://other.example.org/x"),
-    "NotifySpec.secret": _runs("notify.0.secret=${env:OTHER}"),
-    "NotifySpec.slack": _runs("notify.1.slack=${env:OTHER}"),
+    "NotifySpec.secret": _runs("notify.0.secret=${env:OTHER_HOOK_KEY}"),
+    "NotifySpec.slack": _runs("notify.1.slack=${env:OTHER_SLACK_HOOK}"),
     "NotifySpec.email": _runs("notify.2.email.to=[x@y.org]"),
     "NotifySpec.stalled_after": _runs("notify.1.stalled_after=2h"),
     **{

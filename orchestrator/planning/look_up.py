@@ -105,17 +105,18 @@ def look_up(plan: Plan, *, deadline_s: float = DEADLINE_S) -> Found:
 
 def read_seen(store: ObjectStore, key: str) -> Seen | None:
     """The record of a key; None if it is not committed, or not readable."""
-    found = _seen_or_error(store, key)
+    found = _seen_or_reason(store, key)
     return found if isinstance(found, Seen) else None
 
 
-def _seen_or_error(store: ObjectStore, key: str) -> Seen | CorruptObjectError | None:
+def _seen_or_reason(store: ObjectStore, key: str) -> Seen | str | None:
+    """The record of a key, or what is wrong with it."""
     try:
         return Seen.of(read_record(store, key))
     except NotFoundError:
         return None
     except CorruptObjectError as error:
-        return error
+        return str(error)
 
 
 def _absent(uri: str) -> tuple[str, ...]:
@@ -128,8 +129,8 @@ def _absent(uri: str) -> tuple[str, ...]:
 def _records(store: ObjectStore, jobs: Iterable[Job], until_s: float) -> tuple[dict[str, Seen], list[str]]:
     """Records by key, and what is said of those that are damaged, at which a submit would stop."""
     keys = _there(store, jobs, until_s)
-    found = ask_all(lambda key: _seen_or_error(store, key), keys, deadline_s=until_s)
-    damaged = [str(error) for error in found.values() if isinstance(error, CorruptObjectError)]
+    found = ask_all(lambda key: _seen_or_reason(store, key), keys, deadline_s=until_s)
+    damaged = [reason for reason in found.values() if isinstance(reason, str)]
     shown = damaged[:_NUM_NAMED] + (
         [f"{len(damaged) - _NUM_NAMED} more records are damaged"] if damaged[_NUM_NAMED:] else []
     )

@@ -145,13 +145,13 @@ def test_look_up_without_a_store_creates_nothing(tmp_path: Path) -> None:
     assert tree_of(tmp_path) == before
 
 
-def test_look_up_altered_record_is_a_problem_that_names_the_job(finished: Path, tmp_path: Path) -> None:
+def test_look_up_altered_record_is_a_problem_that_names_it(finished: Path, tmp_path: Path) -> None:
     _, plan = planned(FIRST, tmp_path)
     record = json.loads(open_store((finished / "store").as_uri()).get(record_name(plan.jobs[0].key)))
     record["identity"]["parameters"]["num_train"] = 65
     open_store(plan.store_uri).put(record_name(plan.jobs[0].key), json.dumps(record).encode())
     (problem,) = look_up(plan).problems
-    assert "dataset/tree" in problem
+    assert record_name(plan.jobs[0].key) in problem
     assert "fsck" in problem
 
 

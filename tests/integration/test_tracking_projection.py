@@ -21,6 +21,7 @@ from orchestrator.tracking.provenance import Provenance, capture, save
 from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingServer
 from orchestrator.tracking.views import share_key
+from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal
 from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
@@ -257,7 +258,15 @@ def _trial(number: int, *errors: float, state: TrialState = TrialState.RUNNING) 
 
 
 def _with_search(plan: Plan) -> tuple[Plan, Job]:
-    search = replace(plan.jobs[0], name="search/lr", kind=JobKind.SEARCH, key="search-lr-0123456789abcdef", needs=())
+    search = with_own_key(
+        replace(
+            plan.jobs[0],
+            name="search/lr",
+            kind=JobKind.SEARCH,
+            identity={**plan.jobs[0].identity, "kind": "search"},
+            needs=(),
+        )
+    )
     return replace(plan, jobs=(*plan.jobs, search)), search
 
 

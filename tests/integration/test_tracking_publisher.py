@@ -21,6 +21,7 @@ from orchestrator.tracking.errors import TrackingError
 from orchestrator.tracking.memory import Memory, MemoryFile
 from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingServer
+from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
@@ -313,7 +314,8 @@ def test_publisher_job_of_an_earlier_revision_is_killed(client, store, plan, pub
     job = plan.jobs[0]
     journal.launch(job)
     publisher.publish_once(plan.sweep)
-    journal.accept(replace(plan, revision=2, jobs=(replace(job, key=f"{job.key[:-1]}x"),)))
+    changed = with_own_key(replace(job, identity={**job.identity, "code_version": 2}))
+    journal.accept(replace(plan, revision=2, jobs=(changed,)))
     publisher.publish_once(plan.sweep)
 
     run = _runs(client, plan)[job.name]

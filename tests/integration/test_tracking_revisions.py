@@ -13,6 +13,7 @@ from orchestrator.plan.graph import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.views import share_key
+from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, sample_plan
@@ -59,7 +60,7 @@ def test_revision_finished_run_of_an_earlier_one_is_marked_and_leaves_the_view(c
     history = _history(client, before, "train_loss")
     for stat in list(store.list_objects(f"sweeps/{plan.sweep}/tracking/")):
         store.delete(stat.name)  # nor does it need what was remembered
-    renewed = replace(job, key=f"{job.key[:-1]}x", needs=())
+    renewed = with_own_key(replace(job, identity={**job.identity, "code_version": 2}, needs=()))
     journal.accept(replace(plan, revision=2, jobs=(renewed,)))
     journal.run(renewed)
     later = Publisher(store, tracking_uri)
@@ -88,7 +89,8 @@ def test_revision_is_told_once_whoever_publishes(client, store, plan, tracking_u
     first = Publisher(store, tracking_uri)
     _publish_all(first, plan)
     for revision in (2, 3):
-        journal.accept(replace(plan, revision=revision, jobs=(replace(plan.jobs[0], key=f"dataset-x{revision}"),)))
+        other = with_own_key(replace(plan.jobs[0], identity={**plan.jobs[0].identity, "code_version": 10 + revision}))
+        journal.accept(replace(plan, revision=revision, jobs=(other,)))
         _publish_all(first, plan)
     for publisher in (first, Publisher(store, tracking_uri)):
         num_written = publisher.num_written

@@ -15,7 +15,7 @@ MUTANTS = (
     # Fencing
     Mutant(
         name="new epoch is not announced to runners",
-        where=f"{_CONTROLLER}._start",
+        where=f"{_CONTROLLER}._new_fleet",
         old="self._backend.announce(epoch)",
         new="self._backend.announce(1)",
         family=Family.DEATHS,
@@ -23,8 +23,8 @@ MUTANTS = (
     Mutant(
         name="epoch does not rise",
         where="orchestrator.controller.lease:Lease.acquire",
-        old="found[0].epoch + 1",
-        new="found[0].epoch",
+        old="else found[0].epoch) + 1",
+        new="else found[0].epoch)",
         family=Family.DEATHS,
     ),
     Mutant(

@@ -137,7 +137,8 @@ def test_path_that_learns_the_hessian_ends_in_the_same_optima_with_fewer_passes(
     for l2, first, second in zip(STRENGTHS, alone, learning, strict=True):
         values = [objective(features, targets, found.x, l2) for found in (first, second)]
         assert values[1] <= values[0] * 1.002  # twice the tolerance
-    assert num_learning < 0.7 * num_alone
+    # 104 of 136 here. Fewer than 0.7 were counted when a fit that went on under a new spectrum could end too early.
+    assert num_learning < 0.8 * num_alone
 
 
 def test_sigmoid_path_that_learns_the_hessian_ends_in_the_same_optima() -> None:

@@ -15,7 +15,7 @@ from orchestrator.controller.lease import read_lease
 from orchestrator.controller.ledger import DocumentDamagedError
 from orchestrator.controller.quotas import read_quotas
 from orchestrator.controller.retention import is_forgotten
-from orchestrator.errors import ControllerError, NotFoundError, TooLargeError
+from orchestrator.errors import ControllerError, CorruptObjectError, TooLargeError
 from orchestrator.planning.look_up import read_seen
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage import artifacts, bounds, journal, snapshots
@@ -192,10 +192,10 @@ def test_lease_whose_epoch_is_no_number_is_damaged(tmp_path: Path) -> None:
         world.new_controller().tick()
 
 
-def test_device_in_place_of_an_object_is_no_object(tmp_path: Path) -> None:
+def test_device_in_place_of_an_object_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     (tmp_path / "endless").symlink_to("/dev/zero")
-    with pytest.raises(NotFoundError, match="endless"):
+    with pytest.raises(CorruptObjectError, match=r"endless .* it is a device"):
         store.get("endless")
 
 

@@ -75,6 +75,7 @@ def minimize(
     tolerance: float,
     max_iterations: int,
     pairs: deque[Pair] | None = None,
+    min_steps: int = 1,
 ) -> Minimum:
     """L-BFGS (Nocedal and Wright, algorithm 7.4) with backtracking; ``H0 = gamma * precondition``.
 
@@ -90,6 +91,8 @@ def minimize(
         max_iterations: steps at most.
         pairs: of a function like this one, to begin with; the newest of this one are left there. All are dropped if
             no step is found while any of the former is left, which counts as an iteration.
+        min_steps: whose gains must be known before it may end as converged. More than one where it goes on with a
+            minimisation that was long already: one small step of that tells of no end.
     """
     x, pairs = start, newest_pairs() if pairs is None else pairs
     value, gradient = function(x)
@@ -98,7 +101,8 @@ def minimize(
     for iteration in range(max_iterations):
         direction = -_times_inverse_hessian(gradient, pairs, precondition)
         slope = float(gradient.ravel() @ direction.ravel())
-        if _left(gains, promised=-slope / 2) <= max(tolerance * value, _NEGLIGIBLE):
+        is_little = _left(gains, promised=-slope / 2) <= max(tolerance * value, _NEGLIGIBLE)
+        if is_little and len(gains) >= min_steps:
             return _minimum(x, value, iteration, num_evaluations, End.CONVERGED)
         if len(gains) > 2 and max(gains[-1], gains[-2], gains[-3]) <= _NOTHING:
             return _minimum(x, value, iteration, num_evaluations, End.ROUNDING)
