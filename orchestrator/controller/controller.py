@@ -174,7 +174,7 @@ class Controller:
                 self._fleet = self._new_fleet(self._lease.acquire(above))
             except StaleLeaseError as error:
                 found = read_lease(self._store, self._cluster)
-                if found is not None and found.epoch >= error.epoch:
+                if found is not None and found.holder != self._holder:
                     raise  # another controller has started meanwhile, and lives
                 # Runners obey the highest epoch only: under a lower one this controller could command none of them.
                 _LOG.warning("a higher epoch is taken: %s", error)

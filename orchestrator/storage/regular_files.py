@@ -1,8 +1,9 @@
-"""Files that others may have put there: looked at before they are opened, and opened only if they are regular.
+"""Files that others may have put there: only regular ones are read, and the caller learns where they really lie.
 
-Opening a named pipe waits for a writer, for ever; a device may have no end; a link may lead anywhere. So the path is
-first resolved to a handle (``O_PATH``), which opens nothing. What is read afterwards is what was looked at, whoever
-exchanges the file or a folder above it meanwhile.
+Opening a named pipe waits for a writer, for ever; a device may have no end; a link may lead anywhere. So a file is
+opened without waiting (``O_NONBLOCK``) and its kind is looked at before anything is read. A link as the last part of
+the path may lead to a device that acts when it is opened: it is first resolved to a handle (``O_PATH``), which opens
+nothing. What is read is what was looked at, whoever exchanges the file or a folder above it meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _KINDS: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _HUB_SNAPSHOT: Final = re.compile(r"(?P<repository>.*/(?:datasets|models|spaces)--[^/]+)/snapshots/[^/]+(?:/.*)?")
 
 
@@ -56,13 +58,20 @@ def open_regular(path: Path) -> tuple[BinaryIO, str]:
         NotRegularFileError: it is no regular file.
         OSError: as ``open``.
     """
-    with _handle(path) as handle:
-        real = _real_path(handle)
-        try:
-            descriptor = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        except OSError as error:
-            error.filename = str(path)  # not the handle's
+    try:
+        descriptor = os.open(path, _READ | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise
+        descriptor = _open_by_handle(path)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise NotRegularFileError(str(path), kind_of(mode))
+        real = _real_path(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return os.fdopen(descriptor, "rb"), real
 
 
@@ -90,6 +99,15 @@ def is_inside(real: str, folder: str) -> bool:
     snapshot = _HUB_SNAPSHOT.fullmatch(folder)
     places = [folder, *([f"{snapshot['repository']}/blobs"] if snapshot else [])]
     return any(real == place or real.startswith(f"{place.rstrip('/')}/") for place in places)
+
+
+def _open_by_handle(path: Path) -> int:
+    with _handle(path) as handle:
+        try:
+            return os.open(f"/proc/self/fd/{handle}", _READ)
+        except OSError as error:
+            error.filename = str(path)  # not the handle's
+            raise
 
 
 @contextmanager
