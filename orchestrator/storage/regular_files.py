@@ -51,7 +51,7 @@ def look_at(path: Path) -> tuple[os.stat_result, str]:
         return os.fstat(handle), _real_path(handle)
 
 
-def open_regular(path: Path) -> tuple[BinaryIO, str]:
+def open_regular(path: str | Path) -> tuple[BinaryIO, str]:
     """Open a file for reading, links followed; the file and its real path.
 
     Raises:
@@ -101,7 +101,7 @@ def is_inside(real: str, folder: str) -> bool:
     return any(real == place or real.startswith(f"{place.rstrip('/')}/") for place in places)
 
 
-def _open_by_handle(path: Path) -> int:
+def _open_by_handle(path: str | Path) -> int:
     with _handle(path) as handle:
         try:
             return os.open(f"/proc/self/fd/{handle}", _READ)
@@ -111,7 +111,7 @@ def _open_by_handle(path: Path) -> int:
 
 
 @contextmanager
-def _handle(path: Path) -> Iterator[int]:
+def _handle(path: str | Path) -> Iterator[int]:
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
