@@ -11,10 +11,8 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sysconfig
 import time
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -29,7 +27,7 @@ from orchestrator.errors import ClusterError
 from orchestrator.stack.children import Child
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, make_private, write_private
 from orchestrator.stack.environment import LOOPBACK
-from orchestrator.stack.ports import free_ports
+from orchestrator.stack.ports import are_free, free_ports
 
 READY_TIMEOUT_S = 60.0
 _MEMORY_LIMIT = "384MiB"
@@ -284,22 +282,9 @@ def _ensure_ports(path: Path) -> _Ports:
     """The ports of the last start if they are free, so that addresses outlive a restart."""
     if path.exists():
         ports = _Ports(**json.loads(path.read_text(encoding="utf-8")))
-        if _are_free(ports):
+        if are_free(ports.all):
             return ports
-    while not _are_free(ports := _Ports(**dict(zip(_Ports.__slots__, free_ports(_NUM_PORTS), strict=True)))):
+    while not are_free((ports := _Ports(**dict(zip(_Ports.__slots__, free_ports(_NUM_PORTS), strict=True)))).all):
         continue  # the port that cannot be chosen was taken
     path.write_text(json.dumps(asdict(ports)), encoding="utf-8")
     return ports
-
-
-def _are_free(ports: _Ports) -> bool:
-    with ExitStack() as held:
-        try:
-            for port in ports.all:
-                probe = held.enter_context(socket.socket())
-                # Connections that a killed server left behind hold its port for a minute, but not against a new one.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return True

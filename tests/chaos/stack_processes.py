@@ -18,8 +18,13 @@ KINDS: Final = {
     "watchdog": r"^ray::WatchdogActor",
     "publisher": r"^ray::PublisherActor",
     "runner": r"^ray::Runner",
+    "s3": r"weed ",
+    "rank": r"^ray::RayTrainWorker",
+    "gang controller": r"^ray::TrainController",
 }
 """How their command lines look."""
+OF_S3: Final = frozenset({"s3"})
+OF_GANGS: Final = frozenset({"rank", "gang controller"})
 
 
 def command_lines(temporary: Path) -> dict[int, str]:

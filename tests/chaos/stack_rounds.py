@@ -1,8 +1,10 @@
 """One round of chaos on the one-machine stack: a real sweep, kills of its processes in an order of chance, the verdict.
 
-``python -m tests.chaos.rounds --stack --rounds 40`` (``make chaos ARGS="--stack --rounds 40"``). An even seed has a
-follower (``submit``), which a kill of the supervisor concerns; with an odd one nobody follows, and after a kill of the
-supervisor ``status`` is run, as docs/guarantees.md says. Whatever else dies comes back without anybody.
+``python -m tests.chaos.rounds --stack --rounds 40`` (``make chaos ARGS="--stack --rounds 40"``). The three lowest bits
+of a seed say what the round is made of. Even seeds have a follower (``submit``), which a kill of the supervisor
+concerns; with an odd one nobody follows, and after a kill of the supervisor ``status`` is run, as docs/guarantees.md
+says. The next bit is the store (a directory, or the stack's own S3 server), the third whether backbones are trained by
+gangs of two workers. Whatever else dies comes back without anybody.
 """
 
 from __future__ import annotations
@@ -17,57 +19,70 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from orchestrator.contract import JobKind
 from orchestrator.controller.client import read_progress
 from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.errors import StorageError
 from orchestrator.plan.build import build_plan
 from orchestrator.spec import load_sweep
-from orchestrator.stack.description import Stack, read_description, read_stack
+from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER, Stack, read_description, read_stack
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 from tests.chaos.kills import find_snapshot, has_ended, kill
 from tests.chaos.ray_nodes import ROOT
-from tests.chaos.stack_processes import KINDS, command_lines, pids_of
+from tests.chaos.stack_processes import KINDS, OF_GANGS, OF_S3, command_lines, pids_of
 from tests.chaos.verdict import audit_journal
 
 SWEEP: Final = "housekeeping"
 NUM_KILLS: Final = 4
 DEADLINE_S: Final = 240.0  # for one step of the story, on a machine that does many other things
 TOLD_WITHIN_S: Final = 5.0
+S3_STORE: Final = f"s3://{BUCKET}/rounds"
 OF_RAY: Final = frozenset({"ray", "gcs", "raylet", "dashboard"})
-_TEXT: Final = f"""
+_TEXT: Final = """
 version: 1
-name: {SWEEP}
+name: SWEEP
+resources:
+  pretrain: {cpus: WORKERS, workers: WORKERS}
+  transfer: {cpus: 1}
 datasets:
-  tree: {{builtin: synthetic-hierarchy, branching: [2, 2], image_size: 16, patch_size: 4, num_train: 96, num_val: 48}}
+  tree: {builtin: synthetic-hierarchy, branching: [2, 2], image_size: 16, patch_size: 4, num_train: 96, num_val: 48}
 labels:
-  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
+  levels: {dataset: tree, hierarchy: [depth1, depth2]}
 pretrain:
-  model: {{name: test_vit, image_size: 16, kwargs: {{patch_size: 4}}}}
+  model: {name: test_vit, image_size: 16, kwargs: {patch_size: 4}}
   labels: ["levels/*"]
-  recipe: {{epochs: 200, batch_size: 16, lr: 0.02}}
+  recipe: {epochs: 200, batch_size: 16, lr: 0.02}
 transfer:
-  - {{name: tuned, target: levels/depth1, protocol: finetune, recipe: {{epochs: 4, batch_size: 16, lr: 0.01}}}}
-report: {{baseline: levels/depth1}}
+  - {name: tuned, target: levels/depth1, protocol: finetune, recipe: {epochs: 4, batch_size: 16, lr: 0.01}}
+report: {baseline: levels/depth1}
 """
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> float:
-    """Wait for a condition that other processes bring about; returns the seconds that it took."""
+    """Wait for a condition that other processes bring about; returns the seconds that it took.
+
+    A store that does not answer, whose server may have been killed, is waited for.
+    """
     started_s = time.monotonic()
-    while not condition():
+    while True:
+        with suppress(StorageError):
+            if condition():
+                return time.monotonic() - started_s
         assert time.monotonic() - started_s < deadline_s, f"not after {deadline_s:g} s: {what}"
         time.sleep(0.1)
-    return time.monotonic() - started_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +92,8 @@ class StackRound:
     temporary: Path
     project: Path
     draw: random.Random
+    num_workers: int = 1
+    is_on_s3: bool = False
     follower: subprocess.Popen[bytes] | None = None
     seen: list[Stack] = field(default_factory=list)
 
@@ -88,7 +105,17 @@ class StackRound:
     @property
     def store(self) -> ObjectStore:
         """Of the sweep."""
-        return LocalStore(self.home / "store")
+        return open_store(S3_STORE) if self.is_on_s3 else LocalStore(self.home / "store")
+
+    def start_s3(self, patch: pytest.MonkeyPatch) -> None:
+        """Start the stack with its S3 server, and read ``client.env`` as a shell would."""
+        self.is_on_s3 = True
+        assert self.start("up", "--s3").wait(DEADLINE_S) == 0, self.told
+        patch.setenv("ORCHESTRATOR_STORE", S3_STORE)
+        lines = (self.home / S3_FOLDER / CLIENT_FILE).read_text(encoding="utf-8").splitlines()
+        pairs = (line.removeprefix("export ").split("=", 1) for line in lines if "=" in line)
+        for name, value in pairs:
+            patch.setenv(name, value.strip("'\""))
 
     @property
     def told(self) -> str:
@@ -100,13 +127,15 @@ class StackRound:
         dropped = ("RAY_", "MLFLOW_", "ORCHESTRATOR_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         environment = {**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)}
+        if self.is_on_s3:
+            environment["ORCHESTRATOR_STORE"] = S3_STORE
         with (self.project / "follower.txt").open("ab") as file:
             command = [sys.executable, "-m", "orchestrator.cli", *arguments]
             return subprocess.Popen(command, cwd=self.project, env=environment, stdout=file, stderr=file)
 
     def submit(self, *, is_followed: bool) -> None:
         """Submit the sweep; with a follower the command stays."""
-        (self.project / "sweep.yaml").write_text(_TEXT, encoding="utf-8")
+        (self.project / "sweep.yaml").write_text(_text(self.num_workers), encoding="utf-8")
         command = self.start("submit", "sweep.yaml", "-y", *([] if is_followed else ["--no-wait"]))
         if is_followed:
             self.follower = command
@@ -175,9 +204,10 @@ class StackRound:
             return bool(set(pids_of(self.temporary, kind)) - set(pids)) and _answers(now.mlflow_url)
         return bool(set(pids_of(self.temporary, kind)) - set(pids))
 
-    def finish(self) -> None:
-        """The sweep ends as undisturbed, and ``down`` leaves nothing."""
+    def finish(self) -> dict[str, str]:
+        """The sweep ends, each job has succeeded once, and ``down`` leaves nothing; digests of the weights."""
         until(lambda: has_ended(self.store, SWEEP), "the sweep ends", 2 * DEADLINE_S)
+        weights = self._judged()
         if self.follower is not None:
             assert self.follower.wait(DEADLINE_S) == 0, self.told
             assert "Traceback" not in self.told
@@ -188,26 +218,39 @@ class StackRound:
         assert sorted(path.name for path in self.temporary.iterdir()) == []
         assert read_description(self.home) is None
         assert not [url for one in self.seen for url in (one.mlflow_url, one.dashboard_url) if _listens(url)]
-        self._judge()
+        return weights
 
-    def _judge(self) -> None:
+    def _judged(self) -> dict[str, str]:
         snapshot = self.snapshot()
         assert snapshot.plan is not None
         audit = audit_journal(self.store, SWEEP, snapshot.plan.jobs)
         assert audit.sweeps[SWEEP].state == "succeeded"
         assert set(audit.sweeps[SWEEP].num_succeeded.values()) == {1}
         assert audit.sweeps[SWEEP].num_succeeded.keys() == snapshot.jobs.keys()
-        assert _weights(self.store, snapshot) == undisturbed_weights()
+        return _weights(self.store, snapshot)
 
 
 @cache
-def undisturbed_weights() -> dict[str, str]:
-    """Digests of the weights of the same sweep in one process that nothing happens to; once for all rounds."""
+def undisturbed_weights(num_workers: int) -> dict[str, str]:
+    """Digests of the weights of the same sweep when nothing happens to it; once for all rounds.
+
+    One process trains what one worker trains. Two workers add their gradients up in another order, so that their sweep
+    is run on a stack of its own.
+    """
+    if num_workers > 1:
+        with _new_round(random.Random(0)) as one:  # noqa: S311 - no secret
+            one.num_workers = num_workers
+            one.submit(is_followed=True)
+            return one.finish()
     with tempfile.TemporaryDirectory(prefix="orc-undisturbed-") as folder:
         path, store = Path(folder, "sweep.yaml"), LocalStore(Path(folder, "store"))
-        path.write_text(_TEXT, encoding="utf-8")
+        path.write_text(_text(num_workers), encoding="utf-8")
         plan = build_plan(load_sweep(str(path))[0], store_uri=store.uri)
         return _weights(store, run_sweep_inprocess(store, plan, directory=Path(folder, "node")))
+
+
+def _text(num_workers: int) -> str:
+    return _TEXT.replace("SWEEP", SWEEP).replace("WORKERS", str(num_workers))
 
 
 def _weights(store: ObjectStore, snapshot: Snapshot) -> dict[str, str]:
@@ -234,24 +277,13 @@ def _answers(url: str) -> bool:
     return True
 
 
-def run_stack_round(seed: int, kinds: Sequence[str] = ()) -> None:
-    """Some kills of chance (or the given ones), and the verdict.
-
-    Raises:
-        AssertionError: something did not come back, was left over, or came out otherwise than undisturbed.
-        Violation: something that must never happen is in the store.
-    """
-    started_s, draw = time.monotonic(), random.Random(seed)  # noqa: S311 - no secret
-    victims = list(kinds) or draw.sample(sorted(KINDS), NUM_KILLS)
-    is_followed = seed % 2 == 0
-    sys.stdout.write(f"round with seed {seed}, {'with' if is_followed else 'without'} a follower: {victims}\n")
+@contextmanager
+def _new_round(draw: random.Random) -> Iterator[StackRound]:
+    """A project of its own; whatever still runs of its stack at the end is killed."""
     temporary, project = (Path(tempfile.mkdtemp(prefix=prefix)) for prefix in ("hc-", "orc-stack-round-"))
     one = StackRound(temporary=temporary, project=project, draw=draw)
     try:
-        one.submit(is_followed=is_followed)
-        num_struck = sum(one.strike(kind) for kind in victims)
-        assert num_struck, "the sweep has ended before the first kill"
-        one.finish()
+        yield one
     except BaseException:
         sys.stdout.write(f"  kept: {project}; the commands printed:\n{one.told}\n")
         raise
@@ -264,5 +296,29 @@ def run_stack_round(seed: int, kinds: Sequence[str] = ()) -> None:
         if one.follower is not None:
             with suppress(subprocess.TimeoutExpired):
                 one.follower.wait(10.0)
+
+
+def run_stack_round(seed: int, kinds: Sequence[str] = ()) -> None:
+    """Some kills of chance (or the given ones), and the verdict.
+
+    Raises:
+        AssertionError: something did not come back, was left over, or came out otherwise than undisturbed.
+        Violation: something that must never happen is in the store.
+    """
+    started_s, draw = time.monotonic(), random.Random(seed)  # noqa: S311 - no secret
+    is_followed, is_on_s3, is_gang = not seed & 1, bool(seed & 2), bool(seed & 4)
+    left_out = (OF_S3 if not is_on_s3 else frozenset()) | (OF_GANGS if not is_gang else frozenset())
+    victims = list(kinds) or draw.sample(sorted(KINDS.keys() - left_out), NUM_KILLS)
+    made_of = f"{'with' if is_followed else 'without'} a follower, {'S3' if is_on_s3 else 'a directory'}"
+    sys.stdout.write(f"round with seed {seed}, {made_of}, {'gangs' if is_gang else 'no gangs'}: {victims}\n")
+    with _new_round(draw) as one, pytest.MonkeyPatch.context() as patch:
+        one.num_workers = 2 if is_gang else 1
+        if is_on_s3:
+            one.start_s3(patch)
+        one.submit(is_followed=is_followed)
+        num_struck = sum(one.strike(kind) for kind in victims)
+        assert num_struck, "the sweep has ended before the first kill"
+        weights = one.finish()
+    assert weights == undisturbed_weights(one.num_workers)
     sys.stdout.write(f"  ends as undisturbed and leaves nothing, {time.monotonic() - started_s:.0f} s\n")
     sys.stdout.flush()
