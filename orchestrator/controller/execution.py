@@ -254,6 +254,7 @@ class Executor:
                 num_workers=command.num_workers,
                 reason=command.reason,
                 lots=lots,
+                awaits_room=command.awaits_room,
             )
         )
 

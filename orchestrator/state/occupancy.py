@@ -78,7 +78,7 @@ class Occupancy:
     def used_gpu_hours(self, index: SweepIndex) -> float:
         """What a sweep's attempts used so far, live and ended, those of former revisions too."""
         live_s = [
-            held.demand.gpus * max(0.0, self._now - held.attempt.launched_at_s)
+            held.demand.gpus * held.attempt.ran_s(self._now)
             for held in index.holdings.live.values()
             if held.demand.gpus
         ]

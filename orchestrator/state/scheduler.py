@@ -196,7 +196,7 @@ class Scheduler:
             num_launches=_left_to_launch(max_live_attempts, indexes),
         )
         commands += _in_order(launching.run() or _growths(launching, turns, occupancy, site, now), indexes)
-        return [*commands, *(trip for turn in turns if (trip := self._tell(turn, now)) is not None)]
+        return [*commands, *(trip for turn in turns if (trip := self._tell(turn, site, now)) is not None)]
 
     def _follow_all(
         self, snapshots: Sequence[Snapshot], durations: Mapping[str, Mapping[str, float]]
@@ -228,7 +228,7 @@ class Scheduler:
             self._site = excluded, maximum, Site(machines, total, maximum=maximum, excluded=excluded)
         return self._site[2]
 
-    def _tell(self, turn: Turn, now: float) -> TripSweep | None:
+    def _tell(self, turn: Turn, site: Site, now: float) -> TripSweep | None:
         """Publish why jobs wait, and end a sweep whose budget keeps all that is left of it from starting."""
         index = turn.index
         self.waits[turn.sweep], self.behind[turn.sweep] = turn.waits, turn.behind
@@ -238,12 +238,28 @@ class Scheduler:
         if left_s is not None and longest_s > left_s:
             warning += "; " if warning else ""
             warning += f"nothing starts after {left_s:.0f} s more (policy.deadline), the rest needs {longest_s:.0f} s"
+        if on_excluded := _on_excluded(index, site):
+            warning += f"; {on_excluded}" if warning else on_excluded
         if warning:
             self.warnings[turn.sweep] = warning
         if turn.spent and not turn.num_live:
             reason = f"{turn.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
             return TripSweep(sweep=turn.sweep, reason=reason)
         return None
+
+
+def _on_excluded(index: SweepIndex, site: Site) -> str:
+    """Which attempts use nodes that are left out, because the others are too few for them; empty if none does."""
+    found: dict[str, set[str]] = {}
+    for held in index.holdings.live.values():
+        if used := {name for name, _ in held.nodes}.intersection(site.needed(held.demand)):
+            found[held.attempt.job] = used
+    if not found:
+        return ""
+    job = min(found)
+    others = f" and {len(found) - 1} more jobs run" if len(found) > 1 else " runs"
+    nodes = ", ".join(sorted(set().union(*found.values())))
+    return f"{job}{others} on nodes that are left out ({nodes}): the others are too few for it"
 
 
 def _growths(
