@@ -228,8 +228,8 @@ class AttemptRun:
             key=self.request.key,
             kind=FailureKind.NODE_LOST,
             message=(
-                f"{what}: Ray has lost what it waits for, as it may if its head dies just then; it starts again from its "
-                "newest checkpoint"
+                f"{what}: Ray has lost what it waits for, as it may if its head dies just then; it starts again "
+                "from its newest checkpoint"
             ),
         )
 
