@@ -50,7 +50,7 @@ class SimulatedBackend:
         self._shows_progress = shows_progress
         self._epoch = 0
         self._unclaimed_since_s: dict[str, float] = {}
-        self._known: list[SimulatedNode] = []
+        self._known: list[SimulatedNode] | None = None
         self._capacity = _capacity_of([])
 
     @property
