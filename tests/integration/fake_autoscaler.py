@@ -1,7 +1,7 @@
 """A Ray cluster of its own whose autoscaler adds nodes that are processes of this machine, as many as a test allows.
 
 It is Ray's provider ``fake_multinode`` under ``ray start``: own ports, own folder. Everything that it starts has this
-folder in its environment, and is ended by that. Ray's ``AutoscalingCluster`` would end every Ray on this machine instead.
+folder in its environment, and is ended by that. Ray's ``AutoscalingCluster`` would end every Ray on this machine.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class WatchedCluster(SimulatedCluster):
         return [attempt for attempt in self.attempts.values() if attempt.report is None]
 
     def _check_room(self, resources: Resources) -> None:
-        """What was asked for before a node went away stays; beyond what all nodes have, nothing may be asked for, and of
-        an autoscaler a quarter of that, or one attempt.
+        """What was asked for before a node went away stays; beyond what all nodes have, nothing may be asked for (of an
+        autoscaler a quarter more, or one attempt).
         """
         held = [attempt.resources for attempt in self.working()]
         total = sum(node.group.shape.gpus for node in self.nodes.values())

@@ -48,7 +48,7 @@ def test_node_that_is_left_out_already_is_not_left_out_again() -> None:
 
 
 def gang_beside_an_excluded_node(gpus: int, *, min_gpus: int = 0, maximum: tuple[Node, ...] | None = None):
-    """What is decided for a job of these many GPUs on two nodes of eight, one of which is left out; and the scheduler."""
+    """Launches of a job of so many GPUs on two nodes of eight, one of which is left out; and the scheduler."""
     job, scheduler = gpu_job("pretrain/gang", gpus=gpus, min_gpus=min_gpus), Scheduler()
     total = Resources(cpus=128.0, gpus=16.0)
     commands = scheduler.decide(
