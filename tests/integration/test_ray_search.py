@@ -191,6 +191,6 @@ def trial_pids(ray_cluster) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == raylet and (folder / "cmdline").read_text().startswith("ray::TrialActor"):
+            if parent == raylet and "Trainable" in (folder / "cmdline").read_text():
                 found.append(int(folder.name))
     return found
