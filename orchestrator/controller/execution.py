@@ -255,6 +255,7 @@ class Executor:
                 reason=command.reason,
                 lots=lots,
                 awaits_room=command.awaits_room,
+                exclude=command.exclude,
             )
         )
 

@@ -198,6 +198,8 @@ class AttemptLaunched(AttemptEvent):
     """Sorts and prices of its nodes, where these are known; see ``AttemptPlaced``."""
     awaits_room: bool = False
     """Whether the cluster has no room for it yet and is to grow: its hours count from ``AttemptPlaced`` on."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes that it keeps away from; empty where ``nodes`` names some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

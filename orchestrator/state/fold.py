@@ -191,6 +191,7 @@ class _Folding:
             nodes=event.nodes,
             lots=event.lots,
             awaits_room=event.awaits_room,
+            exclude=event.exclude,
         )
         self._change(
             event,

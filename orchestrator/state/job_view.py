@@ -35,6 +35,8 @@ class Attempt:
     """How long after that it is ended."""
     awaits_room: bool = False
     """Whether the cluster has no room for it yet: until then it costs nothing."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes that it keeps away from while it waits."""
     placed_at_s: float | None = None
     """When it got its room; none = with its launch, or not yet."""
 

@@ -277,7 +277,7 @@ class Launching:
 
     def _ask_for_nodes(self, turn: Turn, place: int, size: Demand) -> bool:
         """On a cluster that grows: start an attempt that waits for its node, so that the autoscaler sees it."""
-        if not self._site.can_grow or size.num_workers < 1:
+        if not self._site.can_grow or (size.resources, size.num_workers) in self._occupancy.missing:
             return False
         pending = minus(NOTHING, self._room.left)
         pending = max(0, pending[0]), max(0, pending[1]), max(0, pending[2])

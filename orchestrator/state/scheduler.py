@@ -182,6 +182,7 @@ class Scheduler:
         commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, whereabouts=whereabouts or {}, now=now)
         commands += [command for index in indexes for command in follow_up(index, committed, now)]
         site = self._suited(machines, total, maximum, excluded)
+        commands += _readmissions(indexes, site)
         occupancy = Occupancy(site, indexes, remaining_s=remaining_s or {}, now=now)
         live_keys = set(claimed).union(*_live_keys(indexes))
         world = World(now=now, live_keys=live_keys, committed=committed, stepping=stepping)
@@ -246,6 +247,17 @@ class Scheduler:
             reason = f"{turn.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
             return TripSweep(sweep=turn.sweep, reason=reason)
         return None
+
+
+def _readmissions(indexes: Sequence[SweepIndex], site: Site) -> Iterator[PreemptAttempt]:
+    """Ends of waits for room that keep away from nodes which may be used by now: Ray cannot change a reservation."""
+    for index in indexes:
+        for held in index.holdings.live.values():
+            attempt = held.attempt
+            usable = set(attempt.exclude).intersection(site.machines.places).difference(site.avoided(held.demand))
+            if attempt.awaits_room and usable and attempt.preempting_at_s is None:
+                reason = f"waits for room again, on {min(usable)} too: the node is not left out any more"
+                yield PreemptAttempt(sweep=index.plan.sweep, attempt_id=attempt.attempt_id, reason=reason)
 
 
 def _on_excluded(index: SweepIndex, site: Site) -> str:

@@ -98,3 +98,11 @@ def test_gang_asks_a_cluster_that_grows_for_a_node_in_place_of_the_one_that_is_l
         assert command.awaits_room is is_asked_for
         assert command.exclude == ((BAD,) if is_asked_for else ())
         assert bool(command.nodes) is not is_asked_for
+
+
+def test_wait_for_a_new_node_ends_when_the_one_that_was_left_out_may_be_used_again() -> None:
+    job, more = gpu_job("pretrain/gang", gpus=16), (Node(resources=NODES[0].resources, max_count=3),)
+    running = after(plan_of("s", job), launched(job, at_s=10.0, awaits_room=True, exclude=(BAD,)))
+    for now, is_ended in ((1000.0, False), (HOUR_S + 1.0, True)):
+        commands = decide(running, nodes=NODES, now=now, maximum=more, former=[ended_sweep()])
+        assert [f"on {BAD} too" in one.reason for one in of_type(commands, PreemptAttempt)] == [True] * is_ended

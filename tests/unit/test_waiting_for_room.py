@@ -32,14 +32,16 @@ from orchestrator.plan.graph import Plan
 from orchestrator.simulation.loop import ControllerLoop, Pace
 from orchestrator.spec.policy import Policy
 from orchestrator.state import events
+from orchestrator.state.commands import LaunchJob
+from orchestrator.state.occupancy import ROOM_KEPT_S
 from orchestrator.state.policy import Retry, judge
 from orchestrator.state.reliability import observed_mtbf_s
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing.memory_store import MemoryStore
-from tests.makespan_dag import gpu_job
-from tests.scheduler_cases import HOUR_S, after, done, launched, plan_of
+from tests.makespan_dag import gpu_job, gpu_nodes
+from tests.scheduler_cases import HOUR_S, after, decide, done, launched, of_type, plan_of
 
 GANG = gpu_job("pretrain/gang", gpus=16)
 ID = f"{GANG.key}.1"
@@ -159,6 +161,23 @@ def test_status_says_what_an_attempt_waits_for_and_since_when() -> None:
     (line,) = running_lines(Standing(snapshot=waiting(), now=now))
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(10.0))
     assert f"waits for room for 64 CPU, 16 GPU (16 workers) since {since} (2h00m): the cluster has none yet" in line
+
+
+def test_gang_that_waits_for_long_neither_holds_what_there_is_nor_keeps_others_from_asking() -> None:
+    nodes, kind = gpu_nodes(16), gpu_nodes(8)[0]
+    small, alike = gpu_job("probe/small", gpus=1), gpu_job("pretrain/alike", gpus=24)
+    gang = gpu_job("pretrain/gang", gpus=24)
+    snapshot = after(plan_of("s", gang, alike, small), launched(gang, awaits_room=True, at_s=10.0))
+    for now, started in ((20.0, []), (10.0 + ROOM_KEPT_S + 1.0, [small.name])):
+        commands = of_type(decide(snapshot, nodes=nodes, now=now, maximum=(replace(kind, max_count=2),)), LaunchJob)
+        assert [command.job for command in commands] == started
+    other = replace(kind, name="", resources=Resources(cpus=64.0, gpus=16.0))
+    big = gpu_job("pretrain/big", gpus=1)
+    big = replace(big, resources=Resources(cpus=4.0, gpus=16.0))
+    snapshot = after(plan_of("s", gang, big), launched(gang, awaits_room=True, at_s=10.0))
+    for now, is_asked in ((20.0, False), (10.0 + ROOM_KEPT_S + 1.0, True)):
+        commands = of_type(decide(snapshot, nodes=nodes, now=now, maximum=(other,)), LaunchJob)
+        assert [command.awaits_room for command in commands] == [True] * is_asked
 
 
 # On virtual time, with a real controller
