@@ -21,6 +21,8 @@ class FailureKind(StrEnum):
     HANG = "hang"
     PREEMPTED = "preempted"
     NODE_LOST = "node_lost"
+    NO_ROOM = "no_room"
+    """It ended before the cluster had room for it: nothing of it ever ran."""
     STORAGE = "storage"
     INFEASIBLE = "infeasible"
     UNKNOWN = "unknown"

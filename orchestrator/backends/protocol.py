@@ -42,6 +42,8 @@ class AttemptReport:
     """Of a gang, the nodes of its workers by rank, once all of them are known."""
     machines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What its nodes are, by name, as far as its processes told; see ``observability.machine``."""
+    placed_for_s: float | None = 0.0
+    """For how long it has had its room; none = it waits for it, or ended without ever having had any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

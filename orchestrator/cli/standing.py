@@ -18,7 +18,7 @@ from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.eta import TimeLeft
 from orchestrator.spec.policy import Policy
 from orchestrator.state.budgets import WARN_AT, overdue, time_left_s
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.spending import Bill
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_folder
@@ -62,6 +62,9 @@ class Standing:
         found = {}
         for name in self.snapshot.jobs.running:
             attempt, line = self.snapshot.jobs[name].attempt, self.progress.get(name)
+            if attempt is not None and attempt.awaits_room:
+                found[name] = Progress(phase=_room_waited_for(attempt, self.now))
+                continue
             is_its_own = attempt is not None and line is not None and line.attempt_id == attempt.attempt_id
             found[name] = line.progress if is_its_own and line is not None else Progress(phase="starting")
         return found
@@ -75,6 +78,14 @@ class Standing:
             for name, line in self.progress.items()
             if not line.attempt_id and name in jobs and jobs[name].state is JobState.PENDING
         }
+
+
+def _room_waited_for(attempt: Attempt, now: float) -> str:
+    """``waits for room for 8 CPU, 8 GPU (8 workers) since 14:02 (1h40m): the cluster has none yet``."""
+    workers = f" ({attempt.num_workers} workers)" if attempt.num_workers > 1 else ""
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(attempt.launched_at_s))
+    waited = format_duration(max(0.0, now - attempt.launched_at_s))
+    return f"waits for room for {attempt.resources}{workers} since {since} ({waited}): the cluster has none yet"
 
 
 def read_standing(
@@ -129,7 +140,7 @@ def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:
             gpu_s += view.ran_s * jobs[view.name].resources.gpus
             cpu_s += view.ran_s * jobs[view.name].resources.cpus
     for attempt in snapshot.live_attempts:
-        ran_s = max(0.0, now - attempt.launched_at_s)
+        ran_s = attempt.ran_s(now)
         gpu_s, cpu_s = gpu_s + ran_s * attempt.resources.gpus, cpu_s + ran_s * attempt.resources.cpus
     return gpu_s / 3600.0, cpu_s / 3600.0
 

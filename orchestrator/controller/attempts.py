@@ -27,6 +27,8 @@ from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.storage.seals import seal
 
 _MAX_TEXT = 4000
+_WITHOUT_ROOM = frozenset({FailureKind.PREEMPTED, FailureKind.NODE_LOST, FailureKind.HANG})
+"""How an attempt that waits for room may end, which then means no more than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,15 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
     record = find_record(store, attempt.key)
     if record is not None and record.attempt_id == attempt.attempt_id:
         return _success(store, attempt, report, now)
+    if why := _why_no_room(attempt, report):
+        return AttemptFailed(
+            at_s=now,
+            job=attempt.job,
+            attempt_id=attempt.attempt_id,
+            kind=FailureKind.PREEMPTED,
+            had_no_room=True,
+            message=why[:_MAX_TEXT],
+        )
     if report.status is AttemptStatus.FAILED and report.failure is not None:
         return AttemptFailed(
             at_s=now,
@@ -110,6 +121,20 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
     return AttemptLost(
         at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, reason=reason[:_MAX_TEXT], node=report.node
     )
+
+
+def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
+    """Why an attempt ended before it had room; empty if it had some. Its node is none's: that of a gang's runner is
+    as good as any other.
+    """
+    failure = report.failure
+    if failure is not None and failure.kind is FailureKind.NO_ROOM:
+        return failure.message
+    if not attempt.awaits_room or report.placed_for_s is not None:
+        return ""
+    if failure is None:
+        return report.lost_reason or "its runner is gone"
+    return failure.message if failure.kind in _WITHOUT_ROOM else ""
 
 
 def find_record(store: ObjectStore, key: str) -> Record | None:

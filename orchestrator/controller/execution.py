@@ -254,6 +254,8 @@ class Executor:
                 num_workers=command.num_workers,
                 reason=command.reason,
                 lots=lots,
+                awaits_room=command.awaits_room,
+                exclude=command.exclude,
             )
         )
 

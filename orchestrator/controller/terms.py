@@ -51,11 +51,19 @@ class Terms:
     def _placed(self, attempt: Attempt, report: AttemptReport | None, now: float) -> AttemptPlaced | None:
         if report is None or (attempt.lots and not _is_elsewhere(attempt, report)):
             return None
+        has_got_room = attempt.awaits_room and report.placed_for_s is not None
         nodes = report.worker_nodes or ((report.node,) if report.node and attempt.num_workers == 1 else ())
         lots = self.lots(nodes, attempt.resources, attempt.num_workers) if nodes else ()
-        if not lots or lots == attempt.lots:
+        if not has_got_room and (not lots or lots == attempt.lots or attempt.awaits_room):
             return None
-        return AttemptPlaced(at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, nodes=nodes, lots=lots)
+        return AttemptPlaced(
+            at_s=now,
+            job=attempt.job,
+            attempt_id=attempt.attempt_id,
+            nodes=nodes,
+            lots=lots,
+            since_s=(report.placed_for_s or 0.0) if has_got_room else 0.0,
+        )
 
 
 def _lot_on(host: Node, num_workers: int) -> Lot:

@@ -66,7 +66,7 @@ class Account:
     def gpu_hours(self, now: float) -> float:
         """GPU-hours of all attempts, live ones as far as they are at ``now``; of former revisions' jobs, too."""
         live_s = sum(
-            attempt.resources.gpus * max(0.0, now - attempt.launched_at_s)
+            attempt.resources.gpus * attempt.ran_s(now)
             for attempt in (self._snapshot.live_attempts if self._snapshot else ())
         )
         former_s = self._snapshot.spent_gpu_s if self._snapshot else 0.0
@@ -121,7 +121,7 @@ class Account:
         view, steps = self._view(name), self._steps.get(name)
         if view.attempt is None or steps is None:
             return _NONE
-        ran_s = view.ran_s + max(0.0, now - view.attempt.launched_at_s)
+        ran_s = view.ran_s + view.attempt.ran_s(now)
         weight = self._weight(name)
         return Share(ran_s=ran_s, held_s=ran_s * weight, useful_s=_between(steps.step * steps.step_s, ran_s) * weight)
 

@@ -51,5 +51,5 @@ def time_left_of(
         done={view.name for view in views if view.state.is_final},
         running_left_s=told,
         measured_s={view.name: view.ran_s for view in views if view.state is JobState.SUCCEEDED},
-        elapsed_s={name: max(0.0, now - attempt.launched_at_s) for name, attempt in live.items()},
+        elapsed_s={name: attempt.ran_s(now) for name, attempt in live.items()},
     )

@@ -23,6 +23,8 @@ class LaunchJob:
     """Names of nodes, one per rank; empty = anywhere."""
     exclude: tuple[str, ...] = ()
     """Nodes to keep away from where ``nodes`` names none."""
+    awaits_room: bool = False
+    """Whether the cluster is to grow for it: there is no room for it yet."""
     reason: str = ""
 
 

@@ -36,6 +36,7 @@ SAVES = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE, JobKind.SE
 RESTART_S = 60.0
 """What it costs to stop an attempt and to start its next one: saving, loading, warming up."""
 
+_STOPPED = frozenset({FailureKind.PREEMPTED, FailureKind.NO_ROOM})
 _PRIOR_JOBS = 2.0
 _STEP = math.log(1.1)
 _MAX_STEPS = 100
@@ -90,7 +91,7 @@ def correction(steps: int) -> float:
 
 def left_s(job: Job, view: JobView, full_s: float) -> float:
     """Seconds that the next attempt needs at full size: one that was stopped goes on from its checkpoint."""
-    stopped = view.last_failure is not None and view.last_failure.kind is FailureKind.PREEMPTED
+    stopped = view.last_failure is not None and view.last_failure.kind in _STOPPED
     if job.kind not in SAVES or not stopped:
         return full_s
     return max(_LEAST_LEFT * full_s, full_s - view.ran_s)
@@ -119,7 +120,10 @@ def expected_end_s(attempt: Attempt, total_s: float, *, remaining_s: float | Non
         return max(now, min(attempt.preempting_at_s + attempt.grace_s, now + RESTART_S)), now
     if remaining_s is not None:
         return now + remaining_s, now + remaining_s
-    end_s = attempt.launched_at_s + total_s
+    began_at_s = attempt.began_at_s
+    if began_at_s is None:
+        return now + total_s, now + total_s
+    end_s = began_at_s + total_s
     if end_s > now:
         return end_s, end_s
-    return now + max(_LEAST_OVERRUN_S, _OVERRUN * (now - attempt.launched_at_s)), now
+    return now + max(_LEAST_OVERRUN_S, _OVERRUN * (now - began_at_s)), now

@@ -196,6 +196,10 @@ class AttemptLaunched(AttemptEvent):
     """Why it was launched here and now, where that is not plain."""
     lots: tuple[Lot, ...] = ()
     """Sorts and prices of its nodes, where these are known; see ``AttemptPlaced``."""
+    awaits_room: bool = False
+    """Whether the cluster has no room for it yet and is to grow: its hours count from ``AttemptPlaced`` on."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes that it keeps away from; empty where ``nodes`` names some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +209,8 @@ class AttemptPlaced(AttemptEvent):
     nodes: tuple[str, ...]
     """One per worker of a gang."""
     lots: tuple[Lot, ...]
+    since_s: float = 0.0
+    """Seconds before ``at_s`` at which it got its room: nobody may have looked just then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +244,14 @@ class AttemptFailed(AttemptEvent):
     traceback: str = ""
     node: str = ""
     """See ``AttemptSucceeded``."""
+    had_no_room: bool = False
+    """Whether it ended before there was room for it. Its ``kind`` is ``preempted`` then, which programs that know
+    no ``no_room`` can read, and costs a job next to nothing."""
+
+    @property
+    def told_kind(self) -> FailureKind:
+        """The kind that counts."""
+        return FailureKind.NO_ROOM if self.had_no_room else self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,10 +190,13 @@ class _Folding:
             num_workers=event.num_workers or job.execution.num_workers,
             nodes=event.nodes,
             lots=event.lots,
+            awaits_room=event.awaits_room,
+            exclude=event.exclude,
         )
         self._change(
             event,
             attempt=attempt,
+            room_s=0.0,
             num_attempts=view.num_attempts + 1,
             last_attempt_id=event.attempt_id,
             queued_s=self._queued_s(event) if view.num_attempts == 0 else view.queued_s,
@@ -204,7 +207,14 @@ class _Folding:
     @_take.register
     def _(self, event: events.AttemptPlaced) -> None:
         # Not its nodes: room is counted by what the scheduler decided.
-        self._tell(event, lots=event.lots)
+        live = self._leaving.get(event.attempt_id) or self._live(event)
+        if not live.awaits_room:
+            self._tell(event, lots=event.lots)
+            return
+        placed_at_s = max(live.launched_at_s, event.at_s - event.since_s)
+        if event.attempt_id not in self._leaving:
+            self._change(event, room_s=placed_at_s - live.launched_at_s)
+        self._tell(event, lots=event.lots, awaits_room=False, placed_at_s=placed_at_s)
 
     @_take.register
     def _(self, event: events.AttemptPreempting) -> None:
@@ -222,7 +232,7 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.AttemptFailed) -> None:
-        self._fail(event, event.kind, event.message, event.node, event.traceback)
+        self._fail(event, event.told_kind, event.message, event.node, event.traceback)
 
     @_take.register
     def _(self, event: events.AttemptLost) -> None:
@@ -301,11 +311,12 @@ class _Folding:
     def _end(self, event: events.AttemptEvent, **changes: Any) -> None:  # noqa: ANN401 - fields of JobView
         left = self._leaving.pop(event.attempt_id, None)
         if left is not None:
-            ran_s = max(0.0, event.at_s - left.launched_at_s)
-            self._spend(ran_s, left.resources, left.uses(event.at_s))
+            left = replace(left, awaits_room=left.awaits_room or _had_no_room(event))
+            self._spend(left.ran_s(event.at_s), left.resources, left.uses(event.at_s))
             return
         view, live = self._job(event), self._live(event)
-        ran_s = view.ran_s + max(0.0, event.at_s - live.launched_at_s)
+        live = replace(live, awaits_room=live.awaits_room or _had_no_room(event))
+        ran_s = view.ran_s + live.ran_s(event.at_s)
         used = added(view.used, live.uses(event.at_s))
         self._change(event, attempt=None, ended_at_s=event.at_s, ran_s=ran_s, used=used, **changes)
 
@@ -331,6 +342,10 @@ class _Folding:
     def _queued_s(self, event: events.JobEvent) -> float:
         ends = [self._view(need, event).ended_at_s or 0.0 for need in self._planned(event).needs]
         return max(0.0, event.at_s - max([self._sweep.accepted_at_s, *ends]))
+
+
+def _had_no_room(event: events.AttemptEvent) -> bool:
+    return isinstance(event, events.AttemptFailed) and event.had_no_room
 
 
 def _by(sender: str) -> str:

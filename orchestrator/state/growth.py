@@ -26,7 +26,7 @@ def growths(turns: Sequence[Turn], occupancy: Occupancy, site: Site, now: float)
     for turn in turns:
         for held in turn.index.holdings.live.values():
             ending = by_id.get(held.attempt.attempt_id)
-            is_old = now - held.attempt.launched_at_s >= MIN_RUN_S and held.attempt.preempting_at_s is None
+            is_old = held.attempt.ran_s(now) >= MIN_RUN_S and held.attempt.preempting_at_s is None
             if ending is not None and is_old:
                 command, saved_s = _growth(turn, ending, occupancy, site, now)
                 if command is not None:
@@ -49,6 +49,8 @@ def _growth(
     for size in (full, *full.smaller):
         if size.num_workers < MIN_GROWTH * present.num_workers:
             break
+        if site.needed(size):
+            continue  # it would grow onto nodes that are left out
         allowed = not turn.cap.refusal("", turn.num_gpus - present.gpus, turn.num_live - 1, size.gpus)
         fits = pack(size.num_workers, {where: count_workers(size.worker, has) for where, has in free.items()})
         saved_s = left_s * (1.0 - present.num_workers / size.num_workers)

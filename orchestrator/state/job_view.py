@@ -33,11 +33,29 @@ class Attempt:
     """When it was asked to give its room back; none = it was not."""
     grace_s: float = 0.0
     """How long after that it is ended."""
+    awaits_room: bool = False
+    """Whether the cluster has no room for it yet: until then it costs nothing."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes that it keeps away from while it waits."""
+    placed_at_s: float | None = None
+    """When it got its room; none = with its launch, or not yet."""
+
+    @property
+    def began_at_s(self) -> float | None:
+        """Since when it holds its room (unix seconds); none = it waits for it."""
+        if self.awaits_room:
+            return None
+        return self.launched_at_s if self.placed_at_s is None else self.placed_at_s
+
+    def ran_s(self, until_s: float) -> float:
+        """Seconds for which it has held its room by then (unix seconds)."""
+        began_at_s = self.began_at_s
+        return 0.0 if began_at_s is None else max(0.0, until_s - began_at_s)
 
     def uses(self, until_s: float) -> tuple[Use, ...]:
         """What it has used by then (unix seconds), by sort of node."""
-        ran_s = max(0.0, until_s - self.launched_at_s)
-        return uses_of(self.lots, self.resources, self.num_workers, ran_s)
+        ran_s = self.ran_s(until_s)
+        return uses_of(self.lots, self.resources, self.num_workers, ran_s) if ran_s else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +97,8 @@ class JobView:
     """From the moment the job was ready to its first launch."""
     launched_at_s: float | None = None
     """Launch of the latest attempt."""
+    room_s: float = 0.0
+    """Seconds for which the latest attempt waited for its room."""
     ended_at_s: float | None = None
     """End of the latest attempt, or of the job where it ended without one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -89,8 +109,8 @@ class JobView:
 
     @property
     def overhead_s(self) -> float | None:
-        """Seconds of the attempt that succeeded in which it neither imported nor worked: launching and reporting."""
+        """Seconds of the attempt that succeeded in which it had its room and neither imported nor worked."""
         if self.timings is None or self.launched_at_s is None or self.ended_at_s is None:
             return None
         spent_s = self.timings.import_s + self.timings.work_s
-        return max(0.0, self.ended_at_s - self.launched_at_s - spent_s)
+        return max(0.0, self.ended_at_s - self.launched_at_s - self.room_s - spent_s)

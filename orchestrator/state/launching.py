@@ -103,6 +103,8 @@ class Launching:
             else:
                 self._commands.append(FailJob(sweep=turn.sweep, job=job.name, reason=reason))
             return
+        # Rather smaller on sound nodes than at full size with those that are left out.
+        sizes = [size for size in sizes if not self._site.needed(size)] or sizes
         allowed = [size for size in sizes if not self._cap_refusal(turn, size)]
         if not allowed:
             turn.shut(place, demand, self._cap_refusal(turn, sizes[-1]))
@@ -139,16 +141,21 @@ class Launching:
                 return spread
         return self._room.place(size, nodes, end_s=end_s)
 
-    def _launch(self, turn: Turn, place: int, size: Demand, *, nodes: tuple[str, ...], why: str) -> None:
+    def _launch(
+        self, turn: Turn, place: int, size: Demand, *, nodes: tuple[str, ...], why: str, awaits_room: bool = False
+    ) -> None:
         job, demand = turn.index.jobs[place], turn.index.demands[place]
         is_full = size is demand
+        left_out = self._left_out(size, demand, nodes)
         command = LaunchJob(
             sweep=turn.sweep,
             job=job.name,
             resources=None if is_full else size.resources,
             num_workers=0 if is_full else size.num_workers,
             nodes=nodes,
-            reason="; ".join(part for part in (turn.index.retries.get(place, ""), why) if part),
+            exclude=() if nodes else self._site.avoided(size),
+            awaits_room=awaits_room,
+            reason="; ".join(part for part in (turn.index.retries.get(place, ""), why, left_out) if part),
         )
         self._commands.append(command)
         self._world.live_keys.add(job.key)
@@ -158,6 +165,15 @@ class Launching:
             user.gpus, user.num_live = user.gpus + size.gpus, user.num_live + 1
         if self._left_to_launch is not None:
             self._left_to_launch -= 1
+
+    def _left_out(self, size: Demand, full: Demand, nodes: Sequence[str] = ()) -> str:
+        """What nodes that are left out mean for an attempt; empty if nothing. ``nodes``: where it goes."""
+        needed = [name for name in self._site.needed(size) if not nodes or name in nodes]
+        if needed:
+            return f"the nodes that are left out count ({', '.join(needed)}): the others are too few for it"
+        if size is not full and (lost := self._site.needed(full)):
+            return f"at full size it would need nodes that are left out ({', '.join(lost)})"
+        return ""
 
     def _block(self, turn: Turn, place: int, demand: Demand, sizes: Sequence[Demand]) -> None:
         """The job at the head of a queue does not fit now."""
@@ -176,7 +192,8 @@ class Launching:
                 self._reserved_sorts.add(nodes)
             turn.wait(place, self._told(full, reservation))
         else:
-            turn.wait(place, f"waits for {full.resources}: {self._free()}")
+            left_out = self._left_out(full, demand)
+            turn.wait(place, f"waits for {full.resources}: {self._free()}{f'; {left_out}' if left_out else ''}")
         if not made_room or full.num_workers == 1:
             # Only what ends before a reservation begins may still find room, on the nodes that it keeps.
             window_s = self._room.open_until_s(full, nodes) - self._now
@@ -260,7 +277,7 @@ class Launching:
 
     def _ask_for_nodes(self, turn: Turn, place: int, size: Demand) -> bool:
         """On a cluster that grows: start an attempt that waits for its node, so that the autoscaler sees it."""
-        if not self._site.can_grow or size.num_workers < 1:
+        if not self._site.can_grow or (size.resources, size.num_workers) in self._occupancy.missing:
             return False
         pending = minus(NOTHING, self._room.left)
         pending = max(0, pending[0]), max(0, pending[1]), max(0, pending[2])
@@ -269,7 +286,7 @@ class Launching:
             return False
         self._room.left = minus(self._room.left, size.total)
         why = f"the cluster is to grow for it: {share:.0%} of it is asked for beyond what it has"
-        self._launch(turn, place, size, nodes=(), why=why)
+        self._launch(turn, place, size, nodes=(), why=why, awaits_room=True)
         return True
 
     def _cap_refusal(self, turn: Turn, size: Demand) -> str:

@@ -22,6 +22,8 @@ class Node:
     is_spot: bool = False
     """Whether the provider may take it back."""
     is_alive: bool = True
+    max_count: int | None = None
+    """Of a kind that an autoscaler may add: how many of it there may be at once; none = not known."""
     leaves_at_s: float | None = None
     """When it will be gone, unix seconds, infinity = not said; it takes nothing new. None = it stays."""
 

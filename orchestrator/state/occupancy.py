@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+from orchestrator.contract import Resources
 from orchestrator.errors import FailureKind
 from orchestrator.state.amounts import NOTHING, Amount, plus, times
 from orchestrator.state.durations import DEFAULT_S, RESTART_S, SAVES, expected_end_s
@@ -16,6 +17,10 @@ from orchestrator.state.site import Site
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.sweep_index import SweepIndex
 
+ROOM_KEPT_S = 1800.0
+"""For how long what the cluster has is kept for an attempt that waits for more of it to come: clouds add nodes in
+minutes, or not for hours. Afterwards others use what is there, and ask for nodes of other shapes."""
+
 
 class Occupancy:
     """What holds the cluster's room, until when, and what could be asked to give it back."""
@@ -26,6 +31,8 @@ class Occupancy:
         self._site, self._indexes, self._remaining_s, self._now = site, indexes, remaining_s, now
         self._floating: dict[str, Spread] = {}
         """Where attempts presumably lie that were sent to no node in particular."""
+        self.missing: set[tuple[Resources, int]] = set()
+        """Shapes (resources and number of workers) that the autoscaler has long been asked for in vain."""
         self.room = self._make_room()
 
     @cached_property
@@ -78,7 +85,7 @@ class Occupancy:
     def used_gpu_hours(self, index: SweepIndex) -> float:
         """What a sweep's attempts used so far, live and ended, those of former revisions too."""
         live_s = [
-            held.demand.gpus * max(0.0, self._now - held.attempt.launched_at_s)
+            held.demand.gpus * held.attempt.ran_s(self._now)
             for held in index.holdings.live.values()
             if held.demand.gpus
         ]
@@ -106,7 +113,9 @@ class Occupancy:
     def _lay(self, room: Room, held: Held) -> None:
         demand = held.demand
         spread = room.place(demand, self._site.nodes(demand), end_s=self._now)
-        if spread is None:
+        if spread is None and held.attempt.awaits_room and self._now - held.attempt.launched_at_s > ROOM_KEPT_S:
+            self.missing.add((demand.resources, demand.num_workers))
+        elif spread is None:
             # On a cluster that grows, it waits for its node; otherwise nodes were lost, and it is about to be.
             room.left = plus(room.left, times(demand.total, -1))
         else:

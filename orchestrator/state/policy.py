@@ -80,6 +80,8 @@ POLICY: dict[FailureKind, Rule] = {
         node_hours_per_failure=4.0,
         backoff_s=0.25,
     ),
+    # Nothing ran, so nothing is charged, and no budget ends it: jobs wait for a node for as long as it takes.
+    FailureKind.NO_ROOM: Rule(charge=Charge.CLUSTER, backoff_s=1.0, waits_for="room on the cluster"),
 }
 
 

@@ -32,7 +32,7 @@ class Candidate:
 def lost_work(held: Held, *, saves: bool, now: float) -> float:
     """Weighted seconds that are lost when an attempt makes room: its restart, or all of it if it saves nothing."""
     weight = held.demand.total[1] / 10_000 + held.demand.total[0] / 1_000_000
-    seconds = RESTART_S if saves else RESTART_S + max(0.0, now - held.attempt.launched_at_s)
+    seconds = RESTART_S if saves else RESTART_S + held.attempt.ran_s(now)
     return seconds * weight
 
 

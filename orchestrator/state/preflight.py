@@ -63,7 +63,7 @@ class Preflight:
             return ahead
         for attempt_id, held in live.items():
             number = self._numbers.get(places.get(held.attempt.job, -1), -1)
-            if attempt_id in stepping or now - held.attempt.launched_at_s >= SILENT_S:
+            if attempt_id in stepping or held.attempt.ran_s(now) >= SILENT_S:
                 self._open.discard(number)
             ahead[number] = held.attempt.job
         return {number: job for number, job in ahead.items() if number in self._open}

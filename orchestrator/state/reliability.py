@@ -29,5 +29,5 @@ def observed_mtbf_s(snapshots: Sequence[Snapshot], *, prior_s: float, now: float
     views = [view for snapshot in snapshots for view in snapshot.jobs.values()]
     ran_s = sum(view.ran_s for view in views)
     running = [attempt for snapshot in snapshots for attempt in snapshot.live_attempts]
-    ran_s += sum(max(0.0, now - attempt.launched_at_s) for attempt in running)
+    ran_s += sum(attempt.ran_s(now) for attempt in running)
     return (prior_s + ran_s) / (1 + sum(view.num_deaths for view in views))

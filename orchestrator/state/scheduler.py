@@ -182,6 +182,7 @@ class Scheduler:
         commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, whereabouts=whereabouts or {}, now=now)
         commands += [command for index in indexes for command in follow_up(index, committed, now)]
         site = self._suited(machines, total, maximum, excluded)
+        commands += _readmissions(indexes, site)
         occupancy = Occupancy(site, indexes, remaining_s=remaining_s or {}, now=now)
         live_keys = set(claimed).union(*_live_keys(indexes))
         world = World(now=now, live_keys=live_keys, committed=committed, stepping=stepping)
@@ -196,7 +197,7 @@ class Scheduler:
             num_launches=_left_to_launch(max_live_attempts, indexes),
         )
         commands += _in_order(launching.run() or _growths(launching, turns, occupancy, site, now), indexes)
-        return [*commands, *(trip for turn in turns if (trip := self._tell(turn, now)) is not None)]
+        return [*commands, *(trip for turn in turns if (trip := self._tell(turn, site, now)) is not None)]
 
     def _follow_all(
         self, snapshots: Sequence[Snapshot], durations: Mapping[str, Mapping[str, float]]
@@ -228,7 +229,7 @@ class Scheduler:
             self._site = excluded, maximum, Site(machines, total, maximum=maximum, excluded=excluded)
         return self._site[2]
 
-    def _tell(self, turn: Turn, now: float) -> TripSweep | None:
+    def _tell(self, turn: Turn, site: Site, now: float) -> TripSweep | None:
         """Publish why jobs wait, and end a sweep whose budget keeps all that is left of it from starting."""
         index = turn.index
         self.waits[turn.sweep], self.behind[turn.sweep] = turn.waits, turn.behind
@@ -238,12 +239,39 @@ class Scheduler:
         if left_s is not None and longest_s > left_s:
             warning += "; " if warning else ""
             warning += f"nothing starts after {left_s:.0f} s more (policy.deadline), the rest needs {longest_s:.0f} s"
+        if on_excluded := _on_excluded(index, site):
+            warning += f"; {on_excluded}" if warning else on_excluded
         if warning:
             self.warnings[turn.sweep] = warning
         if turn.spent and not turn.num_live:
             reason = f"{turn.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
             return TripSweep(sweep=turn.sweep, reason=reason)
         return None
+
+
+def _readmissions(indexes: Sequence[SweepIndex], site: Site) -> Iterator[PreemptAttempt]:
+    """Ends of waits for room that keep away from nodes which may be used by now: Ray cannot change a reservation."""
+    for index in indexes:
+        for held in index.holdings.live.values():
+            attempt = held.attempt
+            usable = set(attempt.exclude).intersection(site.machines.places).difference(site.avoided(held.demand))
+            if attempt.awaits_room and usable and attempt.preempting_at_s is None:
+                reason = f"waits for room again, on {min(usable)} too: the node is not left out any more"
+                yield PreemptAttempt(sweep=index.plan.sweep, attempt_id=attempt.attempt_id, reason=reason)
+
+
+def _on_excluded(index: SweepIndex, site: Site) -> str:
+    """Which attempts use nodes that are left out, because the others are too few for them; empty if none does."""
+    found: dict[str, set[str]] = {}
+    for held in index.holdings.live.values():
+        if used := {name for name, _ in held.nodes}.intersection(site.needed(held.demand)):
+            found[held.attempt.job] = used
+    if not found:
+        return ""
+    job = min(found)
+    others = f" and {len(found) - 1} more jobs run" if len(found) > 1 else " runs"
+    nodes = ", ".join(sorted(set().union(*found.values())))
+    return f"{job}{others} on nodes that are left out ({nodes}): the others are too few for it"
 
 
 def _growths(

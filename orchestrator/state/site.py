@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from orchestrator.contract import JobKind, Resources
@@ -28,13 +29,24 @@ class Site:
         self._by_sort: dict[Resources, frozenset[int]] = {}
 
     def nodes(self, demand: Demand) -> frozenset[int]:
-        """Places of the nodes that an attempt may use: excluded ones only where no others could ever hold it."""
+        """Places of the nodes that an attempt may use: excluded ones only where the others, with what an autoscaler may
+        yet add, could never hold all of it.
+        """
         found = self._nodes.get(demand)
         if found is None:
             suitable = self._suitable(demand)
             healthy = suitable - self._excluded
-            found = self._nodes[demand] = healthy if self._num_workers(demand, healthy) else suitable
+            is_enough = self._num_workers(demand, healthy) + self._num_growing(demand) >= demand.num_workers
+            found = self._nodes[demand] = healthy if is_enough else suitable
         return found
+
+    def needed(self, demand: Demand) -> tuple[str, ...]:
+        """Names of the excluded nodes that an attempt may use all the same, since it needs more than the others."""
+        return self._names(self.nodes(demand) & self._excluded)
+
+    def avoided(self, demand: Demand) -> tuple[str, ...]:
+        """Names of the excluded nodes that an attempt keeps away from."""
+        return self._names(self._excluded - self.nodes(demand))
 
     def could_hold(self, demand: Demand) -> bool:
         """Whether an empty cluster would hold it, grown as far as its autoscaler goes.
@@ -93,8 +105,29 @@ class Site:
         is_held = any(count_workers(demand.worker, shape) > 0 for shape in shapes)
         return is_held and (demand.num_workers == 1 or count_workers(demand.total, self.machines.whole) > 0)
 
+    def _num_growing(self, demand: Demand) -> float:
+        """How many workers the nodes would hold that an autoscaler may yet add; infinite where nobody knows."""
+        total = 0.0
+        for kind in self._maximum:
+            per_node = count_workers(demand.worker, amount_of(kind.resources)) if kind.suits(demand.resources) else 0
+            if per_node and kind.max_count is None:
+                return math.inf
+            if per_node and kind.max_count is not None:
+                num_there = sum(_is_alike(node, kind) for node in self.machines.nodes)
+                total += per_node * max(0, kind.max_count - num_there)
+        return total
+
+    def _names(self, places: frozenset[int]) -> tuple[str, ...]:
+        return tuple(sorted(self.machines.names[place] for place in places))
+
     def _num_workers(self, demand: Demand, places: frozenset[int]) -> int:
         return sum(count_workers(demand.worker, self.machines.totals[place]) for place in places)
+
+
+def _is_alike(node: Node, kind: Node) -> bool:
+    """Whether a node is one of a kind, as far as shape and market tell. Memory is never quite what was asked for."""
+    same = (node.resources.gpus, node.resources.cpus, node.is_spot)
+    return same == (kind.resources.gpus, kind.resources.cpus, kind.is_spot)
 
 
 def _largest(nodes: Sequence[Node]) -> list[Resources]:

@@ -13,7 +13,7 @@ from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
 
-SNAPSHOT_VERSION = 3
+SNAPSHOT_VERSION = 4
 """Raise it whenever the fold of the same events gives another state, or a state another meaning."""
 _APART = {"plan", "jobs"}
 

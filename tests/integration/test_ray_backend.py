@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import ray
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.names import new_runner_name
 from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.backends.ray.spawn import ANY_SITE, create_runner
 from orchestrator.contract import Outcome, Resources
 from orchestrator.errors import FailureKind
 from orchestrator.storage.artifacts import read_record
@@ -178,3 +183,20 @@ def test_backend_capacity_is_the_whole_cluster(make_backend, ray_cluster):
     capacity = make_backend().capacity()
     assert capacity.total.cpus == ray_cluster.cluster_resources()["CPU"]
     assert capacity.nodes == (capacity.total,)
+
+
+@pytest.mark.slow
+def test_new_runner_removes_what_a_killed_one_has_left_before_it_has_an_attempt(
+    make_backend, namespace, store, gate, running_pid, until
+):
+    backend, attempt = make_backend(), request(store, job("killed", gate=str(gate.path)))
+    backend.launch(attempt, ONE_CPU)
+    pid = running_pid(backend, attempt.attempt_id)
+    opened = {link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()}
+    (folder,) = [path for path in opened if path.name.startswith("orc-scratch-attempt-") and not path.suffix]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
+    settings = replace(SETTINGS, namespace=namespace)
+    runner = create_runner(new_runner_name(ONE_CPU), namespace, ONE_CPU, settings, ANY_SITE)
+    until(lambda: not folder.exists() and not folder.with_suffix(".log").exists())
+    assert ray.get(runner.describe.remote(), timeout=60.0)["attempt_id"] == ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -152,3 +154,43 @@ def test_search_stopped_writes_checkpoints_and_resumes(backend, store, tmp_path,
     backend.launch(again, TWO_CPUS)
     assert finish(backend, again.attempt_id).status is AttemptStatus.SUCCEEDED
     assert all(epochs == [*range(1, 10)] for epochs in epochs_done(tmp_path).values())
+
+
+@pytest.mark.slow
+def test_search_whose_trial_ray_loses_is_lost_in_time_and_goes_on_from_its_log(
+    ray_cluster, namespace, store, tmp_path, gate, finish, until
+):
+    settings = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1, gang_start_s=20.0)
+    backend = RayBackend(namespace, settings=settings, spare_runners=0)
+    backend.announce(1)
+    gated = search_request(store, tmp_path, RANDOM, gates={"5": str(gate.path)})
+    backend.launch(gated, TWO_CPUS)
+    until(lambda: len(epochs_done(tmp_path) if (tmp_path / "history").exists() else {}) == 2)
+    stopped = trial_pids(ray_cluster)[0]
+    os.kill(stopped, signal.SIGSTOP)  # to Ray it lives, and nobody will ever hear of it
+    try:
+        report = finish(backend, gated.attempt_id)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGKILL)
+    assert report.failure is not None, report
+    assert report.failure.kind is FailureKind.NODE_LOST
+    assert "nothing has been heard of trial" in report.failure.message
+    until(lambda: reservations(ray_cluster) == 0)
+    backend.release(gated.attempt_id)
+    gate.open()
+    again = search_request(store, tmp_path, RANDOM, attempt=2)
+    backend.launch(again, TWO_CPUS)
+    assert finish(backend, again.attempt_id).status is AttemptStatus.SUCCEEDED
+
+
+def trial_pids(ray_cluster) -> list[int]:
+    """Processes of this cluster's trials."""
+    raylet = ray_cluster._private.worker._global_node.all_processes["raylet"][0].process.pid
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == raylet and "Trainable" in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+    return found

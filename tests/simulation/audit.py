@@ -17,7 +17,7 @@ _DONE = frozenset({"succeeded", "reused"})
 _OVER = frozenset({"succeeded", "reused", "failed", "skipped", "cancelled"})
 _REOPENED = frozenset({"failed", "skipped", "cancelled"})
 _ENDED = frozenset({"attempt_succeeded", "attempt_failed", "attempt_lost"})
-_NEVER_CHARGED = frozenset({"preempted", "node_lost", "storage"})
+_NEVER_CHARGED = frozenset({"preempted", "node_lost", "storage", "no_room"})
 _NEVER_RETRIED = frozenset({"user_error", "infeasible", "numerics"})
 _HELD = frozenset({"paused", "stopping", "cancelling"})
 
@@ -292,7 +292,7 @@ class Audit:
             job.state = "succeeded"
             sweep.num_succeeded[job.name] += 1
             return
-        kind = event.get("kind", "node_lost")
+        kind = "no_room" if event.get("had_no_room") else event.get("kind", "node_lost")
         job.state = "pending"
         job.failures[kind] += 1
         job.last_failure = (kind, event["at_s"], sweep.holder)

@@ -53,6 +53,9 @@ class Family(StrEnum):
     different priorities instead, and work for so long that waiting must count."""
 
 
+_ROOMLESS = frozenset({Family.ALL, Family.STORMS, Family.DEATHS})
+
+
 def family_of(seed: int) -> Family:
     """Every fifth seed is of the same family."""
     return tuple(Family)[seed % len(Family)]
@@ -71,7 +74,22 @@ def scenario_of(seed: int, *, num_jobs: int = 0) -> Scenario:
         return base
     random = Random(f"{seed}/family")  # noqa: S311 - a simulation
     make = _MAKERS[family_of(seed)]
-    return make(base, random)
+    made = make(base, random)
+    return _without_room(made, seed) if family_of(seed) in _ROOMLESS else made
+
+
+def _without_room(base: Scenario, seed: int) -> Scenario:
+    """In every third run the cluster is one that grows, and attempts wait for room that comes late or never.
+
+    It draws from dice of its own, so that all else is as it would be without.
+    """
+    random = Random(f"{seed}/room")  # noqa: S311 - a simulation
+    if random.random() > 1 / 3:
+        return base
+    no_room = Fate(ending=Ending.NO_ROOM)
+    waiting = {key: (no_room,) * random.randint(1, 3) for key in _some(base, random, 0.2)}
+    flaws = {key: (*waiting.get(key, ()), *base.flaws.get(key, ())) for key in {**base.flaws, **waiting}}
+    return replace(base, cluster=replace(base.cluster, grows=True), flaws=flaws)
 
 
 def _clients(base: Scenario, random: Random) -> Scenario:

@@ -92,11 +92,14 @@ class WatchedCluster(SimulatedCluster):
         return [attempt for attempt in self.attempts.values() if attempt.report is None]
 
     def _check_room(self, resources: Resources) -> None:
-        """What was asked for before a node went away stays; beyond what all nodes have, nothing may be asked for."""
+        """What was asked for before a node went away stays; beyond what all nodes have, nothing may be asked for (of an
+        autoscaler a quarter more, or one attempt).
+        """
         held = [attempt.resources for attempt in self.working()]
-        total = [node.group.shape for node in self.nodes.values()]
+        total = sum(node.group.shape.gpus for node in self.nodes.values())
         gpus = resources.gpus + sum(shape.gpus for shape in held)
-        require(gpus <= sum(shape.gpus for shape in total) + 1e-6, f"{gpus:g} GPUs are asked for in all")
+        limit = total + (max(total / 4.0, resources.gpus) if self.spec.grows else 0.0)
+        require(gpus <= limit + 1e-6, f"{gpus:g} GPUs are asked for in all, of {limit:g}")
 
     def _check_nodes(self, share: Resources, placement: Placement) -> None:
         """No node is named for more than it has."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from orchestrator.contract import Resources
 from orchestrator.state import events
-from orchestrator.state.commands import ExcludeNode, LaunchJob
+from orchestrator.state.commands import ExcludeNode, LaunchJob, PreemptAttempt
+from orchestrator.state.nodes import Node
+from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, launched, of_type, plan_of
@@ -42,3 +45,64 @@ def test_node_that_is_left_out_already_is_not_left_out_again() -> None:
     running = after(plan_of("s", job), launched(job, BAD, at_s=2.0), failure)
     assert [one.node for one in of_type(decide(running, nodes=NODES), ExcludeNode)] == [BAD]
     assert of_type(decide(running, nodes=NODES, former=[ended_sweep()]), ExcludeNode) == []
+
+
+def gang_beside_an_excluded_node(gpus: int, *, min_gpus: int = 0, maximum: tuple[Node, ...] | None = None):
+    """Launches of a job of so many GPUs on two nodes of eight, one of which is left out; and the scheduler."""
+    job, scheduler = gpu_job("pretrain/gang", gpus=gpus, min_gpus=min_gpus), Scheduler()
+    total = Resources(cpus=128.0, gpus=16.0)
+    commands = scheduler.decide(
+        [after(plan_of("s", job))], total=total, nodes=NODES, maximum=maximum, now=10.0, former=[ended_sweep()]
+    )
+    return of_type(commands, LaunchJob), scheduler
+
+
+def test_gang_that_needs_all_nodes_starts_on_the_one_that_is_left_out_and_says_so() -> None:
+    (command,), _ = gang_beside_an_excluded_node(16)
+    assert set(command.nodes) == {BAD, GOOD}
+    assert f"the nodes that are left out count ({BAD}): the others are too few for it" in command.reason
+    job = gpu_job("pretrain/gang", gpus=16)
+    running = after(plan_of("s", job), launched(job, *command.nodes, at_s=10.0))
+    scheduler = Scheduler()
+    scheduler.decide([running], total=Resources(), nodes=NODES, now=20.0, former=[ended_sweep()])
+    assert f"pretrain/gang runs on nodes that are left out ({BAD})" in scheduler.warnings["s"]
+
+
+def test_gang_that_fits_elsewhere_keeps_away_from_the_node_that_is_left_out() -> None:
+    (command,), scheduler = gang_beside_an_excluded_node(8)
+    assert set(command.nodes) == {GOOD}
+    assert "left out" not in command.reason
+    assert not scheduler.warnings
+
+
+def test_elastic_gang_starts_smaller_rather_than_on_a_node_that_is_left_out() -> None:
+    (command,), _ = gang_beside_an_excluded_node(16, min_gpus=4)
+    assert (set(command.nodes), command.num_workers) == ({GOOD}, 8)
+    assert f"at full size it would need nodes that are left out ({BAD})" in command.reason
+
+
+def test_elastic_gang_does_not_grow_onto_a_node_that_is_left_out_before_its_time() -> None:
+    job = gpu_job("pretrain/gang", gpus=16, min_gpus=4)
+    half = Resources(cpus=32.0, gpus=8.0)
+    start = launched(job, *(GOOD,) * 8, at_s=10.0, resources=half, num_workers=8)
+    running = after(plan_of("s", job), start)
+    for now, is_restarted in ((1000.0, False), (HOUR_S + 1.0, True)):
+        options = {"now": now, "durations": {"s": {job.name: 20 * HOUR_S}}, "former": [ended_sweep()]}
+        assert bool(of_type(decide(running, nodes=NODES, **options), PreemptAttempt)) is is_restarted
+
+
+def test_gang_asks_a_cluster_that_grows_for_a_node_in_place_of_the_one_that_is_left_out() -> None:
+    shape = NODES[0].resources
+    for max_count, is_asked_for in ((3, True), (2, False), (None, True)):
+        (command,), _ = gang_beside_an_excluded_node(16, maximum=(Node(resources=shape, max_count=max_count),))
+        assert command.awaits_room is is_asked_for
+        assert command.exclude == ((BAD,) if is_asked_for else ())
+        assert bool(command.nodes) is not is_asked_for
+
+
+def test_wait_for_a_new_node_ends_when_the_one_that_was_left_out_may_be_used_again() -> None:
+    job, more = gpu_job("pretrain/gang", gpus=16), (Node(resources=NODES[0].resources, max_count=3),)
+    running = after(plan_of("s", job), launched(job, at_s=10.0, awaits_room=True, exclude=(BAD,)))
+    for now, is_ended in ((1000.0, False), (HOUR_S + 1.0, True)):
+        commands = decide(running, nodes=NODES, now=now, maximum=more, former=[ended_sweep()])
+        assert [f"on {BAD} too" in one.reason for one in of_type(commands, PreemptAttempt)] == [True] * is_ended

@@ -48,6 +48,7 @@ def test_preemptions_lost_nodes_and_storage_leave_the_budget_alone() -> None:
         FailureKind.PREEMPTED,
         FailureKind.NODE_LOST,
         FailureKind.STORAGE,
+        FailureKind.NO_ROOM,
     }
     kinds = [FailureKind.PREEMPTED] * 50 + [FailureKind.NODE_LOST] * 5
     assert isinstance(judge(view(*kinds), max_failures=1), Retry)

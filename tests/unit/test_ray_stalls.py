@@ -7,7 +7,10 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.search_desk import SearchDesk
 from orchestrator.backends.ray.stalls import LOOK_EVERY_S, Patience, watch
+from orchestrator.contract import Progress
 
 HELD, ASKED = {"a": True}, {"a": False}
 
@@ -58,3 +61,51 @@ def test_watch_ends_with_what_is_reserved_or_with_nothing_when_it_is_over(monkey
     assert watch(dict, Patience(counts_without_room=True), 60.0, lambda _: False) == {}
     looks = itertools.count()
     assert watch(lambda: HELD, Patience(counts_without_room=True), 60.0, lambda _: next(looks) == 3) is None
+
+
+LIMIT_S = 60.0
+
+
+def silent_trial(looks, *, heard: dict[int, int] | None = None, trials: int = 1) -> int | None:
+    """What a desk says at the last of these looks; ``heard``: trials by the look before which they spoke."""
+    desk = SearchDesk(GangShape(num_workers=2))
+    for trial in range(trials):
+        desk.expect(trial)
+    found = None
+    for number, rooms in enumerate(looks):
+        if number in (heard or {}):
+            desk.hear((heard or {})[number], {"progress": Progress(phase="train").to_json()})
+        found = desk.silent_trial(rooms, number * LOOK_EVERY_S, LIMIT_S)
+    return found
+
+
+NUM_LOOKS = int(LIMIT_S / LOOK_EVERY_S) + 1
+
+
+def test_trial_that_never_comes_although_its_room_is_reserved_is_lost():
+    assert silent_trial([HELD] * NUM_LOOKS) == 0
+    assert silent_trial([HELD] * (NUM_LOOKS - 1)) is None
+
+
+def test_trial_that_waits_for_room_is_not_lost():
+    assert silent_trial([ASKED] * 1000) is None
+    assert silent_trial([{}] * 1000) is None
+    assert silent_trial([{"a": True, "b": False}] * 1000) is None
+
+
+def test_trial_that_is_heard_of_no_more_is_lost_though_another_waits_for_room():
+    rooms = [{"a": True, "b": False}] * (2 * NUM_LOOKS - 2)
+    assert silent_trial(rooms, heard={NUM_LOOKS: 1}, trials=2) is None
+    assert silent_trial(rooms, heard={NUM_LOOKS - 1: 1}, trials=2) == 1
+
+
+def test_trial_that_speaks_or_has_ended_is_not_lost():
+    assert silent_trial([HELD] * 40, heard=dict.fromkeys(range(0, 40, 5), 0)) is None
+    desk = SearchDesk(GangShape(num_workers=1))
+    desk.expect(0)
+    desk.forget(0)
+    assert [desk.silent_trial(HELD, at_s, LIMIT_S) for at_s in (0.0, 10.0, 100.0)] == [None] * 3
+
+
+def test_time_in_which_ray_tells_nothing_loses_no_trial():
+    assert silent_trial([None] * 1000) is None

@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptStatus
-from orchestrator.backends.ray.gang import PLACING, Gang, GangHome, run_gang
+from orchestrator.backends.ray.gang import PLACING, Gang, GangHome, no_room, run_gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.reservations import remove_reservation
@@ -22,7 +22,7 @@ from orchestrator.backends.ray.search import run_search
 from orchestrator.backends.ray.search_desk import SearchDesk, desk_of
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
-from orchestrator.backends.ray.stalls import OwnRooms, Patience, watch
+from orchestrator.backends.ray.stalls import LOOK_EVERY_S, OwnRooms, Patience, watch
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.errors import FailureKind
 from orchestrator.observability.attempts import AttemptMetrics
@@ -126,7 +126,7 @@ class AttemptRun:
         """Status, progress and outcome as JSON."""
         outcome = self._outcome
         progress = self._metrics.complete(self._progress) if self.gang is None else self.gang.progress
-        told = {"progress": progress.to_json()}
+        told = {"progress": progress.to_json(), "placed_for_s": self._placed_for_s()}
         if isinstance(outcome, JobResult):
             return {**told, "status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
         if isinstance(outcome, JobFailure):
@@ -139,7 +139,16 @@ class AttemptRun:
         }
         if self.gang is None:
             return running
-        return {**running, "placement_group": self.gang.placement_group, "machines": self.gang.machines}
+        return {
+            **running,
+            "placement_group": self.gang.placement_group,
+            "machines": self.gang.machines,
+            "room_node_ids": self.gang.room_node_ids,
+        }
+
+    def _placed_for_s(self) -> float | None:
+        """A runner of one worker has its room before it is up; a gang's waits for that of its workers."""
+        return time.monotonic() - self._accepted_s if self.gang is None else self.gang.placed_for_s
 
     def _all_logged(self) -> list[LoggedProcess]:
         """Those that have a log."""
@@ -178,25 +187,65 @@ class AttemptRun:
 
     def _watch_start(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> None:
         """End the attempt if its workers do not come. Nothing can call its thread back, so the runner must leave."""
+        own = OwnRooms(place.worker_id, place.actor_id)
+
+        def look() -> dict[str, bool] | None:
+            rooms = own.find()
+            if rooms and (any if isinstance(gang, SearchDesk) else all)(rooms.values()):
+                gang.got_room(own.node_ids)
+            return rooms
 
         def is_over(wait_s: float) -> bool:
-            return self._ended.wait(wait_s) or gang.progress.phase != PLACING
+            ended = self._ended.wait(wait_s) or gang.progress.phase != PLACING
+            return ended or bool(self._why_no_room(gang, settings))
 
         limit_s = settings.gang_start_s
         patience = Patience(counts_without_room=not isinstance(gang, SearchDesk))
-        rooms = watch(OwnRooms(place.worker_id, place.actor_id).find, patience, limit_s, is_over)
-        if rooms is None:
+        rooms = watch(look, patience, limit_s, is_over)
+        if rooms is not None:
+            what = f"the gang of {self.request.job} has waited {limit_s:g} s for its workers"
+            why = f", although {'room is reserved for them' if rooms else 'nothing keeps them'}"
+            self._abandon(self._lost(f"{what} ({gang.shape.num_workers} x {gang.shape.worker}){why}"), rooms)
             return
-        failure = JobFailure(
+        rooms = look() or {}
+        if why := self._why_no_room(gang, settings):
+            self._abandon(no_room(self.request, gang.shape, why), rooms)
+        elif isinstance(gang, SearchDesk):
+            self._watch_trials(gang, own, limit_s)
+
+    def _watch_trials(self, desk: SearchDesk, own: OwnRooms, limit_s: float) -> None:
+        """End a search one of whose trials never comes, or is heard of no more: Ray Tune would wait for it for ever."""
+        lost: int | None = None
+        while lost is None and not self._ended.wait(LOOK_EVERY_S):
+            lost = desk.silent_trial(own.find(), time.monotonic(), limit_s)
+        if lost is not None:
+            what = f"nothing has been heard of trial {lost} of {self.request.job} for {limit_s:g} s"
+            self._abandon(self._lost(f"{what}, although room is reserved for it"), own.find() or ())
+
+    def _lost(self, what: str) -> JobFailure:
+        return JobFailure(
             attempt_id=self.request.attempt_id,
             key=self.request.key,
             kind=FailureKind.NODE_LOST,
             message=(
-                f"the gang of {self.request.job} has waited {limit_s:g} s for its workers ({gang.shape.num_workers} x "
-                f"{gang.shape.worker}), although {'room is reserved for them' if rooms else 'nothing keeps them'}: Ray "
-                "has lost them, as it may if its head dies just then; it starts again from its newest checkpoint"
+                f"{what}: Ray has lost what it waits for, as it may if its head dies just then; it starts again "
+                "from its newest checkpoint"
             ),
         )
+
+    def _why_no_room(self, gang: Gang, settings: RunnerSettings) -> str:
+        """Why a gang does not wait for its room any longer; empty while it does, and once it has it."""
+        if gang.placed_for_s is not None:
+            return ""
+        if self._stop.is_set():
+            return "it was asked to stop while it waited"
+        waited_s = time.monotonic() - self._accepted_s
+        if gang.shape.node_ids and waited_s > settings.room_s:
+            return f"the nodes that it was sent to have had none for {waited_s:.0f} s"
+        return ""
+
+    def _abandon(self, failure: JobFailure, rooms: Iterable[str]) -> None:
+        """End an attempt whose thread waits for what does not come, and give its reservations back."""
         if self._end(failure, is_stuck=True):
             for group_id in rooms:
                 remove_reservation(group_id)

@@ -331,7 +331,8 @@ class RayBackend:
             return AttemptReport(
                 attempt_id=attempt_id, status=AttemptStatus.RUNNING, progress=Progress(phase="reconnecting")
             )
-        return lost(attempt_id, "no runner of this cluster has it")
+        # Of one that waited for room, nobody knows whether it had come: it is taken to have waited to its end.
+        return replace(lost(attempt_id, "no runner of this cluster has it"), placed_for_s=None)
 
 
 def _waits_for_room(link: RunnerLink) -> bool:

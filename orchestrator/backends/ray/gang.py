@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +30,8 @@ PLACING = "placing workers"
 """Phase of a gang whose workers are not all up."""
 _COLLECTIVE_TIMEOUT_S = 600
 """A collective operation that waits longer for another rank fails; a rank that died is noticed at once."""
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 1e8
+"""Three years: how long a gang waits for room is the runner's to decide, with one reservation, which stays pending."""
 _START_ATTEMPTS = 3
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's interface tells of gangs
@@ -49,6 +51,9 @@ class Gang:
         self.progress = Progress(phase=PLACING)
         self.placement_group = ""
         """Id of the gang's reservation, hexadecimal, once its first worker is up."""
+        self.room_node_ids: tuple[str, ...] = ()
+        """Ray's ids of the nodes of its reservation, one per worker, once there is room."""
+        self._room_at_s: float | None = None
         self._failures: list[JobFailure] = []
         self._processes: dict[int, LoggedProcess] = {}
         self._machines: dict[str, Mapping[str, Any]] = {}
@@ -56,6 +61,7 @@ class Gang:
 
     def hear(self, rank: int, news: Mapping[str, Any]) -> None:
         """Take what a worker says: its progress, where it is, and why it failed."""
+        self.got_room()
         with self._lock:
             if rank == 0 and "progress" in news:
                 self.progress = Progress.from_json(news["progress"])
@@ -65,6 +71,17 @@ class Gang:
                 self._machines[self._processes[rank].node_id] = news.get("machine", {})
             if "failure" in news:
                 self._failures.append(JobFailure.from_json(news["failure"]))
+
+    def got_room(self, node_ids: Sequence[str] = ()) -> None:
+        """There is room for its workers now; where, if that is known. A later call may add where."""
+        if self._room_at_s is None:
+            self._room_at_s = time.monotonic()
+        self.room_node_ids = self.room_node_ids or tuple(node_ids)
+
+    @property
+    def placed_for_s(self) -> float | None:
+        """For how long there has been room for its workers; none = there has been none yet."""
+        return None if self._room_at_s is None else time.monotonic() - self._room_at_s
 
     @property
     def logged(self) -> list[LoggedProcess]:
@@ -161,6 +178,9 @@ def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> Job
     if told is not None and told.kind not in _SECONDARY:
         return told
     lost = _lost_workers(error)
+    if not lost and told is None and gang.placed_for_s is None:
+        why = str(error).strip().partition("\n")[0]
+        return no_room(request, gang.shape, f"Ray gave up its reservation: {redacted(why)}")
     if lost or gang.progress.phase == PLACING:
         what = (
             f"lost {lost}" if lost else f"could not place its workers ({gang.shape.num_workers} x {gang.shape.worker})"
@@ -174,6 +194,16 @@ def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> Job
             traceback=redacted(str(error)),
         )
     return told or failure_from(error, request)
+
+
+def no_room(request: JobRequest, shape: GangShape, why: str) -> JobFailure:
+    """The end of a gang that never had room; nothing of it ran."""
+    return JobFailure(
+        attempt_id=request.attempt_id,
+        key=request.key,
+        kind=FailureKind.NO_ROOM,
+        message=f"the gang of {request.job} had no room for its workers ({shape.num_workers} x {shape.worker}): {why}",
+    )
 
 
 def _lost_workers(error: TrainingFailedError) -> str:

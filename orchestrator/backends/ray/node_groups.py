@@ -78,7 +78,8 @@ def _launched(config: Mapping[str, Any]) -> Iterator[Node]:
                 gpus=float(sizes.get("GPU", 0)),
                 memory_gib=float(sizes.get("memory", 0)) / GIB,
             )
-            yield _node(resources, one.get("labels") or {})
+            max_count = one.get("max_workers", config.get("max_workers"))
+            yield _node(resources, one.get("labels") or {}, max_count)
 
 
 def _pods(spec: Mapping[str, Any]) -> Iterator[Node]:
@@ -92,7 +93,9 @@ def _pods(spec: Mapping[str, Any]) -> Iterator[Node]:
                 gpus=float(parameters.get("num-gpus") or _quantity(limits.get("nvidia.com/gpu", "0"))),
                 memory_gib=_quantity(limits.get("memory", "0")) / GIB,
             )
-            yield _node(resources, {**(group.get("labels") or {}), **_labels_of(container)})
+            max_count = group.get("maxReplicas")
+            max_count = None if max_count is None else int(max_count) * int(group.get("numOfHosts") or 1)
+            yield _node(resources, {**(group.get("labels") or {}), **_labels_of(container)}, max_count)
 
 
 def _labels_of(container: Mapping[str, Any]) -> dict[str, str]:
@@ -101,9 +104,10 @@ def _labels_of(container: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _node(resources: Resources, labels: Mapping[str, str]) -> Node:
+def _node(resources: Resources, labels: Mapping[str, str], max_count: int | None) -> Node:
     return Node(
         resources=resources,
+        max_count=None if max_count is None else int(max_count),
         labels={name: value for name, value in labels.items() if not name.startswith(_OF_RAY)},
         accelerator=labels.get(ACCELERATOR_LABEL, ""),
         is_spot=labels.get(MARKET_LABEL) == "spot",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
+from orchestrator.backends.ray.gang import PLACING
 from orchestrator.backends.ray.link import LinkState, RunnerLink
 from orchestrator.backends.ray.stacks import LoggedProcess, examine
 from orchestrator.contract import JobFailure, JobResult, Progress
@@ -30,14 +32,44 @@ def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
     progress = Progress.from_json(report["progress"]) if "progress" in report else None
     if status is AttemptStatus.SUCCEEDED:
         result = JobResult.from_json(report["result"])
-        return AttemptReport(attempt_id=attempt_id, status=status, progress=progress, result=result, node=link.node)
+        return AttemptReport(
+            attempt_id=attempt_id,
+            status=status,
+            progress=progress,
+            result=result,
+            node=link.node,
+            placed_for_s=placed_for_s(link),
+        )
     if status is AttemptStatus.FAILED:
         failure = JobFailure.from_json(report["failure"])
-        return AttemptReport(attempt_id=attempt_id, status=status, progress=progress, failure=failure, node=link.node)
+        return AttemptReport(
+            attempt_id=attempt_id,
+            status=status,
+            progress=progress,
+            failure=failure,
+            node=link.node,
+            placed_for_s=placed_for_s(link),
+        )
     if status is AttemptStatus.LOST:
-        return lost(attempt_id, f"runner {link.name} does not have it", link.node)
+        return replace(
+            lost(attempt_id, f"runner {link.name} does not have it", link.node), placed_for_s=placed_for_s(link)
+        )
     progress = progress or Progress(phase=_PLACING_RUNNER)
-    return AttemptReport(attempt_id=attempt_id, status=status, progress=progress, node=link.node)
+    return AttemptReport(
+        attempt_id=attempt_id, status=status, progress=progress, node=link.node, placed_for_s=placed_for_s(link)
+    )
+
+
+def placed_for_s(link: RunnerLink) -> float | None:
+    """For how long the attempt of a runner has had its room; none = it has had none yet."""
+    if "placed_for_s" in link.report:
+        told: float | None = link.report["placed_for_s"]
+        return told
+    if link.gang is not None:  # a runner of an earlier version, or one that has said nothing yet
+        is_up = link.report.get("progress", {}).get("phase", PLACING) != PLACING
+    else:
+        is_up = bool(link.node_id) or link.death is not None
+    return 0.0 if is_up else None
 
 
 def lost(attempt_id: str, reason: str, node: str = "") -> AttemptReport:
@@ -52,10 +84,14 @@ def machines_of(link: RunnerLink) -> dict[str, Mapping[str, Any]]:
 
 
 def worker_node_ids(link: RunnerLink) -> list[str]:
-    """Ray's ids of the nodes of a gang's workers by rank; empty until all of them are up, and without a gang."""
-    told = link.report.get("processes", ()) if link.gang is not None else ()
-    ids = [LoggedProcess.from_json(one).node_id for one in told]
-    return ids if link.gang is not None and len(ids) == link.gang.num_workers else []
+    """Ray's ids of the nodes of a gang's workers, by rank once all of them are up; empty before there is room for them,
+    and without a gang.
+    """
+    if link.gang is None:
+        return []
+    ids = [LoggedProcess.from_json(one).node_id for one in link.report.get("processes", ())]
+    ids = ids if len(ids) == link.gang.num_workers else list(link.report.get("room_node_ids", ()))
+    return ids if len(ids) == link.gang.num_workers else []
 
 
 def stacks_of(link: RunnerLink) -> list[ray.ObjectRef[Any]]:
@@ -73,6 +109,12 @@ def _ended_by_force(attempt_id: str, link: RunnerLink) -> AttemptReport:
     elif link.death is not None:
         kind = link.death.kind
     if kind is FailureKind.NODE_LOST:
-        return lost(attempt_id, link.gone_reason, link.node)
+        return replace(lost(attempt_id, link.gone_reason, link.node), placed_for_s=placed_for_s(link))
     failure = JobFailure(attempt_id=attempt_id, key=attempt_id.rpartition(".")[0], kind=kind, message=reason)
-    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.FAILED, failure=failure, node=link.node)
+    return AttemptReport(
+        attempt_id=attempt_id,
+        status=AttemptStatus.FAILED,
+        failure=failure,
+        node=link.node,
+        placed_for_s=placed_for_s(link),
+    )

@@ -24,6 +24,7 @@ from orchestrator.backends.ray.wire import Answer, RunnerDescription
 from orchestrator.contract import JobRequest
 from orchestrator.observability.machine import describe_machine
 from orchestrator.security import redaction
+from orchestrator.storage.scratch import sweep_scratch
 
 MAX_CONCURRENT_CALLS = 8
 """Threads for calls. A dead controller's ``report`` may hold one for as long as it waits, at most ``MAX_WAIT_S``."""
@@ -61,6 +62,8 @@ class Runner:
             worker_id=context.get_worker_id(),
             actor_id=context.get_actor_id() or "",
         )
+        # What killed runners have left may be large, and no attempt may come to sweep it for long.
+        threading.Thread(target=sweep_scratch, name="sweep", daemon=True).start()
         # One thread runs all attempts: torch keeps settings such as the number of threads per thread.
         threading.Thread(target=self._work, name="attempts", daemon=True).start()
         threading.Thread(target=self._leave_when_due, name="leaving", daemon=True).start()

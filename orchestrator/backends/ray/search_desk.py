@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.backends.ray.gang import PLACING, Gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.stacks import LoggedProcess
+from orchestrator.backends.ray.stalls import MAX_GAP_S
 from orchestrator.contract import JobKind, JobRequest, Progress
 
 
@@ -20,17 +21,57 @@ class SearchDesk(Gang):
         self.num_ended = 0
         self.num_trials = 0
         self._heard: dict[int, Progress] = {}
+        self._silent_s: dict[int, float] = {}
+        """By trial that is to run: seconds for which it has said nothing, as far as somebody looked."""
+        self._unheard: set[int] = set()
+        """Those of them that have said nothing yet."""
+        self._looked_at_s: float | None = None
 
     def hear(self, rank: int, news: Mapping[str, Any]) -> None:
         """Take what a trial says; ``rank`` is its number."""
+        self.got_room()
+        with self._lock:
+            self._unheard.discard(rank)
+            if rank in self._silent_s:
+                self._silent_s[rank] = 0.0
         if "progress" in news:
             self._heard[rank] = Progress.from_json(news["progress"])
             self.progress = self._total()
         if "process" in news:
             super().hear(rank, {"process": news["process"], "machine": news.get("machine", {})})
 
+    def expect(self, trial: int) -> None:
+        """Tune is to run a trial, in a process of its own."""
+        with self._lock:
+            self._unheard.add(trial)
+            self._silent_s[trial] = 0.0
+
+    def silent_trial(self, rooms: Mapping[str, bool] | None, now_s: float, limit_s: float) -> int | None:
+        """Number of a trial that has said nothing for ``limit_s`` seconds; none if there is no such trial.
+
+        Time in which a trial waits for room, or in which Ray does not answer, does not count.
+
+        Args:
+            rooms: the search's reservations by id, and whether each holds something; None = nobody can tell now.
+            now_s: on a clock that never goes back.
+            limit_s: seconds.
+        """
+        gap_s = 0.0 if self._looked_at_s is None else min(now_s - self._looked_at_s, MAX_GAP_S)
+        self._looked_at_s = now_s
+        if rooms is None:
+            return None
+        has_room = bool(rooms) and all(rooms.values())
+        with self._lock:
+            for trial in self._silent_s:
+                if has_room or trial not in self._unheard:
+                    self._silent_s[trial] += gap_s
+            return next((trial for trial, silent_s in sorted(self._silent_s.items()) if silent_s >= limit_s), None)
+
     def forget(self, trial: int) -> None:
         """The trial has ended, and its process may go."""
+        with self._lock:
+            self._unheard.discard(trial)
+            self._silent_s.pop(trial, None)
         self._processes.pop(trial, None)
 
     @property

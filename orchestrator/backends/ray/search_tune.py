@@ -95,6 +95,7 @@ class _Driver:
         if task is None:
             return None
         self._numbers[trial_id] = task.number
+        self._desk.expect(task.number)
         setting = TrialSetting(
             number=task.number,
             search=self._study.request.job,

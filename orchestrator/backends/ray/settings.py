@@ -34,6 +34,9 @@ class RunnerSettings:
     gang_start_s: float = 900.0
     """A gang is lost whose workers are not at work so long after room was made. Cold file systems take minutes, and
     ranks that do not find each other 10 minutes, after which Ray Train's own error says more."""
+    room_s: float = 240.0
+    """A gang that was sent to certain nodes gives its reservation up if they have had no room for it for so long, and
+    is scheduled again: others may have come first. One that the cluster is to grow for waits without end."""
     collectives: str = ""
     """What joins a gang's ranks, as ``torch.distributed`` names it; empty = NCCL and gloo where the workers have GPUs,
     gloo where they have none. Others are for accelerators that do not speak NCCL."""

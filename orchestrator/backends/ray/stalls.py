@@ -17,7 +17,7 @@ from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  
 from ray.exceptions import RayError
 
 LOOK_EVERY_S = 5.0
-_MAX_GAP_S = 2 * LOOK_EVERY_S
+MAX_GAP_S = 2 * LOOK_EVERY_S
 """Of the time between two looks, no more than this counts."""
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Patience:
             rooms: the gang's reservations by id, and whether each holds something; None = nobody can tell now.
             now_s: on a clock that never goes back.
         """
-        gap_s = 0.0 if self._seen_at_s is None else min(now_s - self._seen_at_s, _MAX_GAP_S)
+        gap_s = 0.0 if self._seen_at_s is None else min(now_s - self._seen_at_s, MAX_GAP_S)
         self._seen_at_s = now_s
         if rooms is None:
             return self.waited_s
@@ -55,16 +55,16 @@ class OwnRooms:
     def __init__(self, worker_id: str, actor_id: str) -> None:
         self._worker_id, self._actor_id = worker_id, actor_id
         self._is_own: dict[str, bool] = {}
+        self.node_ids: tuple[str, ...] = ()
+        """Of those that held something at the latest look: Ray's ids of their nodes, one per bundle."""
 
     def find(self) -> dict[str, bool] | None:
         """By id, hexadecimal, whether each holds something yet; None while Ray does not tell."""
         try:
-            groups = list(_live_groups())
-            return {
-                group.placement_group_id.hex(): group.state == PlacementGroupTableData.CREATED
-                for group in groups
-                if self._is_mine(group)
-            }
+            groups = [group for group in _live_groups() if self._is_mine(group)]
+            made = [group for group in groups if group.state == PlacementGroupTableData.CREATED]
+            self.node_ids = tuple(bundle.node_id.hex() for group in made for bundle in group.bundles)
+            return {group.placement_group_id.hex(): group in made for group in groups}
         except (RayError, RuntimeError, ValueError) as error:
             _LOG.warning("Ray does not tell now which reservations there are: %s", error)
             return None

@@ -82,6 +82,11 @@ class LiveAttempt:
         return 0.0 if self.stint is None else self.stint.start_s - self.placed_at_s
 
     @property
+    def held_s(self) -> float | None:
+        """For how long it held its room when it ended; none = it never had any."""
+        return max(0.0, self.ended_at_s - self.placed_at_s) if self.places else None
+
+    @property
     def node(self) -> str:
         """Where it runs or ran, of a gang the first node; empty before it is placed."""
         return self.places[0] if self.places else ""
@@ -123,19 +128,31 @@ def succeeded(attempt: LiveAttempt, outcome: Outcome, now_s: float) -> AttemptRe
         resumed_from_step=attempt.step_of(attempt.resumed_s) if attempt.resumed_s else None,
     )
     status = AttemptStatus.SUCCEEDED
-    return AttemptReport(attempt_id=attempt.attempt_id, status=status, result=result, node=attempt.node)
+    return AttemptReport(
+        attempt_id=attempt.attempt_id, status=status, result=result, node=attempt.node, placed_for_s=attempt.held_s
+    )
 
 
 def failed(attempt: LiveAttempt, kind: FailureKind, message: str) -> AttemptReport:
     """A report of a failure."""
     failure = JobFailure(attempt_id=attempt.attempt_id, key=attempt.request.key, kind=kind, message=message)
-    return AttemptReport(attempt_id=attempt.attempt_id, status=AttemptStatus.FAILED, failure=failure, node=attempt.node)
+    return AttemptReport(
+        attempt_id=attempt.attempt_id,
+        status=AttemptStatus.FAILED,
+        failure=failure,
+        node=attempt.node,
+        placed_for_s=attempt.held_s,
+    )
 
 
 def lost(attempt: LiveAttempt, reason: str) -> AttemptReport:
     """A report of a loss."""
     return AttemptReport(
-        attempt_id=attempt.attempt_id, status=AttemptStatus.LOST, lost_reason=reason, node=attempt.node
+        attempt_id=attempt.attempt_id,
+        status=AttemptStatus.LOST,
+        lost_reason=reason,
+        node=attempt.node,
+        placed_for_s=attempt.held_s,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Node, Placement
 from orchestrator.backends.simulated.cluster import SimulatedCluster
-from orchestrator.backends.simulated.hardware import SimulatedNode
+from orchestrator.backends.simulated.hardware import NodeGroup, SimulatedNode
 from orchestrator.contract import JobRequest, Resources
 from orchestrator.errors import ClusterError, FailureKind
 
@@ -50,7 +50,7 @@ class SimulatedBackend:
         self._shows_progress = shows_progress
         self._epoch = 0
         self._unclaimed_since_s: dict[str, float] = {}
-        self._known: list[SimulatedNode] = []
+        self._known: list[SimulatedNode] | None = None
         self._capacity = _capacity_of([])
 
     @property
@@ -68,6 +68,8 @@ class SimulatedBackend:
         known = self._cluster.known_nodes()
         if known != self._known:
             self._known, self._capacity = known, _capacity_of(known)
+            if self._cluster.spec.grows:
+                self._capacity = replace(self._capacity, maximum=tuple(map(_kind_of, self._cluster.spec.groups)))
         return self._capacity
 
     def launch(self, request: JobRequest, resources: Resources, placement: Placement = ANYWHERE) -> None:
@@ -125,7 +127,13 @@ class SimulatedBackend:
             return attempt.report
         progress = attempt.progress(self._cluster.clock()) if self._shows_progress else None
         node = attempt.places[0] if attempt.places else ""
-        return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.RUNNING, progress=progress, node=node)
+        return AttemptReport(
+            attempt_id=attempt_id,
+            status=AttemptStatus.RUNNING,
+            progress=progress,
+            node=node,
+            placed_for_s=self._cluster.clock() - attempt.placed_at_s if attempt.places else None,
+        )
 
     def _end_unclaimed(self, attempt_ids: Collection[str]) -> None:
         """End what no journal knows: its controller died between two lines, or has let go of its sweep."""
@@ -137,6 +145,16 @@ class SimulatedBackend:
         for attempt_id, since_s in self._unclaimed_since_s.items():
             if now_s - since_s >= UNCLAIMED_S:
                 self._cluster.abandon(attempt_id)
+
+
+def _kind_of(group: NodeGroup) -> Node:
+    return Node(
+        resources=group.shape,
+        labels=dict(group.labels),
+        accelerator=group.accelerator,
+        is_spot=group.is_spot,
+        max_count=group.count,
+    )
 
 
 def _capacity_of(nodes: Sequence[SimulatedNode]) -> Capacity:
@@ -160,4 +178,4 @@ def _capacity_of(nodes: Sequence[SimulatedNode]) -> Capacity:
 
 
 def _lost(attempt_id: str, reason: str) -> AttemptReport:
-    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason=reason)
+    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason=reason, placed_for_s=None)

@@ -26,7 +26,7 @@ from orchestrator.backends.simulated.attempt import (
 )
 from orchestrator.backends.simulated.clock import VirtualClock
 from orchestrator.backends.simulated.hardware import ClusterSpec, Hazards, SimulatedNode, build_nodes
-from orchestrator.backends.simulated.work import COMMITTING, Ending, Fate, JobWork, Stint
+from orchestrator.backends.simulated.work import COMMITTING, NO_ROOM_S, Ending, Fate, JobWork, Stint
 from orchestrator.contract import JobRequest, Outcome, Resources
 from orchestrator.errors import FailureKind, OrchestratorError
 from orchestrator.storage.protocol import ObjectStore
@@ -101,6 +101,8 @@ class SimulatedCluster:
         )
         self.attempts[request.attempt_id] = attempt
         self._waiting.append(attempt)
+        if fate.ending is Ending.NO_ROOM:
+            attempt.rearm(self.clock.after(NO_ROOM_S, lambda: self._give_up_waiting(attempt)))
         self._place_waiting()
 
     def stop(self, attempt_id: str) -> None:
@@ -146,7 +148,7 @@ class SimulatedCluster:
 
     def _place_waiting(self) -> None:
         for attempt in list(self._waiting):
-            places = self._find_places(attempt)
+            places = None if attempt.fate.ending is Ending.NO_ROOM else self._find_places(attempt)
             if places is not None:
                 self._waiting.remove(attempt)
                 self._place(attempt, places)
@@ -212,6 +214,10 @@ class SimulatedCluster:
                 self._end(attempt, lost(attempt, "its runner died"), ending="runner")
             case Ending.HANG:
                 attempt.phase, attempt.hung_at_s = Phase.HUNG, self.clock()
+
+    def _give_up_waiting(self, attempt: LiveAttempt) -> None:
+        self._waiting.remove(attempt)
+        self._end(attempt, failed(attempt, FailureKind.NO_ROOM, "others came first"), ending="no_room")
 
     def _give_up(self, attempt: LiveAttempt) -> None:
         """Tell that an attempt is lost, which works on all the same."""

@@ -31,6 +31,8 @@ class ClusterSpec:
     """All nodes of a cluster. Node names are ``node0000``, ``node0001``, ... over all groups."""
 
     groups: tuple[NodeGroup, ...]
+    grows: bool = False
+    """Whether an autoscaler is said to replace what is lost: then attempts are also launched before there is room."""
 
     @property
     def num_gpus(self) -> int:

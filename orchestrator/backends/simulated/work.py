@@ -47,6 +47,8 @@ class Ending(StrEnum):
     """It is reported lost, goes on all the same and commits: a node that the cluster has given up too early."""
     DEAF = "deaf"
     """It commits, and does not end when it is asked to."""
+    NO_ROOM = "no_room"
+    """It never gets its room, and is given up after ``NO_ROOM_S``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Fate:
     message: str = ""
 
 
+NO_ROOM_S = 240.0
+"""As a gang of the Ray backend that was sent to nodes where others came first."""
 COMMITTING = frozenset({Ending.COMMIT, Ending.COMMIT_AND_DIE, Ending.PRETEND, Ending.GHOST, Ending.DEAF})
 
 
