@@ -29,7 +29,7 @@ _KINDS_BY_NAME = {
     "OwnerDiedError": FailureKind.NODE_LOST,
     "ObjectLostError": FailureKind.NODE_LOST,
     "DistNetworkError": FailureKind.NODE_LOST,
-    "DistBackendError": FailureKind.NODE_LOST,
+    "DistStoreError": FailureKind.NODE_LOST,
     "GetTimeoutError": FailureKind.TIMEOUT,
     "TimeoutError": FailureKind.TIMEOUT,
     "ActorPlacementGroupRemoved": FailureKind.NODE_LOST,
