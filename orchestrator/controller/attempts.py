@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
-from orchestrator.contract import JobRequest, Outcome, Timings
+from orchestrator.contract import JobFailure, JobRequest, Outcome, Timings
 from orchestrator.errors import (
     CorruptObjectError,
     FailureKind,
@@ -96,20 +96,33 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
     record = find_record(store, attempt.key)
     if record is not None and record.attempt_id == attempt.attempt_id:
         return _success(store, attempt, report, now)
-    if report.status is AttemptStatus.FAILED and report.failure is not None:
+    failure = report.failure
+    if report.status is AttemptStatus.FAILED and failure is not None:
+        where = _place_at_fault(failure, report.node)
         return AttemptFailed(
             at_s=now,
             job=attempt.job,
             attempt_id=attempt.attempt_id,
-            kind=report.failure.kind,
-            message=report.failure.message[:_MAX_TEXT],
-            traceback=report.failure.traceback[-_MAX_TEXT:],
+            kind=failure.kind,
+            message=failure.message[: _MAX_TEXT - len(where)] + where,
+            traceback=failure.traceback[-_MAX_TEXT:],
             node=report.node,
+            rank=failure.rank,
+            gpus=failure.gpus,
+            step=failure.step,
         )
     reason = report.lost_reason or f"the backend reports {report.status} and says nothing more"
     return AttemptLost(
         at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, reason=reason[:_MAX_TEXT], node=report.node
     )
+
+
+def _place_at_fault(failure: JobFailure, node: str) -> str:
+    """A line for people on which rank of a gang it was, and where; empty without a gang."""
+    if failure.rank is None:
+        return ""
+    gpus = f", GPU {', '.join(failure.gpus)}" if failure.gpus else ""
+    return f"\nat rank {failure.rank}" + (f", on node {node}{gpus}" if node else gpus)
 
 
 def find_record(store: ObjectStore, key: str) -> Record | None:

@@ -237,7 +237,13 @@ class AttemptFailed(AttemptEvent):
     message: str
     traceback: str = ""
     node: str = ""
-    """See ``AttemptSucceeded``."""
+    """Node at fault: where it ran, of a gang that of ``rank``; empty = none can be named."""
+    rank: int | None = None
+    """Of a gang, the rank at fault; None = one worker, none can be named, or written by an earlier version."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that the process at fault held."""
+    step: int | None = None
+    """Of a failure of numerics in training, the number of updates before the wrong one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +252,7 @@ class AttemptLost(AttemptEvent):
 
     reason: str
     node: str = ""
-    """See ``AttemptSucceeded``."""
+    """Node that was lost, or that of the process; empty = none can be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

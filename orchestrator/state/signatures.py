@@ -39,6 +39,14 @@ SIGNATURES: tuple[Signature, ...] = (
         blames_node=True,
     ),
     _signature(
+        "other code",
+        FailureKind.NODE_LOST,
+        r"runs code (?:[0-9a-f]{16}|of an earlier version), and not [0-9a-f]{16} as the others",
+        "deploy one version on all nodes and name its image by digest (image@sha256:...): a tag may mean another image "
+        "on a node that starts later. The node is left out for a while",
+        blames_node=True,
+    ),
+    _signature(
         "full shared memory",
         FailureKind.OUT_OF_MEMORY,
         r"bus error|\bSIGBUS\b|unable to (?:open|allocate|mmap|write to).{0,40}shared memory"

@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -108,11 +109,8 @@ def _sum_fails_on_rank_1(rank: int, world_size: int, error: Exception) -> None:
     with ranks.aborted_on_error():
         ranks.barrier()
         if rank == 1:
-            torch.distributed.all_reduce, reduce = partial(_raise, error), torch.distributed.all_reduce
-            try:
+            with mock.patch.object(torch.distributed, "all_reduce", partial(_raise, error)):
                 ranks.barrier()
-            finally:
-                torch.distributed.all_reduce = reduce
         ranks.barrier()
 
 

@@ -23,7 +23,7 @@ _UNREACHABLE = _NCCL.format("unhandled system error", _SYSTEM, "socketStartConne
 _SHM = _NCCL.format(
     "unhandled system error",
     _SYSTEM,
-    "Error while creating shared memory segment /dev/shm/nccl-4kVq2w (size 9637888), error: No space left on device (28)",
+    "Error while creating shared memory segment /dev/shm/nccl-4kVq2w (size 9637888), error: No space left on device",
 )
 _CUDA = "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
 _CALL = "ncclUnhandledCudaError: Call to CUDA function failed."

@@ -12,13 +12,21 @@ import ray
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Placement
 from orchestrator.backends.ray.capacity import ClusterCapacity, fits
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.digest import code_digest, is_current, other_code
 from orchestrator.backends.ray.gang import PLACING
 from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import Doom, LinkState, RunnerLink, poll_links
 from orchestrator.backends.ray.names import new_runner_name, shape_of
 from orchestrator.backends.ray.orphans import Orphanage
-from orchestrator.backends.ray.reports import lost, machines_of, report_of, stacks_of, worker_node_ids
+from orchestrator.backends.ray.reports import (
+    culprit_id,
+    lost,
+    machines_of,
+    names_culprit,
+    report_of,
+    stacks_of,
+    worker_node_ids,
+)
 from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.spawn import ANY_SITE, Site, create_runner, selector_of
@@ -52,6 +60,8 @@ class RayBackend:
         self._settings = replace(settings or RunnerSettings(), namespace=namespace)
         self._spare_runners = spare_runners
         self._digest = code_digest()
+        self._digests = {self._digest}
+        """Of code that runners may run."""
         self._epoch = 0
         self._links: dict[str, RunnerLink] = {}
         self._attempts: dict[str, RunnerLink] = {}
@@ -142,7 +152,9 @@ class RayBackend:
         gang = GangShape.of(request, resources, node_ids, site.excluded_ids, site.selector)
         if gang is not None:
             self._make_room_for_gang(gang, placement)
-            link = self._choose_idle(COORDINATOR, ANY_SITE) or self._create(COORDINATOR, site)
+            # On the gang's first node, where that is known: no other node's end should end the gang.
+            where = site if site.node else ANY_SITE
+            link = self._choose_idle(COORDINATOR, where) or self._create(COORDINATOR, site)
         else:
             link = self._choose_idle(resources, site) or self._create_with_spares(resources, site)
         link.placement, link.asked = placement, asked
@@ -265,12 +277,25 @@ class RayBackend:
             self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")
+        elif link.state is LinkState.READY and link.node_id and not self._is_current(link):
+            link.kill(other_code(f"runner {link.name} on node '{link.node}'", link.digest, self._digest))
+        elif link.may_begin:
+            link.begin()
         elif gone := self._gone_before_use(link):
             link.kill(f"node {gone}, where workers of its gang were to go, is gone")
         elif _waits_for_room(link) and age_s > ROOM_AFTER_S:
             self._orphanage.suspect()
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
+
+    def _is_current(self, link: RunnerLink) -> bool:
+        """Whether a runner that this backend has made runs the code that it should."""
+        if link.was_found or link.digest in self._digests:
+            return True
+        if is_current(link.digest, self._digest):
+            self._digests.add(link.digest)
+            return True
+        return False
 
     def _gone_before_use(self, link: RunnerLink) -> str:
         """A node that a gang waits for in vain: Ray would try for minutes before it says so."""
@@ -322,9 +347,10 @@ class RayBackend:
             return self._report_unknown(attempt_id)
         name = self._capacity.name_of
         machines = {name(node_id): machine for node_id, machine in machines_of(link).items() if name(node_id)}
-        return replace(
-            report_of(attempt_id, link), worker_nodes=tuple(map(name, worker_node_ids(link))), machines=machines
-        )
+        report = report_of(attempt_id, link)
+        if names_culprit(link):
+            report = replace(report, node=name(culprit_id(link)))
+        return replace(report, worker_nodes=tuple(map(name, worker_node_ids(link))), machines=machines)
 
     def _report_unknown(self, attempt_id: str) -> AttemptReport:
         if any(link.state is LinkState.FOUND for link in self._alive()):

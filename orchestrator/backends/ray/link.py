@@ -149,8 +149,20 @@ class RunnerLink:
         """Give the runner an attempt, and let go of the former one."""
         self.attempt_id, self.request, self.gang = request.attempt_id, request, gang
         self.was_warm = self.state is LinkState.READY
-        releases, self._to_release = self._to_release, ""
-        self._call_start(request, releases)
+        if self.was_warm:
+            self.begin()
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the runner is up, and has not been told of the attempt that it was made for."""
+        is_told = self.is_started or self.refused is not None or _Call.START in self._calls
+        return self.state is LinkState.READY and self.request is not None and not is_told
+
+    def begin(self) -> None:
+        """Tell the runner of its attempt. The first answer of one that is new says which code it runs."""
+        if self.request is not None:
+            releases, self._to_release = self._to_release, ""
+            self._call_start(self.request, releases)
 
     def _call_start(self, request: JobRequest, releases: str) -> None:
         gang = self.gang.to_json() if self.gang is not None else None

@@ -22,7 +22,7 @@ from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
 from orchestrator.contract import JobRequest
-from orchestrator.observability.machine import describe_machine
+from orchestrator.observability.machine import describe_machine, gpu_uuids
 from orchestrator.security import redaction
 
 MAX_CONCURRENT_CALLS = 8
@@ -60,6 +60,8 @@ class Runner:
             namespace=self._settings.namespace,
             worker_id=context.get_worker_id(),
             actor_id=context.get_actor_id() or "",
+            node_id=context.get_node_id(),
+            gpus=gpu_uuids(context.get_accelerator_ids().get("GPU", ())),
         )
         # One thread runs all attempts: torch keeps settings such as the number of threads per thread.
         threading.Thread(target=self._work, name="attempts", daemon=True).start()
@@ -122,13 +124,13 @@ class Runner:
         run.wait(min(wait_s, MAX_WAIT_S))
         return run.report()
 
-    def exchange(self, attempt_id: str, rank: int, news: Mapping[str, Any]) -> dict[str, bool]:
+    def exchange(self, attempt_id: str, rank: int, news: Mapping[str, Any]) -> dict[str, Any]:
         """A gang's worker tells its news and learns whether to stop; of an attempt that is not here it must."""
         run = self._run
         if run is None or run.gang is None or run.has_ended or run.request.attempt_id != attempt_id:
             return {"stop": True}
-        run.gang.hear(rank, news)
-        return {"stop": run.must_stop}
+        refusal = run.hear(rank, news, self._digest)
+        return {"stop": run.must_stop or bool(refusal), "refusal": refusal}
 
     def stop(self, attempt_id: str, epoch: int) -> str:
         """Ask an attempt to write a checkpoint and end; an attempt that is not here has ended already."""
