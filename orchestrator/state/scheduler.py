@@ -153,6 +153,7 @@ class Scheduler:
         whereabouts: Mapping[str, str] | None = None,
         user_caps: Mapping[str, Cap] | None = None,
         stepping: Collection[str] | None = None,
+        steps: Mapping[str, int] | None = None,
         former: Sequence[Snapshot] = (),
     ) -> list[Command]:
         """Commands that follow from where the sweeps stand.
@@ -171,6 +172,7 @@ class Scheduler:
             whereabouts: by attempt, the node that it is on.
             user_caps: bounds by owner, ``*`` for those without their own.
             stepping: attempts that have trained a few steps; ``None`` = nobody tells, and there is no preflight.
+            steps: by attempt, the training step that it has reached.
             former: sweeps that have ended; what they found out about nodes still holds.
         """
         self.waits, self.behind, self.warnings = {}, {}, {}
@@ -178,7 +180,7 @@ class Scheduler:
         machines = self._laid_out(tuple(nodes), total)
         excluded = excluded_nodes([*snapshots, *former], now).keys()
         # Before the ends of sweeps: a sweep that has ended takes no more news.
-        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now)]
+        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now, steps)]
         commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, whereabouts=whereabouts or {}, now=now)
         commands += [command for index in indexes for command in follow_up(index, committed, now)]
         site = self._suited(machines, total, maximum, excluded)

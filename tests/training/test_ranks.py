@@ -162,6 +162,7 @@ def test_gang_with_a_poisoned_sample_on_one_rank_fails_on_all_and_names_it(pool:
         # Sample number 3 of batch 7: position 59 of 40 samples.
         assert "loss is nan at step 7" in str(error)
         assert "finite loss first: sample19, sample16" in str(error)
+        assert (error.step, error.rank) == (7, 0)  # it was in the share of rank 0
 
 
 def test_gang_rewinds_together_like_one_process(pool: RankPool, tmp_path: Path) -> None:
