@@ -30,9 +30,8 @@ from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
 from orchestrator.storage.scratch import scratch_folder
 
-EXCHANGE_EVERY_S = 0.5
-"""Rank 0 tells the gang's progress, and hears of a stop so soon; the others learn of it at their next vote."""
-_OTHERS_EXCHANGE_EVERY_S = 10.0
+EXCHANGE_EVERY_S, OTHERS_EXCHANGE_EVERY_S = 0.5, 10.0
+"""Rank 0 tells the gang's progress, and hears of a stop so soon; the other ranks learn of it at their next vote."""
 _EXCHANGE_TIMEOUT_S = 30.0
 TOLERATED_S = 120.0
 """A runner that answers nobody for so long is given up. A call that fails now and then is the network's business."""
@@ -49,13 +48,18 @@ def work(config: Mapping[str, Any]) -> dict[str, Any]:
     rank, world_size = place.get_world_rank(), place.get_world_size()
     request = JobRequest.from_json(config["request"])
     settings = RunnerSettings.from_json(config["settings"])
-    every_s = _OTHERS_EXCHANGE_EVERY_S if rank else EXCHANGE_EVERY_S
+    every_s = exchange_every_s(rank)
     with RunnerLine(config["runner"], config["namespace"], request.attempt_id, rank, every_s=every_s) as line:
         try:
             return _execute(request, settings, line, rank, world_size)
         except Exception as error:
             line.tell_failure(failure_from(error, request))
             raise
+
+
+def exchange_every_s(rank: int) -> float:
+    """Seconds between two calls of a rank to the gang's runner."""
+    return OTHERS_EXCHANGE_EVERY_S if rank else EXCHANGE_EVERY_S
 
 
 def _execute(
