@@ -61,7 +61,8 @@ def exclusions(
     steps: Mapping[str, int] | None = None,
 ) -> Iterator[ExcludeNode]:
     """Nodes on which different jobs failed lately, more than elsewhere, or that computed what a replay did not; never
-    more than a tenth of the cluster, those that are left out already among them.
+    more than a tenth of the cluster, those that are left out already among them. To be carried out before the ends of
+    sweeps: one that has ended takes no more news.
 
     ``steps``: by attempt, the training step that it has reached.
     """
