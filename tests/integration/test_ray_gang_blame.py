@@ -6,11 +6,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.backends.protocol import AttemptStatus, Placement
+from orchestrator.backends.ray import gang_worker
 from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.gang_worker import RunnerLine
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.contract import Resources
 from orchestrator.errors import FailureKind
@@ -82,3 +85,35 @@ def test_runner_of_other_code_gets_no_attempt_and_its_node_is_blamed(
     assert found.blames_node
     assert report.node
     assert not store.list_children("artifacts/")
+
+
+class Desk:
+    """Stands for a gang's runner: hears, and may be stopped, woken and killed."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def exchange(self, _attempt_id: str, _rank: int, news: dict[str, Any]) -> dict[str, Any]:
+        self.heard.append(news)
+        return {"stop": False}
+
+    def state(self) -> tuple[int, list[dict[str, Any]]]:
+        return os.getpid(), self.heard
+
+
+def test_runner_that_stands_still_for_a_while_stops_no_rank_and_a_dead_one_does_at_once(
+    ray_cluster, namespace, monkeypatch, until
+) -> None:
+    monkeypatch.setattr(gang_worker, "_EXCHANGE_TIMEOUT_S", 1.0)
+    actor_class: Any = ray_cluster.remote(Desk).options(name="desk", namespace=namespace, num_cpus=0)
+    desk = actor_class.remote()
+    pid, _ = ray_cluster.get(desk.state.remote())
+    with RunnerLine("desk", namespace, "k.1", 3, every_s=60.0) as line:
+        os.kill(pid, signal.SIGSTOP)
+        assert not line.tell({"process": "here"})
+        assert not line.must_stop.is_set()
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: line.tell({"progress": 1}))
+        assert {"process": "here", "progress": 1} in ray_cluster.get(desk.state.remote())[1]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not line.tell({"progress": 2}) and line.must_stop.is_set())

@@ -64,7 +64,7 @@ def names_culprit(link: RunnerLink) -> bool:
     A gang's runner is on one of the gang's nodes: it tells of that node's fault only where it died itself.
     """
     if link.state is LinkState.GONE and not link.has_ended:
-        return link.gang is not None and link.death is None
+        return link.gang is not None and link.death is None and link.is_started
     return "node_id" in link.report.get("failure", {})  # a runner of an earlier version does not say
 
 

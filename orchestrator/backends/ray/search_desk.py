@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.backends.ray.digest import is_current
 from orchestrator.backends.ray.gang import PLACING, Gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.stacks import LoggedProcess
@@ -28,6 +29,10 @@ class SearchDesk(Gang):
             self.progress = self._total()
         if "process" in news:
             super().hear(rank, {"process": news["process"], "machine": news.get("machine", {})})
+
+    def admits(self, digest: str, own: str) -> bool:
+        """As a gang's, but that trials train models of their own: one that starts after an upgrade may be newer."""
+        return is_current(digest, own)
 
     def forget(self, trial: int) -> None:
         """The trial has ended, and its process may go."""
