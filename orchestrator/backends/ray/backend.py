@@ -12,7 +12,7 @@ import ray
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Placement
 from orchestrator.backends.ray.capacity import ClusterCapacity, fits
-from orchestrator.backends.ray.digest import code_digest, is_current, other_code
+from orchestrator.backends.ray.digest import code_digest, current_digests, other_code
 from orchestrator.backends.ray.gang import PLACING
 from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import Doom, LinkState, RunnerLink, poll_links
@@ -60,8 +60,6 @@ class RayBackend:
         self._settings = replace(settings or RunnerSettings(), namespace=namespace)
         self._spare_runners = spare_runners
         self._digest = code_digest()
-        self._digests = {self._digest}
-        """Of code that runners may run."""
         self._epoch = 0
         self._links: dict[str, RunnerLink] = {}
         self._attempts: dict[str, RunnerLink] = {}
@@ -198,6 +196,7 @@ class RayBackend:
         handle = create_runner(name, self._namespace, resources, self._settings, site)
         link = RunnerLink(name, resources, handle, LinkState.CREATED)
         link.node = site.node
+        link.digests, link.on_other_code = current_digests(self._digest), self._tell_other_code
         link.announce(self._epoch)
         self._links[name] = link
         return link
@@ -277,10 +276,6 @@ class RayBackend:
             self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")
-        elif link.state is LinkState.READY and link.node_id and not self._is_current(link):
-            link.kill(other_code(f"runner {link.name} on node '{link.node}'", link.digest, self._digest))
-        elif link.may_begin:
-            link.begin()
         elif gone := self._gone_before_use(link):
             link.kill(f"node {gone}, where workers of its gang were to go, is gone")
         elif _waits_for_room(link) and age_s > ROOM_AFTER_S:
@@ -288,14 +283,9 @@ class RayBackend:
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
 
-    def _is_current(self, link: RunnerLink) -> bool:
-        """Whether a runner that this backend has made runs the code that it should."""
-        if link.was_found or link.digest in self._digests:
-            return True
-        if is_current(link.digest, self._digest):
-            self._digests.add(link.digest)
-            return True
-        return False
+    def _tell_other_code(self, link: RunnerLink) -> str:
+        link.node = self._capacity.name_of(link.node_id) or link.node
+        return other_code(f"runner {link.name} on node '{link.node}'", link.digest, self._digest)
 
     def _gone_before_use(self, link: RunnerLink) -> str:
         """A node that a gang waits for in vain: Ray would try for minutes before it says so."""

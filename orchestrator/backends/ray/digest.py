@@ -29,17 +29,13 @@ def own_digest() -> str:
     return code_digest()
 
 
-def is_current(digest: str, own: str) -> bool:
-    """Whether a process runs the code of this one, or what lies on this node's disk now.
+def current_digests(own: str) -> tuple[str, ...]:
+    """Code that a process which starts now may run beside this one: the same, or what lies on this node's disk now.
 
     Whoever edits or upgrades a package under a running stack wants the next process to have it: that one is right and
-    this one is old.
-
-    Args:
-        digest: of the other process's code; empty = of a version that does not say.
-        own: of this process's code, as it started.
+    this one is old. ``own``: of this process's code, as it started.
     """
-    return bool(digest) and (digest == own or digest == code_digest())
+    return tuple(dict.fromkeys((own, code_digest())))
 
 
 def other_code(who: str, digest: str, own: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.deaths import Death, Ended, death_of
-from orchestrator.backends.ray.digest import is_current
+from orchestrator.backends.ray.digest import current_digests
 from orchestrator.backends.ray.gang_shape import NODE_LABEL, GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.stacks import LoggedProcess
@@ -83,7 +83,7 @@ class Gang:
     def admits(self, digest: str, own: str) -> bool:
         """Whether a worker's code is that of the others; ``own`` is the runner's. The first worker decides."""
         with self._lock:
-            if not self.digest and is_current(digest, own):
+            if not self.digest and (digest == own or digest in current_digests(own)):
                 self.digest = digest
             return bool(self.digest) and digest == self.digest
 

@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -94,12 +94,20 @@ class Runner:
             ).to_json()
 
     def start(
-        self, request: Mapping[str, Any], epoch: int, releases: str = "", gang: Mapping[str, Any] | None = None
+        self,
+        request: Mapping[str, Any],
+        epoch: int,
+        releases: str = "",
+        gang: Mapping[str, Any] | None = None,
+        digests: Sequence[str] = (),
     ) -> str:
         """Accept an attempt; repeating it changes nothing.
 
-        ``releases`` names an ended attempt to let go of first; ``gang`` is the shape of an attempt of many workers.
+        ``releases`` names an ended attempt to let go of first; ``gang`` is the shape of an attempt of many workers;
+        ``digests`` are of the code that a runner may run, empty = any.
         """
+        if digests and self._digest not in digests:
+            return Answer.OTHER_CODE
         with self._lock:
             if epoch < self._epoch:
                 return Answer.STALE_EPOCH

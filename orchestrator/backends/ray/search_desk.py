@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.backends.ray.digest import is_current
+from orchestrator.backends.ray.digest import current_digests
 from orchestrator.backends.ray.gang import PLACING, Gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.stacks import LoggedProcess
@@ -32,7 +32,7 @@ class SearchDesk(Gang):
 
     def admits(self, digest: str, own: str) -> bool:
         """As a gang's, but that trials train models of their own: one that starts after an upgrade may be newer."""
-        return is_current(digest, own)
+        return digest == own or digest in current_digests(own)
 
     def forget(self, trial: int) -> None:
         """The trial has ended, and its process may go."""
