@@ -59,13 +59,14 @@ def test_killed_or_broken_second_rank_is_blamed_and_not_the_coordinators_node(
     assert report.failure.gpus == ("0",)  # invented: a real one has a UUID
     backend.release(killed.attempt_id)
     broken = request(store, job("broken", end="rank1_ecc"), num_workers=2)
-    backend.launch(broken, TWO_GPUS, Placement(nodes=(first, second)))
+    backend.launch(broken, TWO_GPUS, Placement(nodes=(second, first)))  # an idle coordinator is on the other node
     report = finish(backend, broken.attempt_id)
+    assert backend._attempts[broken.attempt_id].node == second
     assert report.failure is not None
     found = signature_of(report.failure.message)
     assert found is not None
     assert found.blames_node
-    assert (report.failure.rank, report.node) == (1, second)
+    assert (report.failure.rank, report.node) == (1, first)
 
 
 def test_runner_of_other_code_gets_no_attempt_and_its_node_is_blamed(
