@@ -230,6 +230,14 @@ class JobFailure:
     kind: FailureKind
     message: str
     traceback: str = ""
+    rank: int | None = None
+    """Of a gang, the rank at fault; None = one worker, or none can be named."""
+    node_id: str = ""
+    """The backend's id of the node at fault, of a gang that of ``rank``; empty = none can be named."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that the process at fault held."""
+    step: int | None = None
+    """Of a failure of numerics in training, the number of updates before the wrong one."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -238,7 +246,8 @@ class JobFailure:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``to_json``."""
-        return cls(**{**document, "kind": FailureKind(document["kind"])})
+        kind, gpus = FailureKind(document["kind"]), tuple(document.get("gpus", ()))
+        return cls(**{**document, "kind": kind, "gpus": gpus})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

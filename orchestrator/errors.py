@@ -6,6 +6,7 @@ Ray ships exceptions between processes: an error keeps its constructor arguments
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +27,31 @@ class FailureKind(StrEnum):
     STORAGE = "storage"
     INFEASIBLE = "infeasible"
     UNKNOWN = "unknown"
+
+
+# Texts of libtorch 2.15 (gloo, ProcessGroupNCCL.cpp), NCCL 2.30 and of the store at which ranks meet. What a collective
+# raises is mostly a plain RuntimeError or DistBackendError: only its text tells who is at fault.
+_OWN_TROUBLE = re.compile(
+    r"out of memory|CUDA (?:error|driver|failure)|CUBLAS_|CUDNN_|HIP error|ncclUnhandledCudaError|\bECC\b|\bXid\b"
+    r"|device-side assert|enforce fail|ncclInvalid|invalid (?:usage|argument)|/dev/shm|shared memory|no space left"
+    r"|allocate memory|bad_alloc",
+    re.IGNORECASE,
+)
+_TRANSPORT = re.compile(
+    r"gloo/(?:transport|rendezvous)/|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
+    r"|Watchdog caught collective operation timeout|communicator was aborted|operations have failed or timed out"
+    r"|Got completion .{0,200}(?:error|status)|connection (?:was likely )?(?:closed|reset|refused)|broken pipe"
+    r"|network is unreachable|no route to host|tim(?:ed|e) ?out|NCCL timeout",
+    re.IGNORECASE,
+)
+
+
+def is_lost_peer(text: str) -> bool:
+    """Whether an error of a collective operation says that another rank, or the way to it, is gone.
+
+    Memory that ran out and broken devices show there too, often in the same sentence: these are the rank's own.
+    """
+    return _OWN_TROUBLE.search(text) is None and _TRANSPORT.search(text) is not None
 
 
 class OrchestratorError(Exception):
@@ -76,9 +102,19 @@ class BadDataError(OrchestratorError):
 
 
 class NumericsError(OrchestratorError):
-    """A loss or gradient is NaN or infinite."""
+    """A loss or gradient is NaN or infinite, after ``step`` updates (None = not in training).
+
+    ``rank`` is the only rank of the gang whose own numbers are wrong; None = those of several, or nobody can tell.
+    """
 
     failure_kind = FailureKind.NUMERICS
+
+    def __init__(self, message: str, step: int | None = None, rank: int | None = None) -> None:
+        super().__init__(message, step, rank)
+        self.step, self.rank = step, rank
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class OutOfMemoryError(OrchestratorError):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.contract import JobFailure, JobRequest
-from orchestrator.errors import FailureKind, OrchestratorError
+from orchestrator.errors import FailureKind, NumericsError, OrchestratorError
 from orchestrator.security.redaction import redacted
 from orchestrator.state.signatures import signature_of
 
@@ -29,7 +29,7 @@ _KINDS_BY_NAME = {
     "OwnerDiedError": FailureKind.NODE_LOST,
     "ObjectLostError": FailureKind.NODE_LOST,
     "DistNetworkError": FailureKind.NODE_LOST,
-    "DistBackendError": FailureKind.NODE_LOST,
+    "DistStoreError": FailureKind.NODE_LOST,
     "GetTimeoutError": FailureKind.TIMEOUT,
     "TimeoutError": FailureKind.TIMEOUT,
     "ActorPlacementGroupRemoved": FailureKind.NODE_LOST,
@@ -107,6 +107,7 @@ def failure_from(error: BaseException, request: JobRequest) -> JobFailure:
     trace = "".join(traceback.format_exception(error))
     diagnosis = diagnose(error)
     advice = f"\n{diagnosis.advice}" if diagnosis.advice else ""
+    wrong = error if isinstance(error, NumericsError) else None
     return JobFailure(
         attempt_id=request.attempt_id,
         key=request.key,
@@ -114,6 +115,8 @@ def failure_from(error: BaseException, request: JobRequest) -> JobFailure:
         # First redacted, then cut: half a secret would not be found.
         message=redacted(message)[: _MAX_MESSAGE - len(advice)] + advice,
         traceback=redacted(trace)[-_MAX_TRACEBACK:],
+        rank=wrong.rank if wrong else None,
+        step=wrong.step if wrong else None,
     )
 
 

@@ -95,16 +95,17 @@ def compare_images(config: Mapping[str, Any]) -> str:
 
 
 def refuse_mismatched(images: Mapping[str, str]) -> None:
-    """Raises for images that differ or are not pinned; ``images`` by who runs them."""
+    """Raises for images that differ or are not named by digest; ``images`` by who runs them."""
     if len(set(images.values())) > 1:
         told = ", ".join(f"{who}: {image or 'none'}" for who, image in images.items())
         message = f"the images differ ({told}); Ray and Python must be of one version on all nodes, and the code too: "
         raise UserError(f"{message}name one image")
     image = next(iter(images.values()), "")
-    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
-    if "@sha256:" not in image and tag in {"", "latest"}:
+    if "@sha256:" not in image:
         raise UserError(
-            f"image {image!r} is not pinned: nodes that start later may run other code; name a tag or digest"
+            f"image {image!r} is not named by its digest: a tag may mean another image on a node that starts later, "
+            "whose ranks would be refused; write image@sha256:..., as `docker push` prints it (in a kustomization "
+            "digest: sha256:... in place of newTag)"
         )
 
 

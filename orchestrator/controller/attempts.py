@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
-from orchestrator.contract import JobRequest, Outcome, Timings
+from orchestrator.contract import JobFailure, JobRequest, Outcome, Timings
 from orchestrator.errors import (
     CorruptObjectError,
     FailureKind,
@@ -107,15 +107,20 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
             had_no_room=True,
             message=why[:_MAX_TEXT],
         )
-    if report.status is AttemptStatus.FAILED and report.failure is not None:
+    failure = report.failure
+    if report.status is AttemptStatus.FAILED and failure is not None:
+        where = _place_at_fault(failure, report.node)
         return AttemptFailed(
             at_s=now,
             job=attempt.job,
             attempt_id=attempt.attempt_id,
-            kind=report.failure.kind,
-            message=report.failure.message[:_MAX_TEXT],
-            traceback=report.failure.traceback[-_MAX_TEXT:],
+            kind=failure.kind,
+            message=failure.message[: _MAX_TEXT - len(where)] + where,
+            traceback=failure.traceback[-_MAX_TEXT:],
             node=report.node,
+            rank=failure.rank,
+            gpus=failure.gpus,
+            step=failure.step,
         )
     reason = report.lost_reason or f"the backend reports {report.status} and says nothing more"
     return AttemptLost(
@@ -135,6 +140,14 @@ def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
     if failure is None:
         return report.lost_reason or "its runner is gone"
     return failure.message if failure.kind in _WITHOUT_ROOM else ""
+
+
+def _place_at_fault(failure: JobFailure, node: str) -> str:
+    """A line for people on which rank of a gang it was, and where; empty without a gang."""
+    if failure.rank is None:
+        return ""
+    gpus = f", GPU {', '.join(failure.gpus)}" if failure.gpus else ""
+    return f"\nat rank {failure.rank}" + (f", on node {node}{gpus}" if node else gpus)
 
 
 def find_record(store: ObjectStore, key: str) -> Record | None:

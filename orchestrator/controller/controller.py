@@ -367,6 +367,7 @@ class Controller:
             whereabouts=self._whereabouts,
             user_caps=self._quotas,
             former=[one.snapshot for one in fleet.holdings() if one.snapshot.state.is_final and one.snapshot.excluded],
+            steps=self._heartbeats.steps,
             stepping=None if self._preflight is PreflightRule.NEVER else self._heartbeats.stepping,
         )
         commands = [command for command in commands if command.sweep in served]

@@ -47,6 +47,11 @@ class Heartbeats:
         """Attempts that have trained a few steps since they were first seen."""
         return self._stepping
 
+    @property
+    def steps(self) -> dict[str, int]:
+        """The training step that each attempt has reached."""
+        return {attempt_id: beat.step for attempt_id, beat in self._beats.items()}
+
     def see(self, attempt_id: str, progress: Progress, now: float) -> str:
         """Take a report; returns why the attempt counts as hanging, or nothing."""
         beat = self._beats.get(attempt_id)

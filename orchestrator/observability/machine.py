@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 _NVIDIA = Path("/proc/driver/nvidia")
 _DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]*)")
 _MODEL = re.compile(r"(?m)^Model:\s*(.+?)\s*$")
+_UUID = re.compile(r"(?m)^GPU UUID:\s*(\S+)")
 _MEMORY = re.compile(r"(?m)^MemTotal:\s*(\d+) kB")
 
 
@@ -30,6 +32,16 @@ def describe_machine() -> dict[str, Any]:
         "gpus": _gpus(),
         "driver": _driver(),
     }
+
+
+def gpu_uuids(ids: Iterable[str]) -> tuple[str, ...]:
+    """UUIDs of GPUs by the ids that Ray gives: numbers in the order of the PCI bus, or UUIDs already.
+
+    A GPU that the driver does not tell of keeps its number.
+    """
+    found = [_UUID.search(_text(path)) for path in sorted(_NVIDIA.glob("gpus/*/information"))]
+    uuids = {str(number): uuid.group(1) for number, uuid in enumerate(found) if uuid}
+    return tuple(uuids.get(one, one) for one in ids)
 
 
 def _cpu_model() -> str:

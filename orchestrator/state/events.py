@@ -243,13 +243,19 @@ class AttemptFailed(AttemptEvent):
     message: str
     traceback: str = ""
     node: str = ""
-    """See ``AttemptSucceeded``."""
+    """Node at fault: where it ran, of a gang that of ``rank``; empty = none can be named."""
+    rank: int | None = None
+    """Of a gang, the rank at fault; None = one worker, none can be named, or written by an earlier version."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that the process at fault held."""
+    step: int | None = None
+    """Of a failure of numerics in training, the number of updates before the wrong one."""
     had_no_room: bool = False
     """Whether it ended before there was room for it. Its ``kind`` is ``preempted`` then, which programs that know
     no ``no_room`` can read, and costs a job next to nothing."""
 
     @property
-    def told_kind(self) -> FailureKind:
+    def effective_kind(self) -> FailureKind:
         """The kind that counts."""
         return FailureKind.NO_ROOM if self.had_no_room else self.kind
 
@@ -260,7 +266,7 @@ class AttemptLost(AttemptEvent):
 
     reason: str
     node: str = ""
-    """See ``AttemptSucceeded``."""
+    """Node that was lost, or that of the process; empty = none can be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

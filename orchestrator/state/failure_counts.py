@@ -27,7 +27,7 @@ def likeness_of(job: Job, failure: Failure) -> Likeness:
 class FailureCounts:
     """Failures by likeness and by node, and successes by kind of job."""
 
-    __slots__ = ("alike", "by_node", "succeeded")
+    __slots__ = ("alike", "by_node", "numerics", "succeeded")
 
     def __init__(self) -> None:
         self.alike: dict[Likeness, set[str]] = {}
@@ -35,11 +35,17 @@ class FailureCounts:
         self.succeeded: dict[JobKind, int] = {}
         self.by_node: dict[str, dict[str, Failure]] = {}
         """By node and job: each job's latest failure."""
+        self.numerics: dict[str, JobView] = {}
+        """Jobs with failures of numerics, by name."""
 
     def count(self, job: Job, view: JobView, count: int) -> None:
         """Take a job in as it is (``count`` 1), or out as it was (-1)."""
         if view.state is JobState.SUCCEEDED:
             self.succeeded[job.kind] = self.succeeded.get(job.kind, 0) + count
+        if view.numerics and count > 0:
+            self.numerics[job.name] = view
+        elif view.numerics:
+            self.numerics.pop(job.name, None)
         failure = view.last_failure
         if failure is None:
             return

@@ -12,6 +12,7 @@ from orchestrator.errors import FailureKind, TransitionError
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.job_table import JobTable
+from orchestrator.state.job_view import KEPT_NUMERICS
 from orchestrator.state.reliability import DEADLY
 from orchestrator.state.snapshot import Attempt, Exclusion, Failure, JobView, Snapshot
 from orchestrator.state.spending import Use, added
@@ -232,11 +233,26 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.AttemptFailed) -> None:
-        self._fail(event, event.told_kind, event.message, event.node, event.traceback)
+        failure = Failure(
+            attempt_id=event.attempt_id,
+            kind=event.effective_kind,
+            message=event.message,
+            at_s=event.at_s,
+            traceback=event.traceback,
+            node=event.node,
+            rank=event.rank,
+            gpus=event.gpus,
+            step=event.step,
+        )
+        self._fail(event, failure)
 
     @_take.register
     def _(self, event: events.AttemptLost) -> None:
-        self._fail(event, FailureKind.NODE_LOST, event.reason, event.node)
+        kind = FailureKind.NODE_LOST
+        failure = Failure(
+            attempt_id=event.attempt_id, kind=kind, message=event.reason, at_s=event.at_s, node=event.node
+        )
+        self._fail(event, failure)
 
     # -------------------------------------------------------------------------------------------------------- details
     def _move_sweep(self, event: events.Event) -> None:
@@ -320,17 +336,18 @@ class _Folding:
         used = added(view.used, live.uses(event.at_s))
         self._change(event, attempt=None, ended_at_s=event.at_s, ran_s=ran_s, used=used, **changes)
 
-    def _fail(self, event: events.AttemptEvent, kind: FailureKind, text: str, node: str, traceback: str = "") -> None:
+    def _fail(self, event: events.AttemptEvent, failure: Failure) -> None:
         if event.attempt_id in self._leaving:
             self._end(event)
             return
-        view = self._job(event)
-        failure = Failure(
-            attempt_id=event.attempt_id, kind=kind, message=text, at_s=event.at_s, traceback=traceback, node=node
-        )
+        view, kind = self._job(event), failure.kind
         failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
         num_deaths = view.num_deaths + (kind in DEADLY)
-        self._end(event, failures=failures, last_failure=failure, num_deaths=num_deaths)
+        numerics = view.numerics
+        if kind is FailureKind.NUMERICS:
+            # What is kept for the comparison needs no traceback: snapshots hold it for the life of the sweep.
+            numerics = (*numerics, replace(failure, traceback=""))[-KEPT_NUMERICS:]
+        self._end(event, failures=failures, last_failure=failure, num_deaths=num_deaths, numerics=numerics)
 
     def _planned(self, event: events.JobEvent) -> Job:
         """The job as the plan has it. Raises ``TransitionError`` without a plan."""

@@ -68,7 +68,16 @@ class Failure:
     at_s: float
     traceback: str = ""
     node: str = ""
-    """Node on which it ran, where that is known."""
+    """Node at fault, where that is known."""
+    rank: int | None = None
+    """Of a gang, the rank at fault."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of its GPUs."""
+    step: int | None = None
+    """Of a failure of numerics in training, the number of updates before the wrong one."""
+
+
+KEPT_NUMERICS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +100,8 @@ class JobView:
     used: tuple[Use, ...] = ()
     """What these held, by sort of node: what they cost."""
     last_failure: Failure | None = None
+    numerics: tuple[Failure, ...] = ()
+    """The latest failures of numerics, ``KEPT_NUMERICS`` at most: a replay from the checkpoint tells what they mean."""
     reason: str = ""
     """Why the job failed, or which job it was skipped because of."""
     queued_s: float = 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.errors import FailureKind
-from orchestrator.state.job_view import JobView
+from orchestrator.state.job_view import Failure, JobView
 
 
 class Action(StrEnum):
@@ -50,14 +50,17 @@ JITTER = 0.25
 """A wait is longer or shorter by up to this part: a thousand jobs that failed at once do not return at once."""
 MAX_LOSSES = 1000
 _WORKERS_PER_NODE = 4
+SAME_STEPS, SAME_PART = 20, 0.01
+"""Failures of numerics so many steps apart, or this part of the steps before, are the same one."""
 _MAX_TOLD = 200
 """Characters of a message that a reason quotes."""
 
 POLICY: dict[FailureKind, Rule] = {
     FailureKind.USER_ERROR: Rule(action=Action.FAIL_JOB),
     FailureKind.INFEASIBLE: Rule(action=Action.FAIL_JOB),
-    # The next attempt would see the same samples in the same order and diverge at the same step.
-    FailureKind.NUMERICS: Rule(action=Action.FAIL_JOB),
+    # One flipped bit of a GPU must not end weeks of training: the next attempt replays the same samples in the same
+    # order from the newest checkpoint. See ``_repetition`` for what the replay tells.
+    FailureKind.NUMERICS: Rule(action=Action.RETRY_ELSEWHERE, backoff_s=1.0),
     FailureKind.OUT_OF_MEMORY: Rule(action=Action.RETRY_SMALLER, budget=2, backoff_s=2.0),
     # Once more: the copy in a node's cache may be bad and the store's good.
     FailureKind.BAD_DATA: Rule(action=Action.RETRY_ELSEWHERE, budget=2, backoff_s=2.0),
@@ -112,7 +115,7 @@ def judge(job: JobView, *, max_failures: int, num_workers: int = 1) -> Retry | G
     rule, count = POLICY[last.kind], job.failures.get(last.kind, 0)
     allowed, how = _allowed(job, rule, num_workers)
     charged = sum(n for kind, n in job.failures.items() if POLICY[kind].charge is Charge.JOB)
-    spent = _spent_budget(rule, count, allowed, how, charged, max_failures)
+    spent = _repetition(job, last, count) or _spent_budget(rule, count, allowed, how, charged, max_failures)
     if spent:
         return GiveUp(reason=f"{last.kind}: {last.message} ({spent})")
     wait_s = _backoff_s(rule, count, last.attempt_id)
@@ -146,6 +149,31 @@ def _allowed(job: JobView, rule: Rule, num_workers: int) -> tuple[int | None, st
     more = int(node_hours / rule.node_hours_per_failure)
     how = f" ({rule.budget} + one per {rule.node_hours_per_failure:g} of {node_hours:.3g} node-hours run)"
     return min(MAX_LOSSES, rule.budget + more), how
+
+
+def is_same_step(first: Failure, later: Failure) -> bool:
+    """Whether two failures of numerics are the same one: one flipped bit never strikes twice in the same place.
+
+    Other GPUs, layouts and micro-batches round differently, which may move a divergence by a few steps. Failures
+    without a step, as of fits, have no other place.
+    """
+    if first.step is None or later.step is None:
+        return first.step == later.step
+    return abs(first.step - later.step) <= max(SAME_STEPS, SAME_PART * first.step)
+
+
+def _repetition(job: JobView, last: Failure, count: int) -> str:
+    """Why a failure of numerics is the job's own: the replay of its steps came to it again."""
+    if last.kind is not FailureKind.NUMERICS or count < 2 or len(job.numerics) < 2:
+        return ""
+    first, later = job.numerics[-2:]
+    if not is_same_step(first, later):
+        return ""
+    where = f"step {first.step}" if first.step == later.step else f"steps {first.step} and {later.step}"
+    nodes = f" (on {first.node} and {later.node})" if first.node and later.node else ""
+    again = "once more from the newest checkpoint" if first.step is not None else "once more"
+    at = f" at {where}" if first.step is not None else ""
+    return f"the attempt was made {again} and ended so again{at}{nodes}: the data or the recipe is the cause, no node"
 
 
 def _spent_budget(  # noqa: PLR0917 - the numbers of one sentence

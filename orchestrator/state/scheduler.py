@@ -154,6 +154,7 @@ class Scheduler:
         user_caps: Mapping[str, Cap] | None = None,
         stepping: Collection[str] | None = None,
         former: Sequence[Snapshot] = (),
+        steps: Mapping[str, int] | None = None,
     ) -> list[Command]:
         """Commands that follow from where the sweeps stand.
 
@@ -172,13 +173,12 @@ class Scheduler:
             user_caps: bounds by owner, ``*`` for those without their own.
             stepping: attempts that have trained a few steps; ``None`` = nobody tells, and there is no preflight.
             former: sweeps that have ended; what they found out about nodes still holds.
+            steps: by attempt, the training step that it has reached.
         """
         self.waits, self.behind, self.warnings = {}, {}, {}
         indexes = self._follow_all(snapshots, durations or {})
-        machines = self._laid_out(tuple(nodes), total)
-        excluded = excluded_nodes([*snapshots, *former], now).keys()
-        # Before the ends of sweeps: a sweep that has ended takes no more news.
-        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now)]
+        machines, excluded = self._laid_out(tuple(nodes), total), excluded_nodes([*snapshots, *former], now).keys()
+        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now, steps)]
         commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, whereabouts=whereabouts or {}, now=now)
         commands += [command for index in indexes for command in follow_up(index, committed, now)]
         site = self._suited(machines, total, maximum, excluded)
@@ -197,7 +197,7 @@ class Scheduler:
             num_launches=_left_to_launch(max_live_attempts, indexes),
         )
         commands += _in_order(launching.run() or _growths(launching, turns, occupancy, site, now), indexes)
-        return [*commands, *(trip for turn in turns if (trip := self._tell(turn, site, now)) is not None)]
+        return [*commands, *filter(None, (self._tell(turn, site, now) for turn in turns))]
 
     def _follow_all(
         self, snapshots: Sequence[Snapshot], durations: Mapping[str, Mapping[str, float]]

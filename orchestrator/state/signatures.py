@@ -39,18 +39,26 @@ SIGNATURES: tuple[Signature, ...] = (
         blames_node=True,
     ),
     _signature(
+        "other code",
+        FailureKind.NODE_LOST,
+        r"runs code (?:[0-9a-f]{16}|of an earlier version), and not [0-9a-f]{16} as the others",
+        "deploy one version on all nodes and name its image by digest (image@sha256:...): a tag may mean another image "
+        "on a node that starts later. The node is left out for a while",
+        blames_node=True,
+    ),
+    _signature(
         "full shared memory",
         FailureKind.OUT_OF_MEMORY,
         r"bus error|\bSIGBUS\b|unable to (?:open|allocate|mmap|write to).{0,40}shared memory"
-        r"|insufficient shared memory",
+        r"|insufficient shared memory|(?:creating|create|extend).{0,40}(?:shared memory (?:segment|file)|/dev/shm/)",
         "shared memory (/dev/shm) is full: give the container more of it (docker --shm-size, an emptyDir of medium "
         "Memory on Kubernetes), or lower the number of loader workers",
     ),
     _signature(
         "GPU memory",
         FailureKind.OUT_OF_MEMORY,
-        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-        r"|HIP out of memory|MPS backend out of memory",
+        r"CUDA out of memory|CUDA error: out of memory|Cuda failure.{0,8}'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|torch\.(?:cuda\.)?OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED|HIP out of memory|MPS backend out of memory",
         "the next attempt halves the micro-batch in whole norm groups",
     ),
     _signature(
@@ -69,9 +77,11 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         "lost peer",
         FailureKind.NODE_LOST,
-        r"NCCL (?:error|WARN|timeout)|ncclRemoteError|ncclSystemError|ncclInternalError|unhandled system error, NCCL"
+        # Not every NCCL error: most of the others are this rank's own (see ``errors.is_lost_peer``).
+        r"ncclRemoteError|ncclSystemError|unhandled system error.{0,60}NCCL|NCCL timeout|NCCL communicator was aborted"
         r"|remote process exited or there was a network error|connection (?:closed|reset) by peer"
-        r"|Watchdog caught collective operation timeout|gloo.{0,80}(?:timed out|connection)",
+        r"|Watchdog caught collective operation timeout|\[(?!enforce fail)[^\]]*gloo/(?:transport|rendezvous)/"
+        r"|gloo.{0,80}(?:timed out|connection)",
         "ranks lost touch with each other: one of them died, or the network between their nodes failed",
     ),
     _signature(

@@ -94,7 +94,8 @@ def test_containers_run_without_rights(folder):
             assert container["securityContext"]["allowPrivilegeEscalation"] is False, container["name"]
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, container["name"]
             assert container["resources"]["limits"]["memory"], container["name"]
-            assert re.search(r":[\w.-]*\d[\w.-]*$", container["image"]), f"{container['image']} is not pinned"
+            is_pinned = re.search(r"@sha256:|:[\w.-]*\d[\w.-]*$", container["image"])
+            assert is_pinned, f"{container['image']} is not pinned"
 
 
 @pytest.mark.parametrize("folder", RENDERED, ids=lambda folder: folder.name)

@@ -118,15 +118,15 @@ def test_images_that_differ_are_refused(aws):
         compare_images(aws)
 
 
-@pytest.mark.parametrize("image", ["registry:5000/a", "registry/a:latest", "a"])
-def test_image_that_is_not_pinned_is_refused(aws, image):
+@pytest.mark.parametrize("image", ["registry:5000/a", "registry/a:latest", "a", "registry:5000/a:1.2"])
+def test_image_that_is_not_named_by_its_digest_is_refused(aws, image):
     aws["docker"]["image"] = image
-    with pytest.raises(UserError, match="is not pinned"):
+    with pytest.raises(UserError, match="is not named by its digest"):
         compare_images(aws)
 
 
-@pytest.mark.parametrize("image", ["registry:5000/a:1.2", "registry/a@sha256:00"])
-def test_image_that_is_pinned_is_taken(aws, image):
+@pytest.mark.parametrize("image", ["registry:5000/a:1.2@sha256:00", "registry/a@sha256:00"])
+def test_image_that_is_named_by_its_digest_is_taken(aws, image):
     aws["docker"]["image"] = image
     assert compare_images(aws) == f"all nodes run {image}"
 

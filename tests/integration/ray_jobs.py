@@ -50,6 +50,8 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
             end_on_rank1(context, UserError("no such model on rank 1"))
         case "rank1_bug":
             end_on_rank1(context, KeyError("a bug"))
+        case "rank1_ecc":
+            end_on_rank1(context, RuntimeError("CUDA error: uncorrectable ECC error encountered"))
         case "user_error":
             raise UserError("no such model")
         case "memory_error":

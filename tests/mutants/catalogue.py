@@ -278,6 +278,26 @@ MUTANTS = (
         old="if self._unmet[place]:",
         new="if self._unmet[place] > 1:",
     ),
+    # Blame
+    Mutant(
+        name="a failure is told with another node than the one at fault",
+        where="orchestrator.controller.attempts:_judge_end",
+        old="node=report.node,\n            rank=failure.rank,",
+        new="node='',\n            rank=failure.rank,",
+        family=Family.DEATHS,
+    ),
+    Mutant(
+        name="wrong numbers at one step are tried again and again",
+        where="orchestrator.state.policy:_repetition",
+        old="if not is_same_step(first, later):",
+        new="if first is not None:",
+    ),
+    Mutant(
+        name="the node that passed a step is blamed for the one that did not",
+        where="orchestrator.state.breaker:_not_repeated",
+        old="last = view.numerics[-1]",
+        new="last = replace(view.numerics[-1], node=(view.attempt.nodes or ('',))[0] if view.attempt else '')",
+    ),
     # Shares
     Mutant(
         name="who waits falls behind",

@@ -18,7 +18,7 @@ _OVER = frozenset({"succeeded", "reused", "failed", "skipped", "cancelled"})
 _REOPENED = frozenset({"failed", "skipped", "cancelled"})
 _ENDED = frozenset({"attempt_succeeded", "attempt_failed", "attempt_lost"})
 _NEVER_CHARGED = frozenset({"preempted", "node_lost", "storage", "no_room"})
-_NEVER_RETRIED = frozenset({"user_error", "infeasible", "numerics"})
+_NEVER_RETRIED = frozenset({"user_error", "infeasible"})
 _HELD = frozenset({"paused", "stopping", "cancelling"})
 
 
@@ -41,6 +41,8 @@ class JobAudit:
     failures: Counter[str] = field(default_factory=Counter)
     last_failure: tuple[str, float, str] | None = None
     """Kind, time and writer."""
+    wrong_steps: list[int | None] = field(default_factory=list)
+    """Where its numbers were wrong, since it was last opened."""
     reason: str = ""
 
 
@@ -88,12 +90,18 @@ class Audit:
         self.committed: dict[str, str] = {}
         """Attempt by key."""
         self.num_events = 0
+        self.broken: dict[str, str] = {}
+        """By attempt that a broken GPU ended, its node."""
+        self.guilty: set[str] = set()
+        self.blames_right = True
+        """Whether reports name the node at fault."""
 
     def take(self, other: Audit) -> None:
         """Know all that another audit knows, about a copy of its store."""
         self.sweeps = {name: _copied(sweep) for name, sweep in other.sweeps.items()}
         self.launched = dict(other.launched)
         self.holders, self.committed = dict(other.holders), dict(other.committed)
+        self.broken, self.guilty, self.blames_right = dict(other.broken), set(other.guilty), other.blames_right
 
     # -------------------------------------------------------------------------------------------------- durable writes
     def written(self, name: str, content: bytes) -> None:
@@ -269,6 +277,8 @@ class Audit:
     def _may_try(self, sweep: SweepAudit, job: JobAudit, at_s: float) -> None:
         spent = _NEVER_RETRIED & job.failures.keys()
         require(not spent, f"{job.name} is tried again after {sorted(spent)}")
+        wrong = job.wrong_steps[-2:]
+        require(len(wrong) < 2 or wrong[0] != wrong[1], f"{job.name} is tried again after wrong numbers at {wrong}")
         charged = sum(number for kind, number in job.failures.items() if kind not in _NEVER_CHARGED)
         require(charged < sweep.max_failures, f"{job.name} is tried again after {dict(job.failures)}")
         if job.last_failure is not None and job.failures:
@@ -293,9 +303,29 @@ class Audit:
             sweep.num_succeeded[job.name] += 1
             return
         kind = "no_room" if event.get("had_no_room") else event.get("kind", "node_lost")
+        if kind == "numerics":
+            job.wrong_steps.append(event["step"])
+        self._check_blame(event)
         job.state = "pending"
         job.failures[kind] += 1
         job.last_failure = (kind, event["at_s"], sweep.holder)
+
+    def broke(self, attempt_id: str, node: str) -> None:
+        """A broken GPU of this node has ended an attempt."""
+        self.broken[attempt_id] = node
+        self.guilty.add(node)
+
+    def _check_blame(self, event: Mapping[str, Any]) -> None:
+        """Where reports tell the truth, the journal blames the node at fault and no other one."""
+        node = self.broken.get(event["attempt_id"], event["node"])
+        told = f"{event['attempt_id']} failed on {node}, and {event['node'] or 'no node'} is blamed"
+        require(event["type"] != "attempt_failed" or event["node"] == node or not self.blames_right, told)
+
+    def _on_node_excluded(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
+        is_counted = "jobs failed on it" in event["reason"]
+        is_guilty = event["node"] in self.guilty
+        told = f"{event['node']} is left out, and nothing of it was broken: {event['reason']}"
+        require(is_counted or is_guilty or not self.blames_right, told)
 
     def _on_sweep_finished(self, sweep: SweepAudit, event: Mapping[str, Any]) -> None:
         open_jobs = [job.name for job in sweep.jobs.values() if job.state not in _OVER]
@@ -319,7 +349,10 @@ def require(condition: bool, text: str) -> None:
 
 def _copied(sweep: SweepAudit) -> SweepAudit:
     """``deepcopy`` takes seconds for 10,000 jobs."""
-    jobs = {job.name: replace(job, failures=Counter(job.failures)) for job in sweep.jobs.values()}
+    jobs = {
+        job.name: replace(job, failures=Counter(job.failures), wrong_steps=[*job.wrong_steps])
+        for job in sweep.jobs.values()
+    }
     return replace(
         sweep,
         jobs=jobs,
@@ -332,7 +365,7 @@ def _copied(sweep: SweepAudit) -> SweepAudit:
 
 
 def _renew(job: JobAudit) -> None:
-    job.state, job.failures, job.reason = "pending", Counter(), ""
+    job.state, job.failures, job.reason, job.wrong_steps = "pending", Counter(), "", []
 
 
 def _is_final(sweep: SweepAudit) -> bool:

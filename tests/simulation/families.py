@@ -23,6 +23,7 @@ from tests.simulation.scenario import (
     Scenario,
     SweepCase,
     make_scenario,
+    with_broken_gpus,
 )
 from tests.simulation.storms import Weather
 
@@ -73,9 +74,11 @@ def scenario_of(seed: int, *, num_jobs: int = 0) -> Scenario:
     if num_jobs:
         return base
     random = Random(f"{seed}/family")  # noqa: S311 - a simulation
-    make = _MAKERS[family_of(seed)]
-    made = make(base, random)
-    return _without_room(made, seed) if family_of(seed) in _ROOMLESS else made
+    family = family_of(seed)
+    made = _MAKERS[family](base, random)
+    # Of the others, each has one kind of trouble alone.
+    made = with_broken_gpus(made) if family in {Family.ALL, Family.STORMS, Family.DEATHS} else made
+    return _without_room(made, seed) if family in _ROOMLESS else made
 
 
 def _without_room(base: Scenario, seed: int) -> Scenario:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -38,6 +38,9 @@ _ENDINGS = (
     Ending.HANG,
 )
 _DOOMS = (FailureKind.USER_ERROR, FailureKind.NUMERICS)
+DOOMED_STEP = 50
+"""Where data or recipe make every attempt's numbers wrong."""
+_ECC = "DistBackendError: unhandled cuda error\nLast error:\nCuda failure 214 'uncorrectable ECC error encountered'"
 
 
 _UNDONE_BY = {"pause": "resume", "drain": "end_drain"}
@@ -123,6 +126,28 @@ class Scenario:
     def is_prompt(self) -> bool:
         """Whether also no controller dies or sleeps, so that each wish must be followed soon."""
         return self.is_fair and not self.incidents
+
+
+def with_broken_gpus(base: Scenario) -> Scenario:
+    """Some attempts meet a GPU that reports errors or computes wrong numbers once, on any rank of a gang; in some runs
+    the reports name any other node instead, or calls to runners flap.
+    """
+    random = Random(f"{base.seed}/blame")  # noqa: S311 - a simulation
+    broken = [key for key in base.works if key not in base.flaws and random.random() < 0.15]
+    flaws = {key: (_broken_gpu(random),) for key in broken if key not in base.doomed}
+    if base.turbulence == Turbulence():
+        return replace(base, flaws={**base.flaws, **flaws})
+    turbulence = replace(
+        base.turbulence, wrong_blame=random.choice((0.0, 0.3, 1.0)), flapping=random.choice((0.0, 0.003, 0.02))
+    )
+    return replace(base, flaws={**base.flaws, **flaws}, turbulence=turbulence)
+
+
+def _broken_gpu(random: Random) -> Fate:
+    kind = random.choice((FailureKind.NODE_LOST, FailureKind.NUMERICS))
+    message = _ECC if kind is FailureKind.NODE_LOST else "loss is nan"
+    rank = random.randrange(16)
+    return Fate(ending=Ending.FAIL, kind=kind, at_fraction=random.random(), message=message, rank=rank)
 
 
 def make_scenario(seed: int, *, num_jobs: int = 0, features: frozenset[str] = FEATURES) -> Scenario:

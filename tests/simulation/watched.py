@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.backends.protocol import ANYWHERE, Placement
+from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Placement
 from orchestrator.backends.simulated import SimulatedCluster
+from orchestrator.backends.simulated.attempt import LiveAttempt
 from orchestrator.contract import JobRequest, Resources
 from orchestrator.controller.limits import GRACE_S
 from orchestrator.errors import FailureKind, OrchestratorError, TransitionError
@@ -122,6 +123,12 @@ class WatchedCluster(SimulatedCluster):
         waited_s = self.clock() - self._asked_at_s.get(attempt_id, self.clock())
         require(self.loses_track or waited_s < MAX_STOP_S, f"{attempt_id} was asked to end {waited_s:.0f} s ago")
         super().kill(attempt_id, reason, kind)
+
+    def _end(self, attempt: LiveAttempt, report: AttemptReport, **how: Any) -> None:
+        fate = attempt.fate
+        if fate.rank >= 0 and report.failure is not None and report.failure.message == fate.message:
+            self.audit.broke(attempt.attempt_id, attempt.by_rank[fate.rank % len(attempt.by_rank)])
+        super()._end(attempt, report, **how)
 
     def release(self, attempt_id: str) -> None:
         attempt = self.attempts.get(attempt_id)

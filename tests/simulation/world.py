@@ -12,13 +12,14 @@ from orchestrator.backends.simulated import Ending, Fate, Turbulence, VirtualClo
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.contract import JobRequest
 from orchestrator.controller import client
+from orchestrator.errors import FailureKind
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.spec.policy import Policy
 from orchestrator.state.events import Running
 from orchestrator.storage.layout import record_name
 from tests.simulation.audit import Audit, Violation, require
 from tests.simulation.policy_floor import min_backoff_s
-from tests.simulation.scenario import Ask, Scenario, SweepCase
+from tests.simulation.scenario import DOOMED_STEP, Ask, Scenario, SweepCase
 from tests.simulation.shares import AgingWatch, ShareWatch
 from tests.simulation.site import Site
 from tests.simulation.storms import FAIR, StormyStore
@@ -47,6 +48,7 @@ class World:
         self._catcher = BugCatcher(self.trace)
         self.store = AuditedStore(now=self.clock)
         self.audit = Audit(self.store, min_backoff_s, max(abs(skew) for skew in scenario.skews_s))
+        self.audit.blames_right = not scenario.turbulence.wrong_blame
         self.store.audit, self.store.trace = self.audit, self.trace
         self.store.after_append = lambda: None
         self.cluster_store = StormyStore(self.store, self.clock, self.random, self.weather)
@@ -77,7 +79,10 @@ class World:
     def _fate(self, request: JobRequest, random: Random) -> Fate:
         doom = self.scenario.doomed.get(request.key)
         if doom is not None:
-            return Fate(ending=Ending.FAIL, kind=doom, at_fraction=random.random())
+            at_fraction = random.random()
+            if doom is FailureKind.NUMERICS:  # no attempt may get past the step that it fails at
+                return Fate(ending=Ending.FAIL, kind=doom, at_fraction=0.0, step=DOOMED_STEP)
+            return Fate(ending=Ending.FAIL, kind=doom, at_fraction=at_fraction)
         number = self._num_tries[request.key]
         self._num_tries[request.key] += 1
         flaws = () if self._is_calm else self.scenario.flaws.get(request.key, ())

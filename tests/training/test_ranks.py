@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestrator.backends.classify import classify
 from orchestrator.contract import ExecutionContext
 from orchestrator.errors import FailureKind, NumericsError, UserError
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
-from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, raise_errors
+from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
 from workloads.train.ranks import PeerLostError, Ranks
 
 POISONED = {"epochs": 5, "batch_size": 8, "lr": 0.01}
@@ -56,6 +60,62 @@ def test_rank_that_fails_ends_the_others_at_once(pool: RankPool, tmp_path: Path)
     for rank in (0, 2):
         assert isinstance(errors[rank], PeerLostError)
         assert errors[rank].failure_kind is FailureKind.NODE_LOST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_rank_that_is_killed_or_stands_still_is_a_lost_peer_to_the_others(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    own = RankPool(3)
+    try:
+        for rank, one in enumerate(own.ranks):
+            one.begin(in_gang, tmp_path / "gang", rank, 3, _signals_rank_1, number)
+        errors = [own.ranks[rank].result() for rank in (0, 2)]
+    finally:
+        own.close()
+    assert [type(error) for error in errors] == [PeerLostError, PeerLostError]
+
+
+def _signals_rank_1(rank: int, world_size: int, number: signal.Signals) -> None:
+    ranks = Ranks(rank=rank, world_size=world_size)
+    ranks.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), number)
+    while True:
+        ranks.sum_(torch.ones(100_000))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), FailureKind.OUT_OF_MEMORY),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), FailureKind.NODE_LOST),
+        (RuntimeError("Tensors must be CUDA and dense"), FailureKind.UNKNOWN),
+    ],
+)
+def test_rank_whose_collective_fails_by_its_own_fault_says_so_and_the_others_lose_it(
+    pool: RankPool, tmp_path: Path, error: Exception, kind: FailureKind
+) -> None:
+    errors = pool.run(tmp_path, 2, _sum_fails_on_rank_1, error)
+    assert isinstance(errors[0], PeerLostError)
+    assert type(errors[1]) is type(error)
+    assert classify(errors[1]) is kind
+
+
+def _sum_fails_on_rank_1(rank: int, world_size: int, error: Exception) -> None:
+    """The error comes out of the collective itself, as one of an earlier kernel or of NCCL's buffers does."""
+    ranks = Ranks(rank=rank, world_size=world_size)
+    with ranks.aborted_on_error():
+        ranks.barrier()
+        if rank == 1:
+            with mock.patch.object(torch.distributed, "all_reduce", partial(_raise, error)):
+                ranks.barrier()
+        ranks.barrier()
+
+
+def _raise(error: Exception, *_: object, **__: object) -> None:
+    raise error
 
 
 def _fails_on_rank_1(rank: int, world_size: int, noticed: Path) -> None:
@@ -102,6 +162,7 @@ def test_gang_with_a_poisoned_sample_on_one_rank_fails_on_all_and_names_it(pool:
         # Sample number 3 of batch 7: position 59 of 40 samples.
         assert "loss is nan at step 7" in str(error)
         assert "finite loss first: sample19, sample16" in str(error)
+        assert (error.step, error.rank) == (7, 0)  # it was in the share of rank 0
 
 
 def test_gang_rewinds_together_like_one_process(pool: RankPool, tmp_path: Path) -> None:

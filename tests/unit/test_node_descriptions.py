@@ -13,7 +13,7 @@ import pytest
 from orchestrator.backends.protocol import AttemptReport
 from orchestrator.controller.foreground import run_sweep_inprocess
 from orchestrator.observability import machine as machine_module
-from orchestrator.observability.machine import describe_machine
+from orchestrator.observability.machine import describe_machine, gpu_uuids
 from orchestrator.plan.build import build_plan
 from orchestrator.planning.reproduction import describe_hardware, reproduce
 from orchestrator.spec import load_sweep
@@ -39,10 +39,13 @@ class DescribedBackend(ScriptedBackend):
 def test_machine_of_a_gpu_node_names_its_gpus_and_their_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2):
         (tmp_path / f"gpus/0000:0{number}:00.0").mkdir(parents=True)
-        (tmp_path / f"gpus/0000:0{number}:00.0/information").write_text(f"Model: \t\t {H100}\nIRQ: 1\n")
+        (tmp_path / f"gpus/0000:0{number}:00.0/information").write_text(
+            f"Model: \t\t {H100}\nIRQ:   \t\t 1\nGPU UUID: \t GPU-5e1c-{number}\nVideo BIOS: \t 96.00.89.00.01\n"
+        )
     told = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\nGCC version: gcc 12\n"
     (tmp_path / "version").write_text(told)
     monkeypatch.setattr(machine_module, "_NVIDIA", tmp_path)
+    assert gpu_uuids(["1", "GPU-77", "7"]) == ("GPU-5e1c-1", "GPU-77", "7")
     found = describe_machine()
     assert found["gpus"] == [H100, H100]
     assert found["driver"] == "550.54.15"

@@ -103,7 +103,7 @@ def test_no_room_stands_in_the_journal_as_a_kind_that_programs_know_which_do_not
     assert (document["kind"], document["had_no_room"]) == ("preempted", True)
     told = events.decode_event(document)
     assert isinstance(told, events.AttemptFailed)
-    assert told.told_kind is FailureKind.NO_ROOM
+    assert told.effective_kind is FailureKind.NO_ROOM
 
 
 def attempt(*, awaits_room: bool) -> Attempt:
@@ -143,7 +143,7 @@ def test_end_is_judged_by_whether_there_ever_was_room(tmp_path, kind, awaits_roo
         assert isinstance(event, events.AttemptLost)
     else:
         assert isinstance(event, events.AttemptFailed)
-        assert event.told_kind is told
+        assert event.effective_kind is told
     assert bool(event.node) is (told is not FailureKind.NO_ROOM)
 
 

@@ -35,6 +35,19 @@ def failed_samples(task: Task, batch: int, losses_B: Tensor, layout: Layout, ran
     return task.sample_names([int(ordinal) for ordinal in ordinals_B[order[:_NAMED_SAMPLES]]])
 
 
+def rank_at_fault(losses_B: Tensor, ranks: Ranks) -> int | None:
+    """The only rank whose samples have losses that are not finite; None = several have, none has, or there is one rank.
+
+    ``losses_B`` are those of this rank's share. A collective.
+    """
+    if ranks.is_solo:
+        return None
+    is_bad_R = torch.zeros(ranks.world_size, device=losses_B.device)
+    is_bad_R[ranks.rank] = (~losses_B.isfinite()).any()
+    bad = ranks.sum_(is_bad_R).nonzero().flatten().tolist()
+    return int(bad[0]) if len(bad) == 1 else None
+
+
 def failure_message(job: str, step: int, reason: str, samples: Sequence[str]) -> str:
     """The message of a numerics failure."""
     return (

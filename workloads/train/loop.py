@@ -26,7 +26,7 @@ from workloads.data.streams import Purpose, Stage
 from workloads.train.arithmetic import Arithmetic
 from workloads.train.clock import Clock
 from workloads.train.evaluate import evaluate
-from workloads.train.failures import FailedUpdateError, failed_samples, failure_message
+from workloads.train.failures import FailedUpdateError, failed_samples, failure_message, rank_at_fault
 from workloads.train.fingerprint import difference, numerics_fingerprint
 from workloads.train.fitting import Fitting
 from workloads.train.freezing import train_mode
@@ -300,7 +300,8 @@ class TrainingLoop:
                 ranks=self._ranks,
             )
         if not all(math.isfinite(value) for value in metrics.values()):
-            raise NumericsError(f"evaluation at step {state.step} gives {metrics}; lower recipe.lr or clip gradients")
+            message = f"evaluation at step {state.step} gives {metrics}; lower recipe.lr or clip gradients"
+            raise NumericsError(message, state.step)
         state.latest.update(metrics)
         if not state.peak_epoch or metrics["val_error"] < state.best_val_error:
             state.best_val_error, state.peak_epoch = metrics["val_error"], self._run.calendar.epoch(state.step)
@@ -352,12 +353,13 @@ class TrainingLoop:
         samples = failed_samples(self._task, batch, losses_B, self._layout, self._ranks)
         self._readings.clear()
         message = failure_message(self._run.request.job, step, reason, samples)
+        rank = rank_at_fault(losses_B, self._ranks)
         if self._run.recipe.rewind_steps is None or len(state.rewinds) >= _MOST_REWINDS:
-            raise NumericsError(message)
+            raise NumericsError(message, step, rank)
         to_step = self._points.target(step)
         checkpoint = self._points.find(to_step) or self._saver.load_at_most(to_step) or self._points.replayed(to_step)
         if checkpoint is None:
-            raise NumericsError(message)
+            raise NumericsError(message, step, rank)
         to_step = max(to_step, checkpoint.step)
         rewind = rewind_to(to_step, step, state.rewinds, reason=reason, samples=samples)
         _LOG.warning("%s; back to step %d, without batches %d to %d", message, to_step, rewind.first_batch, rewind.end)

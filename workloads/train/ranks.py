@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.contract import ExecutionContext
-from orchestrator.errors import FailureKind, OrchestratorError, PreemptedError, UserError
+from orchestrator.errors import FailureKind, OrchestratorError, PreemptedError, UserError, is_lost_peer
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -35,7 +35,8 @@ class PeerLostError(OrchestratorError):
 class Ranks:
     """Rank ``rank`` of ``world_size``; all methods are collectives, and do nothing alone.
 
-    All of them raise ``PeerLostError`` when another rank is gone, or does not come before the group's timeout.
+    All of them raise ``PeerLostError`` when another rank is gone, or does not come before the group's timeout. What is
+    this rank's own fault (no memory, a broken device, a bug) they raise as it is.
     """
 
     rank: int = 0
@@ -145,11 +146,19 @@ class Ranks:
         try:
             return collective()
         except RuntimeError as error:
+            if not _is_lost_peer(error):
+                raise
             message = (
                 f"rank {self.rank} of {self.world_size} lost another rank during a {what}; "
                 "the attempt cannot go on without it, its checkpoints are safe: see the log of the other ranks"
             )
             raise PeerLostError(message) from error
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+        return False
+    return isinstance(error, dist.DistNetworkError | dist.DistStoreError) or is_lost_peer(str(error))
 
 
 def _done() -> None:

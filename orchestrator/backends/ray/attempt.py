@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.digest import other_code
 from orchestrator.backends.ray.gang import PLACING, Gang, GangHome, no_room, run_gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.log import AttemptLog
@@ -73,6 +74,10 @@ class RunnerPlace:
     namespace: str
     worker_id: str
     actor_id: str
+    node_id: str = ""
+    """Ray's id of its node."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that it holds."""
 
 
 class AttemptRun:
@@ -122,6 +127,29 @@ class AttemptRun:
         """Block until the end or the timeout."""
         self._ended.wait(timeout_s)
 
+    def hear(self, rank: int, news: Mapping[str, Any], digest: str) -> str:
+        """Take what a worker of the gang says; returns why it is refused, empty = it is not.
+
+        ``digest``: of the runner's code. The first call of every worker says its own.
+        """
+        if self.gang is None or self.has_ended:
+            return "its attempt has ended"
+        self.gang.hear(rank, news)
+        if "placement_group" not in news or self.gang.admits(news.get("digest", ""), digest):
+            return ""
+        who = f"rank {rank} of {self.request.job} on node '{self.gang.node_of(rank)}'"
+        refusal = other_code(who, news.get("digest", ""), self.gang.digest or digest)
+        self.gang.fail(
+            rank,
+            JobFailure(
+                attempt_id=self.request.attempt_id,
+                key=self.request.key,
+                kind=FailureKind.NODE_LOST,
+                message=refusal,
+            ),
+        )
+        return refusal
+
     def report(self) -> dict[str, Any]:
         """Status, progress and outcome as JSON."""
         outcome = self._outcome
@@ -164,7 +192,10 @@ class AttemptRun:
             else:
                 self._end(self._run(entry_point, settings))
         except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
-            self._end(failure_from(error, self.request))
+            failure = failure_from(error, self.request)
+            # Of a gang nobody knows more here: its runner only waits for the workers.
+            is_here = self.gang is None or isinstance(self.gang, SearchDesk)
+            self._end(replace(failure, node_id=place.node_id, gpus=place.gpus) if is_here else failure)
 
     def _end(self, outcome: JobResult | JobFailure, *, is_stuck: bool = False) -> bool:
         """The first outcome counts; whether it is this one."""

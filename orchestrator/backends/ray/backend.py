@@ -12,13 +12,21 @@ import ray
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Placement
 from orchestrator.backends.ray.capacity import ClusterCapacity, fits
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.digest import code_digest, current_digests, other_code
 from orchestrator.backends.ray.gang import PLACING
 from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import Doom, LinkState, RunnerLink, poll_links
 from orchestrator.backends.ray.names import new_runner_name, shape_of
 from orchestrator.backends.ray.orphans import Orphanage
-from orchestrator.backends.ray.reports import lost, machines_of, report_of, stacks_of, worker_node_ids
+from orchestrator.backends.ray.reports import (
+    culprit_id,
+    lost,
+    machines_of,
+    names_culprit,
+    report_of,
+    stacks_of,
+    worker_node_ids,
+)
 from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.spawn import ANY_SITE, Site, create_runner, selector_of
@@ -142,7 +150,9 @@ class RayBackend:
         gang = GangShape.of(request, resources, node_ids, site.excluded_ids, site.selector)
         if gang is not None:
             self._make_room_for_gang(gang, placement)
-            link = self._choose_idle(COORDINATOR, ANY_SITE) or self._create(COORDINATOR, site)
+            # On the gang's first node, where that is known: no other node's end should end the gang.
+            where = site if site.node else ANY_SITE
+            link = self._choose_idle(COORDINATOR, where) or self._create(COORDINATOR, site)
         else:
             link = self._choose_idle(resources, site) or self._create_with_spares(resources, site)
         link.placement, link.asked = placement, asked
@@ -186,6 +196,7 @@ class RayBackend:
         handle = create_runner(name, self._namespace, resources, self._settings, site)
         link = RunnerLink(name, resources, handle, LinkState.CREATED)
         link.node = site.node
+        link.digests, link.on_other_code = current_digests(self._digest), self._tell_other_code
         link.announce(self._epoch)
         self._links[name] = link
         return link
@@ -272,6 +283,10 @@ class RayBackend:
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
 
+    def _tell_other_code(self, link: RunnerLink) -> str:
+        link.node = self._capacity.name_of(link.node_id) or link.node
+        return other_code(f"runner {link.name} on node '{link.node}'", link.digest, self._digest)
+
     def _gone_before_use(self, link: RunnerLink) -> str:
         """A node that a gang waits for in vain: Ray would try for minutes before it says so."""
         return self._capacity.first_gone(link.gang.node_ids) if link.gang is not None and _is_placing(link) else ""
@@ -322,9 +337,10 @@ class RayBackend:
             return self._report_unknown(attempt_id)
         name = self._capacity.name_of
         machines = {name(node_id): machine for node_id, machine in machines_of(link).items() if name(node_id)}
-        return replace(
-            report_of(attempt_id, link), worker_nodes=tuple(map(name, worker_node_ids(link))), machines=machines
-        )
+        report = report_of(attempt_id, link)
+        if names_culprit(link):
+            report = replace(report, node=name(culprit_id(link)))
+        return replace(report, worker_nodes=tuple(map(name, worker_node_ids(link))), machines=machines)
 
     def _report_unknown(self, attempt_id: str) -> AttemptReport:
         if any(link.state is LinkState.FOUND for link in self._alive()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,33 @@ def code_digest() -> str:
             digest.update(f"{package}/{path.name}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+@cache
+def own_digest() -> str:
+    """The same for the calling process, as of its first call."""
+    return code_digest()
+
+
+def current_digests(own: str) -> tuple[str, ...]:
+    """Code that a process which starts now may run beside this one: the same, or what lies on this node's disk now.
+
+    Whoever edits or upgrades a package under a running stack wants the next process to have it: that one is right and
+    this one is old. ``own``: of this process's code, as it started.
+    """
+    return tuple(dict.fromkeys((own, code_digest())))
+
+
+def other_code(who: str, digest: str, own: str) -> str:
+    """Why a process is refused, in one line; see the signature "other code".
+
+    Args:
+        who: it is, with the node's name or id in quotes.
+        digest: its code's.
+        own: of those whom it was to join.
+    """
+    theirs = f"runs code {digest}" if digest else "runs code of an earlier version"
+    return f"{who} {theirs}, and not {own} as the others: results of two versions must not mix"
 
 
 def _sources(package: str) -> list[Path]:

@@ -10,17 +10,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.backends.classify import failure_from
+from orchestrator.backends.ray.deaths import Death, Ended, death_of
+from orchestrator.backends.ray.digest import current_digests
 from orchestrator.backends.ray.gang_shape import NODE_LABEL, GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.stacks import LoggedProcess
 from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.errors import FailureKind
 from orchestrator.security.redaction import redacted
+from orchestrator.state.signatures import signature_of
 from orchestrator.units import GIB
 
 if TYPE_CHECKING:
@@ -38,9 +41,10 @@ _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_TIMEOUT_S:g}",
 }
-# A worker that could name a cause explains the gang's end; one that only lost sight of the others does not.
-_DISTANCE = {FailureKind.UNKNOWN: 1, FailureKind.NODE_LOST: 2}
-_SECONDARY = frozenset(_DISTANCE)
+# Who names a cause explains the gang's end, a known one before an unknown one; who only lost sight of others does not.
+_DISTANCE = {FailureKind.UNKNOWN: 2, FailureKind.NODE_LOST: 3}
+_NAMES_NOBODY = frozenset({FailureKind.NODE_LOST, FailureKind.PREEMPTED, FailureKind.NUMERICS})
+"""Failures that each rank sees alike, whoever is at fault, unless the text blames a node or names a rank."""
 
 
 class Gang:
@@ -54,7 +58,10 @@ class Gang:
         self.room_node_ids: tuple[str, ...] = ()
         """Ray's ids of the nodes of its reservation, one per worker, once there is room."""
         self._room_at_s: float | None = None
+        self.digest = ""
+        """Of the code that all workers run; empty = none has been admitted."""
         self._failures: list[JobFailure] = []
+        self._places: dict[int, _Place] = {}
         self._processes: dict[int, LoggedProcess] = {}
         self._machines: dict[str, Mapping[str, Any]] = {}
         self._lock = threading.Lock()
@@ -69,8 +76,22 @@ class Gang:
             if "process" in news:
                 self._processes[rank] = LoggedProcess.from_json(news["process"])
                 self._machines[self._processes[rank].node_id] = news.get("machine", {})
-            if "failure" in news:
-                self._failures.append(JobFailure.from_json(news["failure"]))
+            if "place" in news:
+                self._places[rank] = _Place(node_id=news["place"]["node_id"], gpus=tuple(news["place"]["gpus"]))
+        if "failure" in news:
+            self.fail(rank, JobFailure.from_json(news["failure"]))
+
+    def fail(self, rank: int, failure: JobFailure) -> None:
+        """Keep why a worker ended, or must not begin."""
+        with self._lock:
+            self._failures.append(self._blamed(rank, failure))
+
+    def admits(self, digest: str, own: str) -> bool:
+        """Whether a worker's code is that of the others; ``own`` is the runner's. The first worker decides."""
+        with self._lock:
+            if not self.digest and (digest == own or digest in current_digests(own)):
+                self.digest = digest
+            return bool(self.digest) and digest == self.digest
 
     def got_room(self, node_ids: Sequence[str] = ()) -> None:
         """There is room for its workers now; where, if that is known. A later call may add where."""
@@ -96,9 +117,44 @@ class Gang:
             return dict(self._machines)
 
     def primary_failure(self) -> JobFailure | None:
-        """The first failure that names a cause of its own; else the first that is not about another rank."""
+        """The first failure that blames a node; else the first that names a cause; else what was told first."""
         with self._lock:
-            return min(self._failures, key=lambda failure: _DISTANCE.get(failure.kind, 0), default=None)
+            return min(self._failures, key=_distance, default=None)
+
+    def node_of(self, rank: int) -> str:
+        """Ray's id of a worker's node, also once it is gone; empty for one that has not said where it is."""
+        place = self._places.get(rank)
+        return place.node_id if place else ""
+
+    def located(self, failure: JobFailure, rank: int) -> JobFailure:
+        """The failure with the place of the rank that is at fault."""
+        place = self._places.get(rank, _Place())
+        return replace(failure, rank=rank, node_id=place.node_id, gpus=place.gpus)
+
+    def _blamed(self, teller: int, failure: JobFailure) -> JobFailure:
+        if failure.rank is not None:
+            return self.located(failure, failure.rank)
+        if failure.kind in _NAMES_NOBODY and not _blames_node(failure):
+            return failure
+        return self.located(failure, teller)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a worker runs."""
+
+    node_id: str = ""
+    gpus: tuple[str, ...] = ()
+
+
+def _blames_node(failure: JobFailure) -> bool:
+    found = signature_of(failure.message)
+    return found is not None and found.blames_node
+
+
+def _distance(failure: JobFailure) -> int:
+    """How far a failure is from the cause of the gang's end."""
+    return 0 if _blames_node(failure) else _DISTANCE.get(failure.kind, 1)
 
 
 def run_gang(request: JobRequest, gang: Gang, settings: RunnerSettings, home: GangHome) -> JobResult | JobFailure:
@@ -175,7 +231,7 @@ def _selectors(shape: GangShape) -> list[dict[str, str]] | dict[str, str] | None
 
 def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> JobFailure:
     told = gang.primary_failure()
-    if told is not None and told.kind not in _SECONDARY:
+    if told is not None and (told.kind is not FailureKind.NODE_LOST or _blames_node(told)):
         return told
     lost = _lost_workers(error)
     if not lost and told is None and gang.placed_for_s is None:
@@ -183,16 +239,21 @@ def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> Job
         return no_room(request, gang.shape, f"Ray gave up its reservation: {redacted(why)}")
     if lost or gang.progress.phase == PLACING:
         what = (
-            f"lost {lost}" if lost else f"could not place its workers ({gang.shape.num_workers} x {gang.shape.worker})"
+            f"lost {', '.join(f'worker {rank} ({death.told})' for rank, death in lost.items())}"
+            if lost
+            else f"could not place its workers ({gang.shape.num_workers} x {gang.shape.worker})"
         )
         message = f"the gang of {request.job} {what}; it starts again from its newest checkpoint"
-        return JobFailure(
+        rank = _dead_rank(lost, gang)
+        is_memory = rank is not None and lost[rank].kind is FailureKind.OUT_OF_MEMORY
+        failure = JobFailure(
             attempt_id=request.attempt_id,
             key=request.key,
-            kind=FailureKind.NODE_LOST,
+            kind=FailureKind.OUT_OF_MEMORY if is_memory else FailureKind.NODE_LOST,
             message=message,
             traceback=redacted(str(error)),
         )
+        return failure if rank is None else gang.located(failure, rank)
     return told or failure_from(error, request)
 
 
@@ -206,16 +267,36 @@ def no_room(request: JobRequest, shape: GangShape, why: str) -> JobFailure:
     )
 
 
-def _lost_workers(error: TrainingFailedError) -> str:
-    """Workers whose process or node went away, as text; empty if all of them ended by themselves."""
+def _lost_workers(error: TrainingFailedError) -> dict[int, Death]:
+    """Workers whose process or node went away, by rank; empty if all of them ended by themselves."""
     from ray.exceptions import RayActorError
     from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
 
-    gone = (RayActorError, WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError)
+    found: dict[int, Death] = {}
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
-    lost = [
-        f"worker {rank} ({str(one).strip().partition(chr(10))[0]})"
-        for rank, one in sorted(failures.items())
-        if isinstance(one, gone)
-    ]
-    return ", ".join(lost)
+    for rank, one in sorted(failures.items()):
+        cause = one.health_check_failure if isinstance(one, WorkerHealthCheckFailedError) else one
+        if isinstance(cause, RayActorError):
+            found[rank] = death_of(cause)
+        elif isinstance(one, WorkerHealthCheckFailedError | WorkerHealthCheckTimeoutError):
+            found[rank] = Death(told=str(one).strip().partition("\n")[0])
+    return found
+
+
+def _dead_rank(lost: Mapping[int, Death], gang: Gang) -> int | None:
+    """The rank whose node explains why workers were lost; None where those of several nodes went in the same way.
+
+    One that ran out of memory, or whose whole node died, comes before the others: NCCL ends the processes of all ranks
+    that wait for a dead one, on innocent nodes too.
+    """
+    causes: tuple[Callable[[Death], bool], ...] = (
+        lambda death: death.kind is FailureKind.OUT_OF_MEMORY,
+        lambda death: death.ended is Ended.NODE,
+        lambda death: death.ended is Ended.PROCESS,
+        lambda _: True,
+    )
+    for is_cause in causes:
+        ranks = [rank for rank, death in lost.items() if is_cause(death)]
+        if ranks:
+            return min(ranks) if len({gang.node_of(rank) for rank in ranks}) == 1 else None
+    return None

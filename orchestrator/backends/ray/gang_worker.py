@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.attempt import EntryPoint
+from orchestrator.backends.ray.digest import own_digest
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import logged_process
-from orchestrator.contract import ExecutionContext, JobRequest, Progress
+from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, Progress
+from orchestrator.errors import FailureKind, OrchestratorError
 from orchestrator.observability.attempts import AttemptMetrics
-from orchestrator.observability.machine import describe_machine
+from orchestrator.observability.machine import describe_machine, gpu_uuids
 from orchestrator.security import redaction
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
 from orchestrator.storage.scratch import scratch_folder
 
-_EXCHANGE_EVERY_S = 0.5
+EXCHANGE_EVERY_S, OTHERS_EXCHANGE_EVERY_S = 0.5, 10.0
+"""Rank 0 tells the gang's progress, and hears of a stop so soon; the other ranks learn of it at their next vote."""
 _EXCHANGE_TIMEOUT_S = 30.0
+TOLERATED_S = 120.0
+"""A runner that answers nobody for so long is given up. A call that fails now and then is the network's business."""
+_AGAIN_AFTER_S = 1.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -40,13 +48,18 @@ def work(config: Mapping[str, Any]) -> dict[str, Any]:
     rank, world_size = place.get_world_rank(), place.get_world_size()
     request = JobRequest.from_json(config["request"])
     settings = RunnerSettings.from_json(config["settings"])
-    with RunnerLine(config["runner"], config["namespace"], request.attempt_id, rank) as line:
+    every_s = exchange_every_s(rank)
+    with RunnerLine(config["runner"], config["namespace"], request.attempt_id, rank, every_s=every_s) as line:
         try:
             return _execute(request, settings, line, rank, world_size)
-        except BaseException as error:
-            # Told before Ray Train sees it: the end of one rank makes others fail too, and the first one explains all.
-            line.tell({"failure": failure_from(error, request).to_json()})
+        except Exception as error:
+            line.tell_failure(failure_from(error, request))
             raise
+
+
+def exchange_every_s(rank: int) -> float:
+    """Seconds between two calls of a rank to the gang's runner."""
+    return OTHERS_EXCHANGE_EVERY_S if rank else EXCHANGE_EVERY_S
 
 
 def _execute(
@@ -76,24 +89,48 @@ def _execute(
             line.tell({"process": logged_process(log_path, name).to_json(), "machine": describe_machine()})
             try:
                 return EntryPoint(settings.entry_point).load()(request, context).to_json()
-            except BaseException:
+            except BaseException as error:
                 traceback.print_exc(file=sys.stderr)  # into the rank's log
+                # Told at once, before the log is stored and Ray Train sees it: the end of one rank makes others fail
+                # too, and Ray Train then ends them all. Who is made to exit has nothing to say.
+                if isinstance(error, Exception):
+                    line.tell_failure(failure_from(error, request))
                 raise
+
+
+class OtherCodeError(OrchestratorError):
+    """A worker's code is not that of its gang; what it said is kept by the runner, which blames the node."""
+
+    failure_kind = FailureKind.NODE_LOST
 
 
 class RunnerLine:
     """A thread that tells the runner how far this rank is, and asks whether it must stop."""
 
-    def __init__(self, runner: str, namespace: str, attempt_id: str, rank: int) -> None:
+    def __init__(
+        self, runner: str, namespace: str, attempt_id: str, rank: int, *, every_s: float = EXCHANGE_EVERY_S
+    ) -> None:
         self.must_stop = threading.Event()
         self._runner: Any = ray.get_actor(runner, namespace=namespace)
-        self._attempt_id, self._rank = attempt_id, rank
+        self._attempt_id, self._rank, self._every_s = attempt_id, rank, every_s
         self._progress = Progress(phase="starting")
+        self._untold: dict[str, Any] = {}
+        self._telling = threading.Lock()
+        self._heard_at_s = time.monotonic()
+        self._refusal = ""
+        self._has_failed = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._talk, name="gang-line", daemon=True)
 
     def __enter__(self) -> Self:
-        self.tell({"placement_group": _placement_group()})
+        """Say who is here.
+
+        Raises:
+            OtherCodeError: this process runs other code than the others.
+        """
+        self.tell({"placement_group": _placement_group(), "digest": own_digest(), "place": _place()})
+        if self._refusal:
+            raise OtherCodeError(self._refusal)
         self._thread.start()
         return self
 
@@ -107,20 +144,59 @@ class RunnerLine:
         """Remember the newest progress; the next exchange tells it."""
         self._progress = progress
 
-    def tell(self, news: Mapping[str, Any]) -> None:
-        """Tell the runner, and take its answer. A runner that is gone, or knows nothing of this attempt, means stop."""
-        try:
-            call = self._runner.exchange.remote(self._attempt_id, self._rank, dict(news))
-            answer = ray.get(call, timeout=_EXCHANGE_TIMEOUT_S)
-        except RayError as error:
-            _LOG.warning("the gang's runner does not answer, so rank %d stops: %s", self._rank, error)
-            answer = {"stop": True}
+    def tell(self, news: Mapping[str, Any]) -> bool:
+        """Tell the runner, and take its answer; what it did not hear is told again along with the next news.
+
+        A runner that is dead, answers nobody for ``TOLERATED_S`` or knows nothing of this attempt means stop.
+        Returns whether it heard.
+        """
+        with self._telling:
+            self._untold.update(news)
+            try:
+                call = self._runner.exchange.remote(self._attempt_id, self._rank, dict(self._untold))
+                answer = ray.get(call, timeout=_EXCHANGE_TIMEOUT_S)
+            except RayError as error:
+                self._take_silence(error)
+                return False
+            self._untold.clear()
+            self._heard_at_s = time.monotonic()
+        self._refusal = answer.get("refusal", "")
         if answer["stop"]:
             self.must_stop.set()
+        return True
+
+    def tell_failure(self, failure: JobFailure) -> None:
+        """Tell why this rank ends, once, and again and again until the runner hears or is given up."""
+        if self._has_failed:
+            return
+        self._has_failed = True
+        while not self.tell({"failure": failure.to_json()}) and not self._is_given_up:
+            time.sleep(_AGAIN_AFTER_S)
+
+    @property
+    def _is_given_up(self) -> bool:
+        return time.monotonic() - self._heard_at_s >= TOLERATED_S
+
+    def _take_silence(self, error: RayError) -> None:
+        if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
+            self._heard_at_s = -math.inf
+        if self._is_given_up:
+            _LOG.warning("the gang's runner is gone, so rank %d stops: %s", self._rank, error)
+            self.must_stop.set()
+        else:
+            silent_s = time.monotonic() - self._heard_at_s
+            told = "the gang's runner has not answered rank %d for %.0f s (%g s are tolerated): %s"
+            _LOG.warning(told, self._rank, silent_s, TOLERATED_S, error)
 
     def _talk(self) -> None:
-        while not self._ended.wait(_EXCHANGE_EVERY_S):
+        while not self._ended.wait(self._every_s):
             self.tell({"progress": self._progress.to_json()})
+
+
+def _place() -> dict[str, Any]:
+    """Where this worker runs, as far as a failure of its would have to name it."""
+    context = ray.get_runtime_context()
+    return {"node_id": context.get_node_id(), "gpus": gpu_uuids(context.get_accelerator_ids().get("GPU", ()))}
 
 
 def _placement_group() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -68,6 +68,11 @@ class Doom:
 
 class RunnerLink:
     """Use from one thread. ``poll_links`` moves all links on."""
+
+    digests: tuple[str, ...] = ()
+    """Of code that the runner may run; empty = any."""
+    on_other_code: Callable[[RunnerLink], str] = staticmethod(lambda link: f"runner {link.name} runs other code")
+    """Says why one of other code gets no work."""
 
     def __init__(self, name: str, shape: Resources, handle: ActorHandle[Any], state: LinkState) -> None:
         self.name = name
@@ -154,7 +159,10 @@ class RunnerLink:
 
     def _call_start(self, request: JobRequest, releases: str) -> None:
         gang = self.gang.to_json() if self.gang is not None else None
-        self._calls[_Call.START] = self._handle.start.remote(request.to_json(), self._epoch, releases, gang)
+        # Queued behind the first call of a runner that is new, whose answer says which code it runs: one of other code
+        # must refuse by itself, and one of a version that knows no digests fails at the argument.
+        digests = [] if self.was_warm else [list(self.digests)]
+        self._calls[_Call.START] = self._handle.start.remote(request.to_json(), self._epoch, releases, gang, *digests)
 
     def stop(self) -> None:
         """Ask the attempt to end; waits for the runner's acceptance, which a stop must not overtake."""
@@ -240,7 +248,9 @@ class RunnerLink:
     def _introduce(self, description: RunnerDescription) -> None:
         self.digest, self.node_id = description.digest, description.node_id
         self.machine = description.machine
-        if description.epoch > self._epoch:
+        if self.digests and description.digest not in self.digests:
+            self.kill(self.on_other_code(self))
+        elif description.epoch > self._epoch:
             self.is_overtaken = True
             self.give_up(f"runner {self.name} obeys epoch {description.epoch}; this controller has {self._epoch}")
         elif description.leaving and not description.attempt_id:

@@ -94,6 +94,22 @@ def worker_node_ids(link: RunnerLink) -> list[str]:
     return ids if len(ids) == link.gang.num_workers else []
 
 
+def names_culprit(link: RunnerLink) -> bool:
+    """Whether something better is known of the node at fault than where the runner is, be it that nobody knows.
+
+    A gang's runner is on one of the gang's nodes: it tells of that node's fault only where it died itself.
+    """
+    if link.state is LinkState.GONE and not link.has_ended:
+        return link.gang is not None and link.death is None and link.is_started
+    return "node_id" in link.report.get("failure", {})  # a runner of an earlier version does not say
+
+
+def culprit_id(link: RunnerLink) -> str:
+    """Ray's id of the node at fault, as the runner says; empty = none can be named."""
+    node_id: str = link.report.get("failure", {}).get("node_id", "") if link.has_ended else ""
+    return node_id
+
+
 def stacks_of(link: RunnerLink) -> list[ray.ObjectRef[Any]]:
     """Start to bring the stacks of an attempt's processes into their logs."""
     request = link.request

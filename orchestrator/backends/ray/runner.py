@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -22,7 +22,7 @@ from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
 from orchestrator.contract import JobRequest
-from orchestrator.observability.machine import describe_machine
+from orchestrator.observability.machine import describe_machine, gpu_uuids
 from orchestrator.security import redaction
 from orchestrator.storage.scratch import sweep_scratch
 
@@ -61,6 +61,8 @@ class Runner:
             namespace=self._settings.namespace,
             worker_id=context.get_worker_id(),
             actor_id=context.get_actor_id() or "",
+            node_id=context.get_node_id(),
+            gpus=gpu_uuids(context.get_accelerator_ids().get("GPU", ())),
         )
         # What killed runners have left may be large, and no attempt may come to sweep it for long.
         threading.Thread(target=sweep_scratch, name="sweep", daemon=True).start()
@@ -95,12 +97,20 @@ class Runner:
             ).to_json()
 
     def start(
-        self, request: Mapping[str, Any], epoch: int, releases: str = "", gang: Mapping[str, Any] | None = None
+        self,
+        request: Mapping[str, Any],
+        epoch: int,
+        releases: str = "",
+        gang: Mapping[str, Any] | None = None,
+        digests: Sequence[str] = (),
     ) -> str:
         """Accept an attempt; repeating it changes nothing.
 
-        ``releases`` names an ended attempt to let go of first; ``gang`` is the shape of an attempt of many workers.
+        ``releases`` names an ended attempt to let go of first; ``gang`` is the shape of an attempt of many workers;
+        ``digests`` are of the code that a runner may run, empty = any.
         """
+        if digests and self._digest not in digests:
+            return Answer.OTHER_CODE
         with self._lock:
             if epoch < self._epoch:
                 return Answer.STALE_EPOCH
@@ -125,13 +135,13 @@ class Runner:
         run.wait(min(wait_s, MAX_WAIT_S))
         return run.report()
 
-    def exchange(self, attempt_id: str, rank: int, news: Mapping[str, Any]) -> dict[str, bool]:
+    def exchange(self, attempt_id: str, rank: int, news: Mapping[str, Any]) -> dict[str, Any]:
         """A gang's worker tells its news and learns whether to stop; of an attempt that is not here it must."""
         run = self._run
         if run is None or run.gang is None or run.has_ended or run.request.attempt_id != attempt_id:
             return {"stop": True}
-        run.gang.hear(rank, news)
-        return {"stop": run.must_stop}
+        refusal = run.hear(rank, news, self._digest)
+        return {"stop": run.must_stop or bool(refusal), "refusal": refusal}
 
     def stop(self, attempt_id: str, epoch: int) -> str:
         """Ask an attempt to write a checkpoint and end; an attempt that is not here has ended already."""

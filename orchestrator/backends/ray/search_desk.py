@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.backends.ray.digest import current_digests
 from orchestrator.backends.ray.gang import PLACING, Gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.stacks import LoggedProcess
@@ -39,6 +40,10 @@ class SearchDesk(Gang):
             self.progress = self._total()
         if "process" in news:
             super().hear(rank, {"process": news["process"], "machine": news.get("machine", {})})
+
+    def admits(self, digest: str, own: str) -> bool:
+        """As a gang's, but that trials train models of their own: one that starts after an upgrade may be newer."""
+        return digest == own or digest in current_digests(own)
 
     def expect(self, trial: int) -> None:
         """Tune is to run a trial, in a process of its own."""

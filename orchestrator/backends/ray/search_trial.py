@@ -152,11 +152,11 @@ class _TrialRun:
     def _work(self) -> None:
         started_s = time.monotonic()
         setting = self._setting
-        with RunnerLine(setting.runner, setting.namespace, setting.search_attempt, setting.number) as line:
-            try:
+        try:
+            with RunnerLine(setting.runner, setting.namespace, setting.search_attempt, setting.number) as line:
                 self._outcome = self._execute(line)
-            except BaseException as error:  # noqa: BLE001 - even SystemExit of a library is how a trial ended
-                self._outcome = failure_from(error, self._request)
+        except BaseException as error:  # noqa: BLE001 - even SystemExit of a library is how a trial ended
+            self._outcome = failure_from(error, self._request)
         self._news.put(News(outcome=self._outcome.to_json(), spent_s=time.monotonic() - started_s))
 
     def _execute(self, line: RunnerLine) -> JobResult:

@@ -18,6 +18,8 @@ class Answer(StrEnum):
     """Another attempt is here, running or not yet released."""
     LEAVING = "leaving"
     """This runner takes nothing any more."""
+    OTHER_CODE = "other_code"
+    """This runner's code is not the controller's."""
     RUNNING = "running"
     """The attempt that should be released has not ended."""
 

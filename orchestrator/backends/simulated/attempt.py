@@ -44,6 +44,8 @@ class LiveAttempt:
     phase: Phase = Phase.WAITING
     places: tuple[str, ...] = ()
     """Names of its nodes."""
+    by_rank: tuple[str, ...] = ()
+    """Name of each worker's node."""
     gpus_by_place: tuple[float, ...] = ()
     placed_at_s: float = 0.0
     hung_at_s: float = 0.0
@@ -133,14 +135,20 @@ def succeeded(attempt: LiveAttempt, outcome: Outcome, now_s: float) -> AttemptRe
     )
 
 
-def failed(attempt: LiveAttempt, kind: FailureKind, message: str) -> AttemptReport:
-    """A report of a failure."""
-    failure = JobFailure(attempt_id=attempt.attempt_id, key=attempt.request.key, kind=kind, message=message)
+def failed(
+    attempt: LiveAttempt, kind: FailureKind, message: str, *, rank: int = -1, step: int | None = None
+) -> AttemptReport:
+    """A report of a failure; of a gang, with the rank at fault, or -1 where none can be named."""
+    is_gang = len(attempt.by_rank) > 1
+    named = rank % len(attempt.by_rank) if is_gang and rank >= 0 else None
+    failure = JobFailure(
+        attempt_id=attempt.attempt_id, key=attempt.request.key, kind=kind, message=message, rank=named, step=step
+    )
     return AttemptReport(
         attempt_id=attempt.attempt_id,
         status=AttemptStatus.FAILED,
         failure=failure,
-        node=attempt.node,
+        node=attempt.by_rank[named] if named is not None else "" if is_gang else attempt.node,
         placed_for_s=attempt.held_s,
     )
 

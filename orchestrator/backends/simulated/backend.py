@@ -28,6 +28,11 @@ class Turbulence:
     report_twice: float = 0.0
     report_late: float = 0.0
     """It says RUNNING once more, although the attempt has ended."""
+    flapping: float = 0.0
+    """Nothing is heard of a runner for up to ``max_flap_s`` from then on, whatever it does."""
+    max_flap_s: float = 100.0
+    wrong_blame: float = 0.0
+    """A failure names any node instead of the one at fault."""
 
 
 CALM = Turbulence()
@@ -50,6 +55,7 @@ class SimulatedBackend:
         self._shows_progress = shows_progress
         self._epoch = 0
         self._unclaimed_since_s: dict[str, float] = {}
+        self._silent_until_s: dict[str, float] = {}
         self._known: list[SimulatedNode] | None = None
         self._capacity = _capacity_of([])
 
@@ -123,7 +129,10 @@ class SimulatedBackend:
             return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.OVERTAKEN)
         if attempt is None:
             return _lost(attempt_id, "no runner of this cluster has it")
-        if attempt.report is not None and not self._strikes(self.turbulence.report_late):
+        is_heard = not self._flaps(attempt_id)
+        if attempt.report is not None and is_heard and not self._strikes(self.turbulence.report_late):
+            if attempt.report.failure is not None and self._strikes(self.turbulence.wrong_blame):
+                return replace(attempt.report, node=self._random.choice([*self._cluster.nodes]))
             return attempt.report
         progress = attempt.progress(self._cluster.clock()) if self._shows_progress else None
         node = attempt.places[0] if attempt.places else ""
@@ -134,6 +143,13 @@ class SimulatedBackend:
             node=node,
             placed_for_s=self._cluster.clock() - attempt.placed_at_s if attempt.places else None,
         )
+
+    def _flaps(self, attempt_id: str) -> bool:
+        """Whether calls to a runner fail now, as they do for a while once they do."""
+        now_s = self._cluster.clock()
+        if now_s >= self._silent_until_s.get(attempt_id, 0.0) and self._strikes(self.turbulence.flapping):
+            self._silent_until_s[attempt_id] = now_s + self._random.uniform(0.0, self.turbulence.max_flap_s)
+        return now_s < self._silent_until_s.get(attempt_id, 0.0) and bool(self.turbulence.flapping)
 
     def _end_unclaimed(self, attempt_ids: Collection[str]) -> None:
         """End what no journal knows: its controller died between two lines, or has let go of its sweep."""

@@ -176,7 +176,7 @@ class SimulatedCluster:
         work, now_s = attempt.work, self.clock()
         start_s = work.warm_start_s if attempt.num_workers == 1 and all(warm) else work.cold_start_s
         counts = Counter(node.name for node in places)
-        attempt.places = tuple(counts)
+        attempt.places, attempt.by_rank = tuple(counts), tuple(node.name for node in places)
         attempt.gpus_by_place = tuple(attempt.share.gpus * count for count in counts.values())
         attempt.placed_at_s = now_s
         attempt.phase = Phase.WORKING
@@ -208,7 +208,13 @@ class SimulatedCluster:
                     commit(self._store, attempt, self.clock())
                 self._end(attempt, lost(attempt, "given up before"), ending="ghost")
             case Ending.FAIL:
-                report = failed(attempt, fate.kind, fate.message or f"simulated {fate.kind}")
+                report = failed(
+                    attempt,
+                    fate.kind,
+                    fate.message or f"simulated {fate.kind}",
+                    rank=fate.rank,
+                    step=self._wrong_step(attempt),
+                )
                 self._end(attempt, report, ending=fate.kind.value, keeps_runner=fate.kind is FailureKind.PREEMPTED)
             case Ending.DIE:
                 self._end(attempt, lost(attempt, "its runner died"), ending="runner")
@@ -218,6 +224,12 @@ class SimulatedCluster:
     def _give_up_waiting(self, attempt: LiveAttempt) -> None:
         self._waiting.remove(attempt)
         self._end(attempt, failed(attempt, FailureKind.NO_ROOM, "others came first"), ending="no_room")
+
+    def _wrong_step(self, attempt: LiveAttempt) -> int | None:
+        if attempt.fate.kind is not FailureKind.NUMERICS or attempt.stint is None:
+            return None
+        known = attempt.fate.step
+        return attempt.step_of(attempt.stint.done_at(self.clock())) if known is None else known
 
     def _give_up(self, attempt: LiveAttempt) -> None:
         """Tell that an attempt is lost, which works on all the same."""

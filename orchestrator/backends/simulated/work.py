@@ -62,6 +62,10 @@ class Fate:
     speed: float = 1.0
     """Of this attempt, relative to the job's: a slow node, or another number of GPUs."""
     message: str = ""
+    rank: int = -1
+    """Of a gang, the rank at fault, counted as often around as needed; -1 = none can be named."""
+    step: int | None = None
+    """Of a failure of numerics, where it is whatever ``at_fraction`` says; None = where the attempt has come."""
 
 
 NO_ROOM_S = 240.0

@@ -1,0 +1,149 @@
+"""Calls of a gang's workers to their runner: failed ones are tolerated for a while, and the first one compares code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
+
+from orchestrator.backends.ray import digest as digest_module
+from orchestrator.backends.ray import gang_worker
+from orchestrator.backends.ray.attempt import AttemptRun
+from orchestrator.backends.ray.gang import Gang
+from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.gang_worker import TOLERATED_S, OtherCodeError, RunnerLine, exchange_every_s
+from orchestrator.contract import JobFailure, Resources
+from orchestrator.errors import FailureKind
+from orchestrator.state.signatures import signature_of
+from orchestrator.testing.memory_store import MemoryStore
+from tests.integration.ray_jobs import job, request
+
+OURS, OTHER = "0123456789abcdef", "fedcba9876543210"
+FAILED_CALLS: list[Callable[[], Exception]] = [
+    lambda: ActorUnavailableError("RPC error: Connection reset by peer rpc_code: 14", None),
+    lambda: GetTimeoutError("Get timed out: some object(s) not ready."),
+]
+
+
+@dataclass
+class FakeRay:
+    """Answers calls, or fails them, on a clock that the test moves."""
+
+    now_s: float = 1000.0
+    error: Exception | None = None
+    answer: dict[str, Any] = field(default_factory=lambda: {"stop": False})
+    heard: list[dict[str, Any]] = field(default_factory=list)
+    util: Any = field(default_factory=lambda: SimpleNamespace(get_current_placement_group=lambda: None))
+
+    def get_actor(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(exchange=SimpleNamespace(remote=lambda *call: call[2]))
+
+    def get(self, news: dict[str, Any], timeout: float) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        self.heard.append(news)
+        return self.answer
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    made = FakeRay()
+    monkeypatch.setattr(gang_worker, "ray", made)
+    monkeypatch.setattr(gang_worker, "own_digest", lambda: OURS)
+    monkeypatch.setattr(gang_worker, "_place", lambda: {"node_id": "n", "gpus": []})
+    clock = SimpleNamespace(monotonic=lambda: made.now_s, sleep=lambda s: setattr(made, "now_s", made.now_s + s))
+    monkeypatch.setattr(gang_worker, "time", clock)
+    return made
+
+
+@pytest.fixture
+def line(fake: FakeRay) -> RunnerLine:
+    return RunnerLine("runner", "namespace", "k.1", 3, every_s=10.0)
+
+
+@pytest.mark.parametrize("error", FAILED_CALLS)
+def test_failed_calls_stop_no_rank_for_two_minutes_and_what_they_carried_is_told_again(
+    fake: FakeRay, line: RunnerLine, error: Callable[[], Exception]
+) -> None:
+    fake.error = error()
+    assert not line.tell({"process": "here"})
+    fake.now_s += TOLERATED_S - 1.0
+    line.tell({"progress": 1})
+    assert not line.must_stop.is_set()
+    fake.error = None
+    line.tell({"progress": 2})
+    assert fake.heard == [{"process": "here", "progress": 2}]
+    fake.error = error()
+    fake.now_s += TOLERATED_S - 1.0  # counted from the last call that was heard
+    line.tell({"progress": 3})
+    assert not line.must_stop.is_set()
+    fake.now_s += 1.0
+    line.tell({"progress": 4})
+    assert line.must_stop.is_set()
+
+
+def test_dead_runner_stops_a_rank_at_once(fake: FakeRay, line: RunnerLine) -> None:
+    fake.error = ActorDiedError()
+    line.tell({"progress": 1})
+    assert line.must_stop.is_set()
+
+
+def test_failure_is_told_until_it_is_heard_or_the_runner_given_up(fake: FakeRay, line: RunnerLine) -> None:
+    failure = JobFailure(attempt_id="k.1", key="k", kind=FailureKind.UNKNOWN, message="a bug")
+    fake.error = FAILED_CALLS[0]()
+    line.tell_failure(failure)
+    assert fake.now_s >= 1000.0 + TOLERATED_S
+    fake.error = None
+    line.tell_failure(failure)  # once only
+    assert fake.heard == []
+
+
+def test_ranks_above_the_first_call_every_ten_seconds() -> None:
+    assert [exchange_every_s(rank) for rank in (0, 1, 63)] == [0.5, 10.0, 10.0]
+
+
+def test_worker_says_its_code_in_its_first_call_and_ends_where_that_is_refused(fake: FakeRay, line: RunnerLine) -> None:
+    fake.answer = {"stop": True, "refusal": "rank 3 runs other code"}
+    with pytest.raises(OtherCodeError, match="rank 3 runs other code"), line:
+        pass
+    assert fake.heard[0]["digest"] == OURS
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> AttemptRun:
+    monkeypatch.setattr(digest_module, "code_digest", lambda: OURS)
+    attempt = request(MemoryStore(), job("gang"), num_workers=3)
+    return AttemptRun(attempt, GangShape(num_workers=3, total=Resources(cpus=3.0)))
+
+
+def first_call(rank: int, digest: str | None) -> dict[str, Any]:
+    said = {} if digest is None else {"digest": digest, "place": {"node_id": f"node{rank}", "gpus": []}}
+    return {"placement_group": "", **said}
+
+
+@pytest.mark.parametrize("digest", [OTHER, None, ""])
+def test_worker_of_other_or_older_code_is_refused_and_its_node_is_blamed(run: AttemptRun, digest: str | None) -> None:
+    assert run.hear(0, first_call(0, OURS), OURS) == ""
+    refusal = run.hear(1, first_call(1, digest), OURS)
+    assert f"and not {OURS} as the others" in refusal
+    assert run.hear(2, first_call(2, OURS), OURS) == ""
+    assert isinstance(run.gang, Gang)
+    failure = run.gang.primary_failure()
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.node_id) == (
+        FailureKind.NODE_LOST, 1, "node1" if digest is not None else "",
+    )  # fmt: skip
+    found = signature_of(failure.message)
+    assert found is not None
+    assert found.blames_node
+    assert "digest" in found.advice
+
+
+def test_all_workers_of_the_code_on_disk_may_work_for_a_runner_that_started_before_it_changed(run: AttemptRun) -> None:
+    for rank in range(2):
+        assert run.hear(rank, first_call(rank, OURS), OTHER) == ""
+    assert run.hear(2, first_call(2, OTHER), OTHER)  # two versions would train one model
