@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
+from orchestrator.activity import RankActivity
+
 _REPORT_EVERY_S: Final = 0.3
 _SHORTEST_S: Final = 1e-9
 Item = TypeVar("Item")
@@ -15,7 +17,8 @@ Item = TypeVar("Item")
 class Clock:
     """Measures images and waiting, since the last lap and in all."""
 
-    def __init__(self) -> None:
+    def __init__(self, activity: RankActivity | None = None) -> None:
+        self._activity = activity or RankActivity()
         self.started_s = 0.0
         """Value of ``time.perf_counter`` when the first update began."""
         self._report_s = -math.inf
@@ -29,7 +32,7 @@ class Clock:
     def timed(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items; the time until each is there counts as waiting, from the second one on."""
         asked_s = 0.0
-        for item in items:
+        for item in self._activity.each(items):
             now_s = time.perf_counter()
             if not self.started_s:
                 self.started_s = self._lap_s = now_s

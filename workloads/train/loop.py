@@ -94,7 +94,7 @@ class TrainingLoop:
         self._layout = self._fitting.layout(recipe, request.execution)
         self._update = Update(self._learner, losses_of, self._layout, max_norm=recipe.grad_clip, ranks=self._ranks)
         self._learning_rate = LearningRate.of(recipe, run.calendar)
-        self._readings = Readings(run.device)
+        self._readings = Readings(run.device, self._ranks.activity)
         self._losses: dict[int, Tensor] = {}
         self._points = RewindPoints(recipe.rewind_steps)
         self._saver = Saver(request, run.context, self._ranks)
@@ -110,7 +110,7 @@ class TrainingLoop:
         self.state = self._first_state()
         self._resumed_at = self.state.step
         self.keeper = Keeper(run.keep, run.calendar, self.state.kept)
-        self._clock, self._reads = Clock(), Reads(self._ranks)
+        self._clock, self._reads = Clock(self._ranks.activity), Reads(self._ranks)
         self._wants_stop = self._wants_save = False
         self.compile_s = 0.0
         """Seconds that compilation took before the first update."""
@@ -260,6 +260,7 @@ class TrainingLoop:
             for tally in (state.since_line, state.in_epoch):
                 tally.add(reading.loss, reading.num_wrong, self._layout.batch_size)
             state.norms.add(reading.grad_norm)
+            self._ranks.activity.stage = "train"
             self._wants_stop |= reading.wants_stop
             self._wants_save |= reading.wants_save
 

@@ -11,6 +11,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from orchestrator.activity import Activity, RankActivity
 from workloads.train.safety import Reading
 
 NUM_SUMS = 5
@@ -20,7 +21,8 @@ NUM_SUMS = 5
 class Readings:
     """A queue of steps whose sums are under way; at most one, once ``put`` has returned."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, activity: RankActivity | None = None) -> None:
+        self._activity = activity or RankActivity()
         self._is_cuda = device.type == "cuda"
         self._waiting: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
@@ -46,7 +48,8 @@ class Readings:
     def _next(self) -> Reading:
         step, host, event = self._waiting.popleft()
         if event is not None:
-            event.synchronize()
+            with self._activity.during(Activity.PEERS):  # the sums are a collective operation on the device
+                event.synchronize()
         return _reading(step, host)
 
 

@@ -16,13 +16,14 @@ from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.gang import PLACING, Gang, GangHome, run_gang
 from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.hangs import HangWatch
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.search import run_search
 from orchestrator.backends.ray.search_desk import SearchDesk, desk_of
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
-from orchestrator.backends.ray.stalls import OwnRooms, Patience, watch
+from orchestrator.backends.ray.stalls import OwnRooms, Patience, wait_for_hang, watch
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.errors import FailureKind
 from orchestrator.observability.attempts import AttemptMetrics
@@ -186,6 +187,8 @@ class AttemptRun:
         patience = Patience(counts_without_room=not isinstance(gang, SearchDesk))
         rooms = watch(OwnRooms(place.worker_id, place.actor_id).find, patience, limit_s, is_over)
         if rooms is None:
+            if not isinstance(gang, SearchDesk):  # its trials are ended one by one, by their searcher
+                self._watch_ranks(gang, settings)
             return
         failure = JobFailure(
             attempt_id=self.request.attempt_id,
@@ -200,6 +203,20 @@ class AttemptRun:
         if self._end(failure, is_stuck=True):
             for group_id in rooms:
                 remove_reservation(group_id)
+
+    def _watch_ranks(self, gang: Gang, settings: RunnerSettings) -> None:
+        """End the attempt if some ranks wait for others that do not come; its processes end with their reservation."""
+        limits = HangWatch(
+            world_size=gang.shape.num_workers, setup_limit_s=settings.setup_hang_s, train_limit_s=settings.train_hang_s
+        )
+        message = wait_for_hang(gang, limits, self.request.store_uri, self._ended.wait)
+        if message is None:
+            return
+        failure = JobFailure(
+            attempt_id=self.request.attempt_id, key=self.request.key, kind=FailureKind.HANG, message=message
+        )
+        if self._end(failure, is_stuck=True) and gang.placement_group:
+            remove_reservation(gang.placement_group)
 
     def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:
         request = self.request

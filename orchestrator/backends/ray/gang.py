@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.gang_shape import NODE_LABEL, GangShape
+from orchestrator.backends.ray.hangs import HeardRank
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.stacks import LoggedProcess
 from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 
 PLACING = "placing workers"
 """Phase of a gang whose workers are not all up."""
-_COLLECTIVE_TIMEOUT_S = 600
-"""A collective operation that waits longer for another rank fails; a rank that died is noticed at once."""
+_JOIN_TIMEOUT_S = 300
+"""Ranks that do not find each other in this time fail."""
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""NCCL's and gloo's own limit, once ranks have joined; a rank that died is noticed at once. Far above the limits of
+``hangs`` and of the controller, which know who is waited for, and that a rank may wait for the store."""
 _START_TIMEOUT_S = 60.0
 _START_ATTEMPTS = 3
 _ENVIRONMENT = {
@@ -52,6 +57,10 @@ class Gang:
         self._failures: list[JobFailure] = []
         self._processes: dict[int, LoggedProcess] = {}
         self._machines: dict[str, Mapping[str, Any]] = {}
+        self._ranks: dict[int, HeardRank] = {}
+        self._records: dict[int, Mapping[str, Any]] = {}
+        self.wants_records = False
+        """Whether each rank shall store its flight record."""
         self._lock = threading.Lock()
 
     def hear(self, rank: int, news: Mapping[str, Any]) -> None:
@@ -63,8 +72,26 @@ class Gang:
             if "process" in news:
                 self._processes[rank] = LoggedProcess.from_json(news["process"])
                 self._machines[self._processes[rank].node_id] = news.get("machine", {})
+            if "activity" in news:
+                place = self._processes.get(rank)
+                node_id = "" if place is None else place.node_id
+                self._ranks[rank] = HeardRank.of(rank, node_id, news["activity"], time.monotonic())
+            if "flight_record" in news:
+                self._records[rank] = news["flight_record"]
             if "failure" in news:
                 self._failures.append(JobFailure.from_json(news["failure"]))
+
+    @property
+    def ranks(self) -> dict[int, HeardRank]:
+        """What each rank has said last of what it does."""
+        with self._lock:
+            return dict(self._ranks)
+
+    @property
+    def flight_records(self) -> dict[int, Mapping[str, Any]]:
+        """What is known of the flight records that ranks have stored."""
+        with self._lock:
+            return dict(self._records)
 
     @property
     def logged(self) -> list[LoggedProcess]:
@@ -130,7 +157,7 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
             "runner": home.runner,
             "namespace": home.namespace,
         },
-        torch_config=TorchConfig(backend=settings.collectives or collectives(worker), timeout_s=_COLLECTIVE_TIMEOUT_S),
+        torch_config=TorchConfig(backend=settings.collectives or collectives(worker), timeout_s=_JOIN_TIMEOUT_S),
         scaling_config=ScalingConfig(
             num_workers=shape.num_workers,
             use_gpu=worker.gpus > 0,

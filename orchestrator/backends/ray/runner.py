@@ -128,7 +128,7 @@ class Runner:
         if run is None or run.gang is None or run.has_ended or run.request.attempt_id != attempt_id:
             return {"stop": True}
         run.gang.hear(rank, news)
-        return {"stop": run.must_stop}
+        return {"stop": run.must_stop, "flight_record": run.gang.wants_records}
 
     def stop(self, attempt_id: str, epoch: int) -> str:
         """Ask an attempt to write a checkpoint and end; an attempt that is not here has ended already."""
