@@ -8,9 +8,10 @@ from orchestrator.contract import JobKind, Resources
 from orchestrator.state.amounts import amount_of, count_workers
 from orchestrator.state.demand import Demand
 from orchestrator.state.machines import Machines
-from orchestrator.state.nodes import Node
+from orchestrator.state.nodes import ZONE_LABEL, Node
 
 _MAX_SHAPES_TOLD = 4
+_SEVERAL = 2
 
 
 class Site:
@@ -24,6 +25,8 @@ class Site:
         self._total, self._maximum = total, maximum or ()
         self._excluded = frozenset(machines.places[name] for name in excluded if name in machines.places)
         self._nodes: dict[Demand, frozenset[int]] = {}
+        self._other_zones: dict[Demand, tuple[frozenset[int], ...]] = {}
+        self._zones = [node.labels.get(ZONE_LABEL, "") for node in machines.nodes]
         self._holds: dict[Demand, bool] = {}
         self._by_sort: dict[Resources, frozenset[int]] = {}
 
@@ -33,8 +36,15 @@ class Site:
         if found is None:
             suitable = self._suitable(demand)
             healthy = suitable - self._excluded
-            found = self._nodes[demand] = healthy if self._num_workers(demand, healthy) else suitable
+            usable = healthy if self._num_workers(demand, healthy) else suitable
+            found, *others = self._by_zone(demand, usable)
+            self._nodes[demand], self._other_zones[demand] = found, tuple(others)
         return found
+
+    def other_zones(self, demand: Demand) -> tuple[frozenset[int], ...]:
+        """Places of the nodes of further zones that a gang may use instead; it never lies in two."""
+        self.nodes(demand)
+        return self._other_zones[demand]
 
     def could_hold(self, demand: Demand) -> bool:
         """Whether an empty cluster would hold it, grown as far as its autoscaler goes.
@@ -94,7 +104,26 @@ class Site:
         return is_held and (demand.num_workers == 1 or count_workers(demand.total, self.machines.whole) > 0)
 
     def _num_workers(self, demand: Demand, places: frozenset[int]) -> int:
+        """Workers of an attempt that the roomiest zone would hold, were it empty."""
+        return max(self._zone_workers(demand, zone) for zone in self._by_zone(demand, places))
+
+    def _zone_workers(self, demand: Demand, places: frozenset[int]) -> int:
         return sum(count_workers(demand.worker, self.machines.totals[place]) for place in places)
+
+    def _by_zone(self, demand: Demand, places: frozenset[int]) -> list[frozenset[int]]:
+        """For a gang, the nodes of each zone, those first that hold most of it; else all nodes. Never empty.
+
+        Between zones gradients are slow, and every byte of them is paid for.
+        """
+        if demand.num_workers == 1 or self.machines.is_pool:
+            return [places]
+        zones: dict[str, set[int]] = {}
+        for place in places:
+            zones.setdefault(self._zones[place], set()).add(place)
+        if len(zones) < _SEVERAL:
+            return [places]
+        found = [frozenset(zone) for _, zone in sorted(zones.items())]
+        return sorted(found, key=lambda zone: -self._zone_workers(demand, zone))
 
 
 def _largest(nodes: Sequence[Node]) -> list[Resources]:

@@ -1,4 +1,4 @@
-"""An entry point whose ranks meet again and again, until one of them does something else; runs inside gangs' workers."""
+"""An entry point whose ranks meet again and again, until one of them does something else."""
 
 from __future__ import annotations
 

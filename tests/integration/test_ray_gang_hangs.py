@@ -75,7 +75,7 @@ def test_gang_with_a_stopped_rank_ends_and_says_that_it_is_silent(backend, store
 
 def test_rank_that_waits_for_data_is_waited_for_and_the_gang_commits(backend, store, finish, tmp_path, until) -> None:
     attempt = _launch(backend, store, tmp_path, "patient", "data")
-    until(lambda: (tmp_path / "pid1").exists())
+    until((tmp_path / "pid1").exists)
     with pytest.raises(TimeoutError):
         _wait_until_ended(backend, attempt.attempt_id, until, 4 * LIMIT_S)
     (tmp_path / "gate").touch()

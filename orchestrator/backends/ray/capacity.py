@@ -11,7 +11,7 @@ import ray
 
 from orchestrator.backends.protocol import Capacity, Node
 from orchestrator.backends.ray.draining import leaving_nodes
-from orchestrator.backends.ray.node_groups import growth
+from orchestrator.backends.ray.node_groups import growth, node_labels
 from orchestrator.contract import Resources
 from orchestrator.units import GIB
 
@@ -108,7 +108,7 @@ def _machine(node: Mapping[str, Any], leaving: Mapping[str, float]) -> tuple[str
     machine = Node(
         name=node_name(node),
         resources=_resources(node["Resources"]),
-        labels={name: value for name, value in labels.items() if not name.startswith(_OF_RAY)},
+        labels=node_labels(labels),
         accelerator=labels.get(_ACCELERATOR_LABEL) or next(iter(types), ""),
         is_spot=labels.get(_MARKET_LABEL) == "spot",
         leaves_at_s=leaving.get(node_id),
