@@ -136,6 +136,7 @@ class Controller:
                 snapshot=holding.snapshot,
                 index=indexes.get(holding.snapshot.sweep),
                 progress=holding.board.running,
+                slowest=holding.board.slowest,
                 silent_s=silent_s,
             )
             for holding in (self._fleet.holdings() if self._fleet is not None else ())
@@ -294,7 +295,7 @@ class Controller:
                 forget = self._executor.settle if isinstance(event, AttemptSucceeded) else self._executor.forget_key
                 forget(attempt.key)
             elif report is not None and report.progress is not None:
-                holding.board.show(attempt.job, attempt.attempt_id, report.progress)
+                holding.board.show(attempt.job, attempt.attempt_id, report.progress, report.worker_nodes)
                 self._whereabouts[attempt.attempt_id] = report.node
                 if report.progress.eta_s:
                     self._remaining_s[attempt.attempt_id] = report.progress.eta_s

@@ -26,6 +26,8 @@ class Clock:
         self._lap_images = 0
         self._lap_steps = 0
         self._lap_wait_s = 0.0
+        self.wait_s = 0.0
+        """How long the latest batch was waited for; not known of the first one."""
         self._all_images = 0
         self._all_steps = 0
 
@@ -37,7 +39,8 @@ class Clock:
             if not self.started_s:
                 self.started_s = self._lap_s = now_s
             elif asked_s:
-                self._lap_wait_s += now_s - asked_s
+                self.wait_s = now_s - asked_s
+                self._lap_wait_s += self.wait_s
             yield item
             asked_s = time.perf_counter()
 
@@ -47,6 +50,7 @@ class Clock:
         self._lap_steps += 1
         self._all_images += num_images
         self._all_steps += 1
+        self._activity.stage = "train"
 
     def lap(self) -> dict[str, float]:
         """Since the last call: ``images_per_s``, evaluation and checkpoints included; ``data_wait``, the share of the

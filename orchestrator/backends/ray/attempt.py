@@ -181,7 +181,7 @@ class AttemptRun:
         """End the attempt if its workers do not come. Nothing can call its thread back, so the runner must leave."""
 
         def is_over(wait_s: float) -> bool:
-            return self._ended.wait(wait_s) or gang.progress.phase != PLACING
+            return self._ended.wait(wait_s) or gang.progress.phase != PLACING or bool(gang.ranks)
 
         limit_s = settings.gang_start_s
         patience = Patience(counts_without_room=not isinstance(gang, SearchDesk))

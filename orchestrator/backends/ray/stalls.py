@@ -140,9 +140,6 @@ def wait_for_hang(gang: Gang, limits: HangWatch, store_uri: str, is_over: Callab
     """
     pause_s = min(LOOK_EVERY_S, limits.train_limit_s / 4, limits.setup_limit_s / 4)
     while not is_over(pause_s):
-        open("/tmp/nodes_exp/dbg.txt", "a").write(
-            f"{time.monotonic():.1f} {limits.waited_s:.1f} {limits.limit_s} {limits._longest_s:.1f} {gang.ranks}\n"
-        )
         if not limits.look(gang.ranks, time.monotonic()):
             continue
         asked_at_s, before = time.monotonic(), _entered(gang)
