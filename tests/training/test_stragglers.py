@@ -35,7 +35,7 @@ class _Delayed(nn.Module):
         return logits
 
 
-class _SlowData(MemoryImages):
+class _LateImages(MemoryImages):
     """Images that come late."""
 
     delay_s = 0.0
@@ -50,7 +50,7 @@ def _train(rank: int, world_size: int, folder: Path, slow: str) -> dict[str, flo
     ranks = Ranks(rank=rank, world_size=world_size)
     delay_s = DELAY_S if rank == 1 else 0.001
     model = _Delayed(delay_s if slow == "compute" else 0.001)
-    task = _SlowData(model, batch_size=8, num_samples=64, image_size=4, ranks=ranks)
+    task = _LateImages(model, batch_size=8, num_samples=64, image_size=4, ranks=ranks)
     task.delay_s = delay_s if slow == "data" else 0.0
     loop = memory_loop(task, LocalStore(folder), RECIPE, ranks=ranks)
     loop.run()
