@@ -1,20 +1,30 @@
-"""``python -m workloads.node_check LIMIT_S``: whether this node's devices compute, remember and compile; prints JSON.
+"""``python -m workloads.node_check REQUEST``: whether this node computes, remembers and moves data; prints JSON.
 
 For each GPU (for the processor where there is none): a matrix product that is known beforehand, again and again; a
 pattern written over most of the free memory and read back; one kernel compiled by ``torch.compile``, which needs a C
-compiler. Nothing else should run on the devices meanwhile.
+compiler. With the folder of the cache: an all-reduce between the devices, and that disk; with a store: it, too. Nothing
+else should run on the devices meanwhile. ``REQUEST`` is JSON: limit_s, and if wanted cache and store_uri.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
 
 _SIDE: Final = {"cuda": 8192, "cpu": 512}
 _OPERATIONS_PER_ENTRY: Final = 2
@@ -22,12 +32,19 @@ _MEMORY_SHARE: Final = 0.8
 """Of the memory that is free; the rest is for whoever comes in between."""
 _CPU_BYTES: Final = 64 * 1024**2
 _CHUNK_BYTES: Final = 1024**3
+_REDUCE_S: Final = 25.0
+_DISK_BYTES: Final = 128 * 1024**2
+_STORE_BYTES: Final = 16 * 1024**2
+_LEAST_DISK_PER_S: Final = 20 * 2.0**20
+_LEAST_STORE_PER_S: Final = 1 * 2.0**20
+"""Below these a disk or a network card is broken, not merely shared."""
 _PATTERNS: Final = (0x55, 0xAA, 0x00, 0xFF)
 """Each bit is set and cleared, beside neighbours of the same and of the other value."""
 
 
-def main(limit_s: float) -> dict[str, Any]:
-    """What was found on each device. ``limit_s`` bounds the repetitions, not a single step."""
+def main(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found. ``limit_s`` bounds the repetitions on devices, not a single step."""
+    limit_s = float(request["limit_s"])
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
     share_s = limit_s / len(names)
     return {
@@ -113,4 +130,4 @@ class _Kernel(torch.nn.Module):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(float(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")
