@@ -47,10 +47,96 @@ def main(request: Mapping[str, Any]) -> dict[str, Any]:
     limit_s = float(request["limit_s"])
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
     share_s = limit_s / len(names)
-    return {
+    found: dict[str, Any] = {
         "devices": [check_device(torch.device(name), share_s) for name in names],
         "compile": compile_kernel(names[0]),
     }
+    if "cache" not in request:
+        return found
+    checks: dict[str, Callable[[], float]] = {
+        "all_reduce_s": lambda: reduce_here(torch.cuda.device_count()),
+        "disk_bytes_per_s": lambda: write_disk(Path(request["cache"])),
+    }
+    if request.get("store_uri"):
+        checks["store_bytes_per_s"] = lambda: use_store(open_store(request["store_uri"]))
+    return found | {"node": _told(checks)}
+
+
+def _told(checks: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
+    told: dict[str, Any] = {"errors": []}
+    for name, check in checks.items():
+        try:
+            told[name] = check()
+        except (ArithmeticError, OSError, OrchestratorError, subprocess.SubprocessError) as error:
+            told["errors"].append(f"{name}: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}")
+    return told
+
+
+def reduce_here(num_gpus: int) -> float:
+    """Seconds of an all-reduce between all GPUs of this node, or two processes of one without several.
+
+    Raises ``ArithmeticError`` if a rank fails, ``subprocess.TimeoutExpired`` if they do not come together.
+    """
+    world_size, backend = max(2, num_gpus), "nccl" if num_gpus > 1 else "gloo"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"world_size": world_size, "host": "127.0.0.1", "port": port, "backend": backend, "limit_s": _REDUCE_S}
+    ranks = [_start_rank({**place, "rank": rank, "device": rank}) for rank in range(world_size)]
+    try:
+        answers = [rank.communicate(timeout=_REDUCE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for number, (rank, (_, said)) in enumerate(zip(ranks, answers, strict=True)):
+        if rank.returncode:
+            last = said.strip().splitlines()[-1:] or [f"it ended with code {rank.returncode}"]
+            raise ArithmeticError(f"rank {number} of {world_size} of an all-reduce over {backend}: {last[0][:200]}")
+    return max(float(json.loads(told.strip().splitlines()[-1])["took_s"]) for told, _ in answers)
+
+
+def _start_rank(place: Mapping[str, Any]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "workloads.all_reduce", json.dumps(place)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def write_disk(folder: Path, num_bytes: int = _DISK_BYTES, least_per_s: float = _LEAST_DISK_PER_S) -> float:
+    """Bytes/s that reach a disk. Raises ``ArithmeticError`` where they come back altered, or slowly; ``OSError``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, content = folder / f".node-check-{secrets.token_hex(8)}", secrets.token_bytes(num_bytes)
+    started_s = time.perf_counter()
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+            os.fsync(file.fileno())
+        took_s = time.perf_counter() - started_s
+        if path.read_bytes() != content:
+            raise ArithmeticError(f"{folder} gives back other bytes than were written")
+    finally:
+        path.unlink(missing_ok=True)
+    return _fast_enough(f"{folder} is written", num_bytes / took_s, least_per_s)
+
+
+def use_store(store: ObjectStore, num_bytes: int = _STORE_BYTES, least_per_s: float = _LEAST_STORE_PER_S) -> float:
+    """Bytes/s of an object there and back. Raises ``ArithmeticError`` where it is altered or slow; ``StorageError``."""
+    name, content = f"probes/node-{secrets.token_hex(8)}", secrets.token_bytes(num_bytes)
+    started_s = time.perf_counter()
+    store.put(name, content)
+    try:
+        found = store.get(name)
+        took_s = time.perf_counter() - started_s
+    finally:
+        store.delete(name)
+    if found != content:
+        raise ArithmeticError(f"{store.uri} gives back other bytes than were written")
+    return _fast_enough(f"{store.uri} is used", 2 * num_bytes / took_s, least_per_s)
+
+
+def _fast_enough(what: str, per_s: float, least_per_s: float) -> float:
+    if per_s < least_per_s:
+        raise ArithmeticError(f"{what} at {per_s / 2**20:.2g} MiB/s; at least {least_per_s / 2**20:g} are needed")
+    return per_s
 
 
 def check_device(device: torch.device, limit_s: float) -> dict[str, Any]:
