@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from orchestrator.activity import RankActivity
 from orchestrator.errors import FailureKind
 
 if TYPE_CHECKING:
@@ -329,3 +330,7 @@ class ExecutionContext:
     one that says so stops all of them."""
     watch: Watch | None = None
     """Who looks on, if this is a trial of a search."""
+    activity: RankActivity = field(default_factory=RankActivity)
+    """What this rank does now; it keeps it up to date."""
+    collective_timeout_s: float = 0.0
+    """Limit of each collective operation from now on, seconds; 0 = as whoever joined the ranks has set it."""

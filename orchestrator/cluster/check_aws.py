@@ -88,7 +88,7 @@ def check_region(config: Mapping[str, Any]) -> str:
     wrong = [zone for zone in zones if not re.fullmatch(re.escape(region) + r"(-[a-z0-9-]+-\d+)?[a-z]", zone)]
     if wrong:
         raise UserError(f"provider.availability_zone {', '.join(wrong)} is not in {region}; write {region}a, {region}b")
-    return f"{region}, {len(zones) or 'all'} zones"
+    return f"{region}, {len(zones) or 'all'} zone{'s' * (len(zones) != 1)}"
 
 
 def check_offers(wanted: list[Demand], config: Mapping[str, Any], ec2: Any) -> str:  # noqa: ANN401 - boto3's

@@ -13,6 +13,7 @@ from orchestrator.checks import Check, ConcernError
 from orchestrator.cluster.kinds import ClusterFile
 from orchestrator.cluster.tools import find_tool
 from orchestrator.errors import UserError
+from orchestrator.state.nodes import ZONE_LABEL
 from orchestrator.state.spending import PRICE_LABEL, parse_price
 
 MARKET_LABEL = "ray.io/market-type"
@@ -21,6 +22,13 @@ EXPECTED_LABELS = (PRICE_LABEL, "domain")
 _SCHEMA_LIMIT_S = 60.0  # importing Ray on a busy machine
 # Addresses that RFC 5737 keeps for documentation, and the words that our files mark their gaps with.
 _PLACEHOLDER = re.compile(r"\b(192\.0\.2\.\d+|198\.51\.100\.\d+|203\.0\.113\.\d+|REPLACE[-_A-Z]*)\b")
+
+# Types with SSDs of their own. EC2: storage optimised ones, those with a `d` after the generation, and GPU instances of
+# these families (Amazon EC2 User Guide, "Instance store volume limits", as known in 2025). Compute Engine: A2 ultra, A3
+# and A4 have them attached, others say so in their name (Google, "Add Local SSD disks", looked up in November 2026).
+_HAS_LOCAL_DISKS = re.compile(
+    r"(i\d\w*|[a-z]+\d+[a-z]*d[a-z]*|p4de|p5\w*|p6\S*|g4dn|g5|g6e?|trn[12]\w*)\.|a2-ultragpu|a3-|a4x?-|\S*-lssd$"
+)
 
 
 def launcher_checks(file: ClusterFile) -> Iterator[Check]:
@@ -33,6 +41,8 @@ def launcher_checks(file: ClusterFile) -> Iterator[Check]:
     if file.provider != "local":  # there, nodes find out themselves what they have
         yield Check(name="head", run=lambda: _check_head(file.config), needs=("schema",))
         yield Check(name="labels", run=lambda: check_labels(file.config), needs=("schema",))
+        yield Check(name="cache", run=lambda: check_cache(file.config), needs=("schema",))
+        yield Check(name="zones", run=lambda: check_zones(file.config), needs=("schema",))
 
 
 def validate(config: Mapping[str, Any]) -> str:
@@ -157,6 +167,57 @@ def check_labels(config: Mapping[str, Any]) -> str:
             bought = "on demand" if is_spot else "on the spot market"
             raise UserError(f"{name} is labelled {labels[MARKET_LABEL]}, but is bought {bought}; make the two agree")
     return f"{len(workers)} kinds of workers say their accelerator, market, price and domain"
+
+
+def check_cache(config: Mapping[str, Any]) -> str:
+    """Raises ``UserError`` for workers without disks of their own: their cache would lie on the root device.
+
+    There it shares an EBS volume's or a persistent disk's few hundred MB/s with everything else, and fills it.
+    """
+    without = [
+        f"{name} ({settings.get('InstanceType') or settings.get('machineType')})"
+        for name, settings in _workers(config).items()
+        if not has_local_disks(settings)
+    ]
+    if without:
+        raise UserError(
+            f"the cache of {', '.join(without)} would lie on the root device, because the machine has no local SSDs; "
+            "take a type that has some (EC2: a `d` in its name; Compute Engine: A2 ultra, A3, -lssd), or add disks of "
+            "type SCRATCH to it"
+        )
+    return "all workers have local SSDs for the cache"
+
+
+def has_local_disks(settings: Mapping[str, Any]) -> bool:
+    """Whether a node's configuration (EC2 or Compute Engine) gives a machine with disks of its own."""
+    if any(disk.get("type") == "SCRATCH" for disk in settings.get("disks") or ()):
+        return True
+    return bool(_HAS_LOCAL_DISKS.match(str(settings.get("InstanceType") or settings.get("machineType") or "")))
+
+
+def check_zones(config: Mapping[str, Any]) -> str:
+    """Raises where a gang could come to lie in several zones: one kind of GPU nodes must be of one zone, and say so."""
+    zones = [one.strip() for one in str((config.get("provider") or {}).get("availability_zone", "")).split(",")]
+    types: Mapping[str, Mapping[str, Any]] = config.get("available_node_types") or {}
+    gpus = {name: one for name, one in types.items() if (one.get("resources") or {}).get("GPU")}
+    unsaid = [name for name, one in gpus.items() if ZONE_LABEL not in (one.get("labels") or {})]
+    if gpus and len(zones) > 1:
+        raise UserError(
+            f"provider.availability_zone names {len(zones)} zones, so that nodes of {', '.join(gpus)} may lie in any "
+            "of them, and gangs with them; name one zone, or one node type with its own subnet for each"
+        )
+    if unsaid:
+        raise ConcernError(
+            f"{', '.join(unsaid)} has no label {ZONE_LABEL}, so the scheduler takes all zones for one; write it"
+        )
+    told = sorted({str(one["labels"][ZONE_LABEL]) for one in gpus.values()})
+    return f"GPUs are in {', '.join(told)}; a gang lies in one zone" if told else "no GPUs"
+
+
+def _workers(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The configurations of all kinds of nodes but the head's."""
+    types: Mapping[str, Mapping[str, Any]] = config.get("available_node_types") or {}
+    return {name: one.get("node_config") or {} for name, one in types.items() if name != config.get("head_node_type")}
 
 
 def check_price(name: str, labels: Mapping[str, object]) -> None:

@@ -23,6 +23,7 @@ from orchestrator.controller.heartbeats import Heartbeats
 from orchestrator.controller.inbox import Message, Retry, Submit, discard
 from orchestrator.controller.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.controller.limits import AttemptLimits, PreflightRule
+from orchestrator.controller.node_health import NodeHealth
 from orchestrator.controller.quotas import Cap, read_quotas
 from orchestrator.controller.settlement import settle
 from orchestrator.controller.stops import Stops
@@ -79,7 +80,7 @@ class Controller:
         self._on_alive = on_alive
         self._fleet: Fleet | None = None
         limits = limits or AttemptLimits()
-        self._stops = Stops(backend)
+        self._stops, self._health = Stops(backend), NodeHealth(backend, store.uri)
         self._terms = Terms()
         self._executor = Executor(
             store, backend, cluster, self._stops, self._terms, grace_s=limits.grace_s, on_alive=self._stay_alive
@@ -97,8 +98,7 @@ class Controller:
         self._drain: Drain | None = None
         self._quotas: Mapping[str, Cap] = {}
         self._orphans: set[str] = set()
-        self._inbox_at_s = 0.0
-        self._quiet_at_s = 0.0
+        self._inbox_at_s = self._quiet_at_s = 0.0
         self._woken: set[str] = set()
 
     @property
@@ -136,6 +136,7 @@ class Controller:
                 snapshot=holding.snapshot,
                 index=indexes.get(holding.snapshot.sweep),
                 progress=holding.board.running,
+                slowest=holding.board.slowest,
                 silent_s=silent_s,
             )
             for holding in (self._fleet.holdings() if self._fleet is not None else ())
@@ -159,6 +160,7 @@ class Controller:
         self._release_ended(fleet)
         self._read_inbox(fleet)
         self._observe(fleet)
+        self._health.follow(fleet, self._now())
         self._bring_to_rest(fleet)
         self._act(fleet)
         self._stops.insist(self._now())
@@ -294,7 +296,7 @@ class Controller:
                 forget = self._executor.settle if isinstance(event, AttemptSucceeded) else self._executor.forget_key
                 forget(attempt.key)
             elif report is not None and report.progress is not None:
-                holding.board.show(attempt.job, attempt.attempt_id, report.progress)
+                holding.board.show(attempt.job, attempt.attempt_id, report.progress, report.worker_nodes)
                 self._whereabouts[attempt.attempt_id] = report.node
                 if report.progress.eta_s:
                     self._remaining_s[attempt.attempt_id] = report.progress.eta_s

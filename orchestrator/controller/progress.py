@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.contract import Progress
 from orchestrator.errors import NotFoundError
+from orchestrator.observability.sweeps import SlowRank
 from orchestrator.security.json_text import parse_json
 from orchestrator.storage.bounds import PROGRESS_BYTES
 from orchestrator.storage.layout import progress_name
 from orchestrator.storage.protocol import ObjectStore
 
 WRITE_EVERY_S = 1.0
+SLOW_FROM = 1.5
+"""A rank is slow whose own time per step is so many times that of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +57,21 @@ class ProgressBoard:
         self._behind: Mapping[str, int] = {}
         self._warnings: tuple[str, ...] = ()
         self._quarantined: dict[str, tuple[str, ...]] = {}
+        self._slowest: dict[str, SlowRank] = {}
         self._written: tuple[dict[str, _Line], tuple[str, ...]] = {}, ()
         self._write_at_s = 0.0
 
-    def show(self, job: str, attempt_id: str, progress: Progress) -> None:
-        """Note where an attempt is."""
+    def show(self, job: str, attempt_id: str, progress: Progress, worker_nodes: Sequence[str] = ()) -> None:
+        """Note where an attempt is; of a gang, on which nodes its ranks are."""
         self._current[job] = _Line(attempt_id, progress)
+        slowest = SlowRank.of(progress, worker_nodes)
+        if slowest is not None:
+            self._slowest[job] = slowest
 
     def remove(self, job: str) -> None:
         """Forget a job whose attempt has ended."""
         self._current.pop(job, None)
+        self._slowest.pop(job, None)
 
     def explain(self, waits: Mapping[str, str], behind: Mapping[str, int]) -> None:
         """Note why jobs wait, and how many more behind each, in place of what was told before.
@@ -85,13 +93,20 @@ class ProgressBoard:
         """Latest progress of the attempts that run, by job."""
         return {job: line.progress for job, line in self._current.items() if line.attempt_id}
 
+    @property
+    def slowest(self) -> dict[str, SlowRank]:
+        """The slowest rank of each gang that runs, by job."""
+        return dict(self._slowest)
+
     def warn(self, *warnings: str) -> None:
         """Note what people should know of the sweep as a whole, in place of what was told before."""
         found = [warning for warning in warnings if warning]
         for job, told in list(self._quarantined.items())[:1]:
             others = f" and {len(self._quarantined) - 1} more jobs" if len(self._quarantined) > 1 else ""
             found.append(f"{job}{others} did without samples that cannot be read: {'; '.join(told)}")
-        self._warnings = tuple(found)
+        slow = [f"{job}: {one}" for job, one in self._slowest.items() if one.slowdown >= SLOW_FROM]
+        uncompiled = [job for job, one in self.running.items() if one.counters.get("uncompiled")]
+        self._warnings = (*found, *_first(slow, ""), *_first(uncompiled, _UNCOMPILED))
 
     def quarantine(self, job: str, told: tuple[str, ...]) -> None:
         """Note that a job has done without some of its samples; that stays."""
@@ -111,6 +126,15 @@ class ProgressBoard:
     def _runs(self, job: str) -> bool:
         line = self._current.get(job)
         return line is not None and bool(line.attempt_id)
+
+
+_UNCOMPILED = " runs without torch.compile, although compute.compile asks for it: its log says why"
+
+
+def _first(found: Sequence[str], told: str) -> list[str]:
+    """One line for all of them."""
+    others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return [f"{found[0]}{told}{others}"] if found else []
 
 
 def read_warnings(store: ObjectStore, sweep: str) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ from orchestrator.storage.protocol import ObjectStore
 
 CONTROLLER, PUBLISHER, WATCHDOG = "controller", "publisher", "watchdog"
 _NUM_CLOCK_QUESTIONS = 5
-_QUICK_S, _STORE_S, _REDUCE_S = 12.0, 15.0, 40.0
-"""Limits for an answer of a node: its facts, its look at the store, the all-reduce."""
+_QUICK_S, _STORE_S, _REDUCE_S, _DEVICES_S = 12.0, 15.0, 40.0, 45.0
+"""Limits for an answer of a node: its facts, its look at the store, the all-reduce, its GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,8 @@ def ask(question: Question, tell: Tell) -> None:
     tell("clocks", {name: _clock(doctor) for name, doctor in there.items()})
     tell("services", _services(question.namespace))
     reduces = _start_reduces(there, facts)  # takes longest: the others run beside it
+    with_gpus = {name: doctor for name, doctor in there.items() if facts[name]["gpus"]["devices"]}
+    devices = {name: doctor.devices.remote(_DEVICES_S) for name, doctor in with_gpus.items()}
     if question.store_uri:
         tell("store", _store(question.store_uri, there))
     heads = [node["NodeID"] for node in nodes if "node:__internal_head__" in node["Resources"]]
@@ -88,6 +90,8 @@ def ask(question: Question, tell: Tell) -> None:
         tell("shards", _gather({name: one.shards.remote(shards) for name, one in there.items()}, _STORE_S))
     for backend, calls in reduces.items():
         tell(backend, _gather(calls, _REDUCE_S + 2.0))
+    if devices:
+        tell("devices", _gather(devices, _DEVICES_S + 2.0))
 
 
 def _join(question: Question) -> None:

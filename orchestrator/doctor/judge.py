@@ -20,6 +20,19 @@ SLOW_BYTES_PER_S = 100 * 1024**2
 SKEW_WARNED_S, SKEW_REFUSED_S = 1.0, 60.0
 """Claims bear six minutes, signatures of S3 fifteen; times of events are compared by people."""
 SLOW_REDUCE_BYTES_PER_S = 50 * 1024**2
+LINE_GBITS = {
+    "p4d.24xlarge": 400,
+    "p4de.24xlarge": 400,
+    "p5.48xlarge": 3200,
+    "p5e.48xlarge": 3200,
+    "a3-highgpu-8g": 800,
+}
+"""What the network of a machine carries for its eight GPUs, Gbit/s. P5: Amazon EC2 User Guide, "Maximize network
+bandwidth on instances with multiple network cards"; A3 high: four data NICs of 200, GKE "Maximize GPU network bandwidth
+with GPUDirect-TCPX" (both looked up in November 2026); P4: AWS' page of the type, as known in 2025."""
+_GPUS_PER_MACHINE = 8
+LEAST_SHARE = 0.05
+"""Of it, for an all-reduce of 16 MiB, too short for all of it; TCP stays below. An estimate, never measured."""
 _STALE_S = 60.0
 """A loop of the controller that has not turned for so long hangs."""
 
@@ -51,7 +64,10 @@ def judge(stage: str, found: Mapping[str, Any], known: Mapping[str, Any], here: 
         remedy = "check its network and credentials"
         yield from (_answer(name, hosts[node], told, remedy) for node, told in found.items())
     elif stage in {"gloo", "nccl"}:
-        yield _reduce(stage, found, hosts)
+        yield _reduce(stage, found, hosts, _line_rate(known))
+    elif stage == "devices":
+        for node, told in found.items():
+            yield from _devices(hosts[node], told)
 
 
 def _called(node: Mapping[str, Any]) -> str:
@@ -94,7 +110,7 @@ def _facts(
         yield _versions(told, here, name)
         yield _code(told, here, usual, name)
         yield _gpus(told["gpus"], node, name)
-        yield _cache(told["cache"], name)
+        yield _cache(told["cache"], name, has_gpus=bool(told["gpus"]["devices"]))
         yield _shared_memory(told["shared_memory"], name)
         if told["open_files"] < FEW_FILES and told["open_files"] >= 0:
             detail = f"a process may have {told['open_files']} files open"
@@ -169,8 +185,11 @@ def _drivers(found: Mapping[str, Any]) -> Iterator[CheckResult]:
         yield _bad("GPU drivers", shown, "install one driver on all nodes", verdict=Verdict.WARNING)
 
 
-def _cache(told: Mapping[str, Any], node: str) -> CheckResult:
+def _cache(told: Mapping[str, Any], node: str, *, has_gpus: bool) -> CheckResult:
     remedy = "set ORCHESTRATOR_CACHE_DIR on the node to a folder of its fast local disk before ray start"
+    if told.get("is_on_root") and has_gpus:
+        detail = f"{told.get('folder', '')} is on the root device, which it fills and shares"
+        return _bad("cache disk", detail, remedy, node, Verdict.WARNING)
     if "error" in told:
         return _bad("cache disk", told["error"], remedy, node)
     speed = told["written_per_s"]
@@ -260,7 +279,39 @@ def _store(found: Mapping[str, Any], hosts: Mapping[str, str]) -> Iterator[Check
 _SHARE = "a file:// store must be one directory that all nodes mount at the same path; else use s3://"
 
 
-def _reduce(backend: str, found: Mapping[str, Any], hosts: Mapping[str, str]) -> CheckResult:
+def _devices(node: str, told: Mapping[str, Any]) -> Iterator[CheckResult]:
+    """What ``workloads.node_check`` found on the GPUs of a node."""
+    if "error" in told:
+        yield _bad("devices", told["error"], "see whether something else uses the GPUs; else take the node out", node)
+        return
+    errors = [f"{one['device']}: {error}" for one in told["devices"] for error in one["errors"]]
+    if errors:
+        yield _bad("devices", "; ".join(errors), "take the node out: these GPUs compute or remember wrongly", node)
+    else:
+        slowest = min(one["tflops"] for one in told["devices"])
+        memory_gib = min(one["memory_gib"] for one in told["devices"])
+        detail = (
+            f"products are right at {slowest:.0f} TFLOP/s and more, {memory_gib:.0f} GiB of each keep what is written"
+        )
+        yield _ok("devices", detail, node)
+    if told["compile"]:
+        remedy = "install gcc and Python's headers there, or use the image's target cuda; else `compile:` has no effect"
+        yield _bad("compile", told["compile"], remedy, node, Verdict.WARNING)
+    else:
+        yield _ok("compile", "a kernel was compiled and computes what it should", node)
+
+
+def _line_rate(known: Mapping[str, Any]) -> tuple[str, float]:
+    """The slowest kind of machine whose network is known, and its bytes/s for each GPU; 0 if none is."""
+    types = {str(told.get("machine_type", "")) for told in known.get("facts", {}).values()}
+    rates = {name: LINE_GBITS[name] * 1e9 / 8 / _GPUS_PER_MACHINE for name in types & LINE_GBITS.keys()}
+    name = min(rates, key=rates.__getitem__, default="")
+    return name, rates.get(name, 0.0)
+
+
+def _reduce(
+    backend: str, found: Mapping[str, Any], hosts: Mapping[str, str], line: tuple[str, float] = ("", 0.0)
+) -> CheckResult:
     name = f"all-reduce {backend}"
     failed = {rank.partition("#")[0]: told["error"] for rank, told in found.items() if "error" in told}
     if failed:
@@ -279,4 +330,9 @@ def _reduce(backend: str, found: Mapping[str, Any], hosts: Mapping[str, str]) ->
     detail += f"{1000 * float(slowest['took_s']):.0f} ms"
     if speed < SLOW_REDUCE_BYTES_PER_S:
         return _bad(name, detail, "gangs over these nodes will wait for the network", verdict=Verdict.WARNING)
+    machine, rate = line
+    if backend == "nccl" and num_nodes > 1 and speed < LEAST_SHARE * rate:
+        detail += f": {format_bytes(int(speed))}/s, of {format_bytes(int(rate))}/s that a GPU of {machine} has"
+        remedy = "NCCL may use plain TCP: look with NCCL_DEBUG=INFO for NET/OFI (EFA) or GPUDirect; see docs/deploy.md"
+        return _bad(name, detail, remedy, verdict=Verdict.WARNING)
     return _ok(name, detail)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import resource
 import secrets
 import shutil
@@ -15,16 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("ray", "torch", "torchvision", "timm", "numpy", "pretraining-orchestrator")
+_GOOGLE_TYPE_URL = "http://metadata.google.internal/computeMetadata/v1/instance/machine-type"
 _BLOCK = 1024**2
 _NUM_BLOCKS = 64
 _WRITING_S = 3.0
 _GPU_FIELDS = "index,name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
 _QUERY_TIMEOUT_S = 8.0
+_DEVICES_SHARE = 0.25
+"""Of the limit, for repetitions on the devices; loading torch and compiling take most of it."""
 
 
 class NodeDoctor:
@@ -49,6 +54,7 @@ class NodeDoctor:
             "shared_memory": _room(Path("/dev/shm")),  # noqa: S108 - the very place
             "cache": _cache(),
             "gpus": _gpus(),
+            "machine_type": _machine_type(),
             "asks_for_token": os.environ.get("RAY_AUTH_MODE", "") == "token",
         }
 
@@ -86,14 +92,23 @@ class NodeDoctor:
             return _told(error)
 
     def rank(self, place: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Take part in an all-reduce, in a process of its own, which can be ended if it hangs."""
+        """Take part in an all-reduce."""
+        return self._run(["workloads.all_reduce", json.dumps(place)], limit_s, sees_gpus=place["backend"] == "nccl")
+
+    def devices(self, limit_s: float) -> dict[str, Any]:
+        """Whether the GPUs compute, remember and compile; they should be idle."""
+        request = json.dumps({"limit_s": _DEVICES_SHARE * limit_s, "compile": True})
+        return self._run(["workloads.node_check", request], limit_s, sees_gpus=True)
+
+    def _run(self, program: list[str], limit_s: float, *, sees_gpus: bool) -> dict[str, Any]:
+        """In a process of its own, which can be ended if it hangs."""
         # Ray hides the GPUs from actors that asked for none.
-        hidden = {"CUDA_VISIBLE_DEVICES"} if place["backend"] == "nccl" else set()
+        hidden = {"CUDA_VISIBLE_DEVICES"} if sees_gpus else set()
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "workloads.all_reduce", json.dumps(place)],
+                [sys.executable, "-m", *program],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -155,9 +170,31 @@ def _cache() -> dict[str, Any]:
     told: dict[str, Any] = {"folder": str(folder), **_room(there)}
     try:
         told["written_per_s"] = _writing_speed(there)
+        told["is_on_root"] = there.stat().st_dev in _root_devices()
     except OSError as error:
         told["error"] = f"{there} cannot be written to: {error.strerror}"
     return told
+
+
+def _root_devices() -> set[int]:
+    """Of this machine: in a container, /etc/hosts comes from the disk on which the engine keeps containers."""
+    return {Path(place).stat().st_dev for place in ("/", "/etc/hosts") if Path(place).exists()}
+
+
+def _machine_type() -> str:
+    """As its provider names it (``p5.48xlarge``, ``a3-highgpu-8g``); empty elsewhere."""
+    try:
+        name = Path("/sys/class/dmi/id/product_name").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+    if name != "Google Compute Engine":
+        return name if re.fullmatch(r"[a-z]+\d\S*\.\d*\w+", name) else ""
+    request = urllib.request.Request(_GOOGLE_TYPE_URL, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=1.0) as answer:  # noqa: S310 - the metadata service, by http
+            return str(answer.read(200).decode()).rpartition("/")[2]
+    except (OSError, ValueError):
+        return ""
 
 
 def _writing_speed(folder: Path) -> float:

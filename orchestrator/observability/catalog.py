@@ -113,6 +113,13 @@ GOODPUT: Final = _of_sweep(
     "goodput_ratio",
     "Share in [0, 1] of the time that attempts held GPUs (without any: CPUs) that made progress which was kept.",
 )
+SLOWDOWN: Final = _of_sweep(
+    "slow_rank_slowdown_ratio",
+    "Of all gangs that run, the slowest rank and its node: own time per step (computing, waiting for its batch) by the "
+    "median of the other ranks'.",
+    "rank",
+    "node",
+)
 ATTEMPTS: Final = _of_sweep(
     "attempts_total", "Attempts that ended, by outcome: succeeded, or the kind of failure.", "outcome"
 )
@@ -159,6 +166,7 @@ METRICS: Final = (
     GPU_HOURS,
     BUDGET,
     GOODPUT,
+    SLOWDOWN,
     ATTEMPTS,
     CAPACITY,
     EPOCH,

@@ -247,6 +247,17 @@ TRAINING: Final = Section(
             queries=_share(catalog.DATA_WAIT, catalog.TRAIN_SECONDS),
         ),
         Panel(
+            title="Slowest rank, by node",
+            meaning=catalog.SLOWDOWN.meaning,
+            warn_above=1.5,
+            queries=(
+                Query(
+                    expression=f"max by (sweep, rank, node) ({_of(catalog.SLOWDOWN)})",
+                    legend="{{sweep}}: rank {{rank}} on {{node}}",
+                ),
+            ),
+        ),
+        Panel(
             title="Share of time that checkpoints take",
             meaning=catalog.STALL.meaning,
             unit="percentunit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.contract import Progress, Resources
@@ -23,6 +23,40 @@ _OUTCOMES: Final = (SUCCEEDED, *(kind.value for kind in FailureKind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """The slowest rank of a running gang, as its first rank tells it."""
+
+    rank: int
+    node: str
+    """Empty = not known."""
+    slowdown: float
+    compute_s: float
+    data_wait_s: float
+
+    @classmethod
+    def of(cls, progress: Progress, worker_nodes: Sequence[str]) -> SlowRank | None:
+        """From the counters of ``workloads.train.stragglers``; none of one worker, or before they can tell."""
+        told = progress.counters
+        if "slow_rank" not in told:
+            return None
+        rank = int(told["slow_rank"])
+        return cls(
+            rank=rank,
+            node=worker_nodes[rank] if rank < len(worker_nodes) else "",
+            slowdown=told["slow_rank_slowdown"],
+            compute_s=told["slow_rank_compute_s"],
+            data_wait_s=told["slow_rank_data_wait_s"],
+        )
+
+    def __str__(self) -> str:
+        where = f" on node {self.node}" if self.node else ""
+        return (
+            f"rank {self.rank}{where} takes {self.slowdown:.1f} times as long as the others for a step "
+            f"(computes {self.compute_s:.3g} s, waits {self.data_wait_s:.3g} s for data), and all wait for it"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One sweep as its controller sees it."""
 
@@ -33,6 +67,8 @@ class Observed:
     """Of running attempts, by job."""
     silent_s: Mapping[str, float]
     """By live attempt: how long it has made no step."""
+    slowest: Mapping[str, SlowRank] = field(default_factory=dict)
+    """The slowest rank of each gang, by job."""
 
 
 class SweepMetrics:
@@ -90,6 +126,10 @@ class SweepMetrics:
         for metric, value in values.items():
             if value is not None:
                 self._exporter.set(metric, value, labels)
+        slowest = max(one.slowest.values(), key=lambda rank: rank.slowdown, default=None)
+        if slowest is not None:
+            place = {"rank": str(slowest.rank), "node": slowest.node}
+            self._exporter.set(catalog.SLOWDOWN, slowest.slowdown, labels | place)
 
     def _progress_age_s(self, one: Observed, now: float) -> float:
         snapshot = one.snapshot

@@ -39,6 +39,8 @@ class Committed:
     """How often it went back after a NaN, an infinity or a spike, and left out the batches that led there."""
     num_bad_samples: int = 0
     """Samples that it could not decode, and replaced in training or left out of validation."""
+    is_uncompiled: bool = False
+    """Whether it ran without ``torch.compile`` although it was asked for."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """What a search found; empty for other jobs."""
 
@@ -51,6 +53,7 @@ class Committed:
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
             num_rewinds=len(record.summary.get("rewinds") or ()),
             num_bad_samples=_num_bad(record.summary.get("bad_samples")),
+            is_uncompiled=any("torch.compile failed" in str(one) for one in record.summary.get("notes") or ()),
             search=record.summary.get("search", {}),
         )
 

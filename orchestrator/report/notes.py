@@ -38,6 +38,12 @@ def notes_on(
     changed = [name for name, found in committed.items() if found.has_changed_numerics]
     if changed:
         yield f"{len(changed)} runs were resumed under other numerics, no longer bit-exact (first: {changed[0]})"
+    uncompiled = [name for name, found in committed.items() if found.is_uncompiled]
+    if uncompiled:
+        yield (
+            f"{len(uncompiled)} runs fell back to code that is not compiled, although compute.compile asked for it "
+            f"(first: {uncompiled[0]}); their records say why: see `notes`"
+        )
     yield from _data_notes(committed)
     failed = [job.name for job in plan.jobs if job.name not in committed and _has_failed(views.get(job.name))]
     is_whole = all(job.name in committed for job in plan.jobs if job.kind in TIMED_KINDS)

@@ -139,7 +139,8 @@ class Launching:
             spread = self._room.place(size, elsewhere, end_s=end_s)
             if spread is not None:
                 return spread
-        return self._room.place(size, nodes, end_s=end_s)
+        spreads = (self._room.place(size, zone, end_s=end_s) for zone in (nodes, *self._site.other_zones(size)))
+        return next((spread for spread in spreads if spread is not None), None)
 
     def _launch(
         self, turn: Turn, place: int, size: Demand, *, nodes: tuple[str, ...], why: str, awaits_room: bool = False

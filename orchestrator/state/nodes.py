@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from orchestrator.contract import Resources, Spot
 
+ZONE_LABEL = "zone"
+"""Of a node: nodes with the same value are near each other. A gang never lies in two zones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:

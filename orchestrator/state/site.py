@@ -9,9 +9,10 @@ from orchestrator.contract import JobKind, Resources
 from orchestrator.state.amounts import amount_of, count_workers
 from orchestrator.state.demand import Demand
 from orchestrator.state.machines import Machines
-from orchestrator.state.nodes import Node
+from orchestrator.state.nodes import ZONE_LABEL, Node
 
 _MAX_SHAPES_TOLD = 4
+_SEVERAL = 2
 
 
 class Site:
@@ -25,6 +26,8 @@ class Site:
         self._total, self._maximum = total, maximum or ()
         self._excluded = frozenset(machines.places[name] for name in excluded if name in machines.places)
         self._nodes: dict[Demand, frozenset[int]] = {}
+        self._other_zones: dict[Demand, tuple[frozenset[int], ...]] = {}
+        self._zones = [node.labels.get(ZONE_LABEL, "") for node in machines.nodes]
         self._holds: dict[Demand, bool] = {}
         self._by_sort: dict[Resources, frozenset[int]] = {}
 
@@ -37,8 +40,14 @@ class Site:
             suitable = self._suitable(demand)
             healthy = suitable - self._excluded
             is_enough = self._num_workers(demand, healthy) + self._num_growing(demand) >= demand.num_workers
-            found = self._nodes[demand] = healthy if is_enough else suitable
+            found, *others = self._by_zone(demand, healthy if is_enough else suitable)
+            self._nodes[demand], self._other_zones[demand] = found, tuple(others)
         return found
+
+    def other_zones(self, demand: Demand) -> tuple[frozenset[int], ...]:
+        """Places of the nodes of further zones that a gang may use instead; it never lies in two."""
+        self.nodes(demand)
+        return self._other_zones[demand]
 
     def needed(self, demand: Demand) -> tuple[str, ...]:
         """Names of the excluded nodes that an attempt may use all the same, since it needs more than the others."""
@@ -121,7 +130,26 @@ class Site:
         return tuple(sorted(self.machines.names[place] for place in places))
 
     def _num_workers(self, demand: Demand, places: frozenset[int]) -> int:
+        """Workers of an attempt that the roomiest zone would hold, were it empty."""
+        return max(self._zone_workers(demand, zone) for zone in self._by_zone(demand, places))
+
+    def _zone_workers(self, demand: Demand, places: frozenset[int]) -> int:
         return sum(count_workers(demand.worker, self.machines.totals[place]) for place in places)
+
+    def _by_zone(self, demand: Demand, places: frozenset[int]) -> list[frozenset[int]]:
+        """For a gang, the nodes of each zone, those first that hold most of it; else all nodes. Never empty.
+
+        Between zones gradients are slow, and every byte of them is paid for.
+        """
+        if demand.num_workers == 1 or self.machines.is_pool:
+            return [places]
+        zones: dict[str, set[int]] = {}
+        for place in places:
+            zones.setdefault(self._zones[place], set()).add(place)
+        if len(zones) < _SEVERAL:
+            return [places]
+        found = [frozenset(zone) for _, zone in sorted(zones.items())]
+        return sorted(found, key=lambda zone: -self._zone_workers(demand, zone))
 
 
 def _is_alike(node: Node, kind: Node) -> bool:

@@ -72,6 +72,11 @@ def log_name(sweep: str, job: str, attempt_number: int, rank: int = 0, *, key: s
     return f"{attempt_logs_folder(sweep, job, attempt_number, key)}rank{rank}.log"
 
 
+def flight_record_name(name: str) -> str:
+    """What torch remembered of a rank's collective operations when its gang hung, beside the log of this name."""
+    return f"{name.removesuffix('.log')}/flight-record.json"
+
+
 def lease_name(cluster: str) -> str:
     """The lease of the controller of a cluster."""
     return f"controllers/{cluster}/lease.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from orchestrator.cluster.check_launcher import (
     check_labels,
     compare_images,
     find_placeholders,
+    has_local_disks,
     launcher_checks,
     validate,
 )
@@ -55,6 +57,7 @@ def test_launcher_file_is_valid_for_rays_own_code(path):
 def test_cloud_file_keeps_work_off_the_head_and_labels_its_workers(path):
     found = verdicts(read_cluster(path))
     assert found["head"][0] is found["labels"][0] is found["images"][0] is Verdict.OK
+    assert found["cache"][0] is found["zones"][0] is Verdict.OK
     assert found["placeholders"][0] is Verdict.FAILED  # nobody's registry and bucket
 
 
@@ -81,6 +84,75 @@ def test_cloud_file_watches_for_notices_on_every_worker_and_tells_the_head_how_f
     )
     assert any("--dashboard-host=127.0.0.1" in command for command in config["head_start_ray_commands"])
     assert "-e RAY_AUTH_MODE=token" in config["docker"]["run_options"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"InstanceType": "p5.48xlarge"}, True),
+        ({"InstanceType": "c6id.8xlarge"}, True),
+        ({"InstanceType": "m5dn.xlarge"}, True),
+        ({"InstanceType": "i4i.large"}, True),
+        ({"InstanceType": "c7i.8xlarge"}, False),
+        ({"InstanceType": "p3.16xlarge"}, False),
+        ({"machineType": "a3-highgpu-8g"}, True),
+        ({"machineType": "c3-standard-88-lssd"}, True),
+        ({"machineType": "n2-standard-32", "disks": [{"type": "PERSISTENT", "boot": True}]}, False),
+        ({"machineType": "n2-standard-32", "disks": [{"type": "PERSISTENT"}, {"type": "SCRATCH"}]}, True),
+        ({}, False),
+    ],
+)
+def test_machines_with_local_disks_are_known(settings, expected):
+    assert has_local_disks(settings) is expected
+
+
+def test_worker_whose_cache_would_lie_on_its_root_device_is_refused(aws):
+    aws["available_node_types"]["cpu-spot"]["node_config"]["InstanceType"] = "c7i.8xlarge"
+    verdict, detail = verdicts(file_of(aws))["cache"]
+    assert verdict is Verdict.FAILED
+    assert "the cache of cpu-spot (c7i.8xlarge) would lie on the root device" in detail
+
+
+def test_gpus_that_may_lie_in_several_zones_are_refused_and_zones_that_are_not_said_are_a_concern(aws):
+    del aws["available_node_types"]["gpu-spot"]["labels"]["zone"]
+    assert verdicts(file_of(aws))["zones"][0] is Verdict.WARNING
+    aws["provider"]["availability_zone"] = "us-east-1a, us-east-1b"
+    verdict, detail = verdicts(file_of(aws))["zones"]
+    assert verdict is Verdict.FAILED
+    assert "nodes of gpu-spot, gpu-on-demand may lie in any of them" in detail
+
+
+def test_aws_gpus_have_an_efa_interface_on_each_card_near_each_other(aws):
+    for name in ("gpu-spot", "gpu-on-demand"):
+        node = aws["available_node_types"][name]["node_config"]
+        cards = node["NetworkInterfaces"]
+        assert [card["NetworkCardIndex"] for card in cards] == list(range(32))
+        assert [card["InterfaceType"] for card in cards] == ["efa", *["efa-only"] * 31]
+        assert [card["DeviceIndex"] for card in cards] == [0, *[1] * 31]
+        assert node["Placement"] == {"GroupName": "pretraining-gpus"}
+        assert aws["available_node_types"][name]["docker"]["worker_run_options"] == ["--device=/dev/infiniband"]
+    assert "--ulimit memlock=-1:-1" in aws["docker"]["run_options"]
+
+
+def test_google_workers_make_their_local_disks_one_cache(tmp_path):
+    """The shipped command, with programs that only write down how they were called."""
+    gcp = yaml.safe_load((CLUSTERS / "gcp.yaml").read_text())
+    mount = gcp["initialization_commands"][0].replace("/dev/disk/by-id", str(tmp_path))
+    called = tmp_path / "called"
+    for name in ("sudo", "mountpoint"):
+        program = tmp_path / name
+        told = f'echo "{name} $*" >> {called}\n'
+        program.write_text(f'#!/bin/sh\n{told}{"exit 1" if name == "mountpoint" else ""}\n[ "$1" != blkid ]\n')
+        program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for number in range(3):
+        (tmp_path / f"google-local-nvme-ssd-{number}").touch()
+    subprocess.run(["bash", "-c", mount], env=environment, check=True)
+    lines = called.read_text().splitlines()
+    assert lines[0] == "mountpoint -q /mnt/cache"
+    assert lines[1].startswith("sudo mdadm --create /dev/md0 --run --force --level=0 --raid-devices=3 ")
+    assert lines[-1] == "sudo mount -o noatime,discard /dev/md0 /mnt/cache"
+    assert any(line.startswith("sudo mkfs.ext4") for line in lines)
 
 
 def test_aws_machines_take_no_old_metadata_tokens_and_encrypt_their_disks(aws):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -14,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestrator.activity import RankActivity
 from orchestrator.backends.classify import classify
 from orchestrator.contract import ExecutionContext
 from orchestrator.errors import FailureKind, NumericsError, UserError
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
-from workloads.train.ranks import PeerLostError, Ranks
+from workloads.train.ranks import PeerLostError, Ranks, flight_record
 
 POISONED = {"epochs": 5, "batch_size": 8, "lr": 0.01}
 
@@ -178,3 +180,75 @@ def test_parameter_without_gradient_stays_as_it_is(pool: RankPool, tmp_path: Pat
     decay = {"weight_decay": 0.5}
     results = raise_errors(pool.run(tmp_path, world_size, _train, tmp_path, decay, 0))
     assert torch.equal(results[0][1]["spare"], torch.ones(3))
+
+
+def test_ranks_tell_where_they_are_and_torch_remembers_their_operations(pool: RankPool, tmp_path: Path) -> None:
+    told = raise_errors(pool.run(tmp_path, 2, _told_beside_a_late_rank, tmp_path / "late"))
+    (waiting, record), (late, _) = told
+    assert (waiting["doing"], waiting["operation"], late["doing"]) == ("peers", "sum", "work")
+    assert waiting["entered"] == late["entered"] + 1
+    # What torch 2.15 keeps of gloo: names and numbers of operations, but not when the device began them.
+    names = [entry["profiling_name"] for entry in record["entries"][-2:]]
+    assert names == ["gloo:all_reduce", "gloo:all_reduce"]
+    status = record["pg_status"][max(record["pg_status"], key=int)]  # this process has been in other gangs
+    assert int(status["last_enqueued_collective"]) == int(status["last_completed_collective"]) + 1
+
+
+def _told_beside_a_late_rank(rank: int, world_size: int, late: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Rank 0 looks from another thread while it waits for rank 1, which goes on once rank 0 has looked."""
+    activity = RankActivity()
+    ranks = Ranks(rank=rank, world_size=world_size, activity=activity)
+    if rank == 0:
+        os.mkfifo(late)
+    ranks.barrier()
+    if rank == 1:
+        mine = activity.to_json()
+        late.read_text()
+        ranks.barrier()
+        return mine, {}
+    found: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def look() -> None:
+        while activity.to_json()["doing"] != "peers" or activity.num_entered < 2:
+            time.sleep(0.001)
+        while (record := dict(flight_record())) and len(record["entries"]) < 3:
+            time.sleep(0.001)
+        found.append((activity.to_json(), record))
+        late.write_text("go on")
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    ranks.barrier()
+    looker.join()
+    return found[0]
+
+
+def test_limit_of_collective_operations_is_that_of_the_context(pool: RankPool, tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    first, _ = pool.run(tmp_path, 2, _waits_for_the_other, tmp_path / "released")
+    assert isinstance(first, PeerLostError)
+    assert time.monotonic() - started_s < COLLECTIVE_TIMEOUT_S
+
+
+def _waits_for_the_other(rank: int, world_size: int, released: Path) -> None:
+    """Rank 0 gives up after a second, not after the 20 s that the gang was joined with; rank 1 never comes."""
+    folder = released.parent
+    context = ExecutionContext(
+        store=LocalStore(folder),
+        scratch=folder,
+        cache=folder,
+        rank=rank,
+        world_size=world_size,
+        collective_timeout_s=1.0,
+    )
+    ranks = Ranks.of(context)
+    if rank == 0:
+        os.mkfifo(released)
+    torch.distributed.barrier()
+    if rank == 1:
+        released.read_text()
+        return
+    try:
+        ranks.barrier()
+    finally:
+        released.write_text("go on")

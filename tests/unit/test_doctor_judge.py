@@ -247,3 +247,43 @@ def test_question_comes_back() -> None:
     )
     assert Question.from_json(asked.to_json()) == asked
     assert json.loads(asked.to_json())["shards"] == [["u", "n"]]
+
+
+def _judged(stage: str, found: dict[str, Any], facts: dict[str, Any] | None = None) -> list[CheckResult]:
+    known = {"nodes": {"nodes": [node(), node("b")]}, "facts": facts or {}}
+    return list(judge(stage, found, known, HERE))
+
+
+def test_gpu_that_computes_wrongly_and_a_missing_compiler_are_told() -> None:
+    well = {"device": "cuda:0", "errors": [], "tflops": 60.0, "memory_gib": 60.0}
+    wrong = {**well, "device": "cuda:1", "errors": ["tflops: 3 of 64 entries of a matrix product are wrong (try 2)"]}
+    devices, compiler = _judged("devices", {"a" * 10: {"devices": [well], "compile": ""}})
+    assert (devices.verdict, compiler.verdict) == (Verdict.OK, Verdict.OK)
+    note = "torch.compile failed, running uncompiled: Failed to find C compiler"
+    devices, compiler = _judged("devices", {"a" * 10: {"devices": [well, wrong], "compile": note}})
+    assert (devices.verdict, compiler.verdict) == (Verdict.FAILED, Verdict.WARNING)
+    assert "cuda:1: tflops: 3 of 64 entries" in devices.detail
+    assert "target cuda" in compiler.remedy
+    (failed,) = _judged("devices", {"a" * 10: {"error": "no answer within 45 s"}})
+    assert failed.verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(("took_s", "verdict"), [(0.001, Verdict.OK), (0.02, Verdict.WARNING)])
+def test_nccl_over_tcp_where_the_machine_has_more_is_told(took_s: float, verdict: Verdict) -> None:
+    fast = {"took_s": took_s, "num_bytes": 16 * 1024**2, "world_size": 2, "torch": "2.15.0"}
+    ranks = {f"{'a' * 10}#0": fast, f"{'b' * 10}#1": fast}
+    types = {"a" * 10: {"machine_type": "p5.48xlarge"}, "b" * 10: {"machine_type": "p5.48xlarge"}}
+    (result,) = _judged("nccl", ranks, types)
+    assert result.verdict is verdict
+    (elsewhere,) = _judged("nccl", ranks)
+    assert elsewhere.verdict is Verdict.OK
+    (over_tcp,) = _judged("gloo", ranks, types)
+    assert over_tcp.verdict is Verdict.OK
+
+
+def test_cache_of_a_gpu_node_on_its_root_device_is_a_warning() -> None:
+    devices = {"gpus.devices": [GPU], "cache.is_on_root": True}
+    found = verdicts(devices, gpus=1.0)["cache disk"]
+    assert found.verdict is Verdict.WARNING
+    assert "/cache is on the root device" in found.detail
+    assert verdicts({"cache.is_on_root": True})["cache disk"].verdict is Verdict.OK

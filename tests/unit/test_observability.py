@@ -6,10 +6,12 @@ import errno
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from orchestrator.contract import JobKind, Outcome, Progress, Resources, Timings
+from orchestrator.controller.progress import ProgressBoard, read_warnings
 from orchestrator.errors import FailureKind, StorageError
 from orchestrator.ids import make_key
 from orchestrator.observability import catalog
@@ -18,7 +20,7 @@ from orchestrator.observability.attempts import AttemptMetrics
 from orchestrator.observability.catalog import Metric, MetricType
 from orchestrator.observability.counters import COUNTERS, CounterBook
 from orchestrator.observability.store_errors import StoreErrors
-from orchestrator.observability.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SweepMetrics
+from orchestrator.observability.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SlowRank, SweepMetrics
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.fold import apply
@@ -270,6 +272,35 @@ def test_sweeps_beyond_the_bound_are_not_shown() -> None:
     metrics.follow([sweep.snapshot for sweep in sweeps], 0.0)
     metrics.show([Observed(snapshot=one.snapshot, progress={}, silent_s={}) for one in sweeps], 1.0)
     assert len({name[1] for name in shown.gauges}) == MAX_SWEEPS
+
+
+def test_slowest_rank_of_all_gangs_is_shown_with_its_node() -> None:
+    shown, sweep = Remembered(), Sweep(gpu_job("one"), gpu_job("two"))
+    slow = {
+        job: SlowRank(rank=rank, node=f"host{rank}", slowdown=ratio, compute_s=1.0, data_wait_s=0.0)
+        for job, rank, ratio in (("one", 3, 1.2), ("two", 5, 2.5))
+    }
+    metrics = SweepMetrics(shown)
+    metrics.follow([sweep.snapshot], 0.0)
+    metrics.show([Observed(snapshot=sweep.snapshot, progress={}, silent_s={}, slowest=slow)], 1.0)
+    assert shown.gauges["orchestrator_slow_rank_slowdown_ratio", "sweep", "5", "host5"] == 2.5
+
+
+def test_board_warns_of_slow_ranks_and_of_code_that_is_not_compiled(tmp_path: Path) -> None:
+    board, store = ProgressBoard(LocalStore(tmp_path), "s"), LocalStore(tmp_path)
+    counters = {"slow_rank": 1.0, "slow_rank_slowdown": 2.13, "slow_rank_compute_s": 0.5, "slow_rank_data_wait_s": 0.01}
+    board.show("pretrain/a", "a.1", Progress(phase="train", counters=counters | {"uncompiled": 1.0}), ("x", "host-y"))
+    board.show("pretrain/b", "b.1", Progress(phase="train", counters=counters | {"slow_rank_slowdown": 1.4}))
+    board.warn("")
+    board.flush(1.0)
+    slow, uncompiled = read_warnings(store, "s")
+    assert slow.startswith("pretrain/a: rank 1 on node host-y takes 2.1 times as long as the others for a step")
+    assert "(computes 0.5 s, waits 0.01 s for data)" in slow
+    assert uncompiled.startswith("pretrain/a runs without torch.compile, although compute.compile asks for it")
+    board.remove("pretrain/a")
+    board.warn("")
+    board.flush(3.0)
+    assert read_warnings(store, "s") == ()
 
 
 def test_sweep_that_is_gone_is_forgotten() -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
+from orchestrator.activity import RankActivity
+
 _REPORT_EVERY_S: Final = 0.3
 _SHORTEST_S: Final = 1e-9
 Item = TypeVar("Item")
@@ -15,7 +17,8 @@ Item = TypeVar("Item")
 class Clock:
     """Measures images and waiting, since the last lap and in all."""
 
-    def __init__(self) -> None:
+    def __init__(self, activity: RankActivity | None = None) -> None:
+        self._activity = activity or RankActivity()
         self.started_s = 0.0
         """Value of ``time.perf_counter`` when the first update began."""
         self._report_s = -math.inf
@@ -23,18 +26,21 @@ class Clock:
         self._lap_images = 0
         self._lap_steps = 0
         self._lap_wait_s = 0.0
+        self.wait_s = 0.0
+        """How long the latest batch was waited for; not known of the first one."""
         self._all_images = 0
         self._all_steps = 0
 
     def timed(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items; the time until each is there counts as waiting, from the second one on."""
         asked_s = 0.0
-        for item in items:
+        for item in self._activity.each(items):
             now_s = time.perf_counter()
             if not self.started_s:
                 self.started_s = self._lap_s = now_s
             elif asked_s:
-                self._lap_wait_s += now_s - asked_s
+                self.wait_s = now_s - asked_s
+                self._lap_wait_s += self.wait_s
             yield item
             asked_s = time.perf_counter()
 
@@ -44,6 +50,7 @@ class Clock:
         self._lap_steps += 1
         self._all_images += num_images
         self._all_steps += 1
+        self._activity.stage = "train"
 
     def lap(self) -> dict[str, float]:
         """Since the last call: ``images_per_s``, evaluation and checkpoints included; ``data_wait``, the share of the

@@ -64,14 +64,15 @@ def evaluate(
     score = _Scorer((objective or SoftmaxObjective(0)).unsmoothed(), levels)
     sums = EvalSums(num_subsets=len(subset_names), num_levels=len(levels))
     pending: list[Outcome] = []
+    ranks = ranks or Ranks()
     with _evaluation_mode(model), torch.inference_mode():
-        for batch in batches:
+        for batch in ranks.activity.each(batches):
             pending.append(score(forward.logits_in_parts(batch.inputs), batch))
             if len(pending) == _FLUSH_BATCHES:
                 sums.add(pending)
                 pending = []
     sums.add(pending)
-    sums.sum_over(ranks or Ranks())
+    sums.sum_over(ranks)
     return sums.metrics(subset_names, [level.name for level in levels])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orchestrator.activity import Activity
 from orchestrator.contract import Execution
 from workloads.models.batchnorm import ghost_batchnorm
 from workloads.train.layout import Layout
@@ -51,7 +52,9 @@ class Fitting:
             OutOfMemoryError: not even one norm group fits.
         """
         plain = Layout.of(self.task.model, recipe, ranks=self.ranks)
-        micro_batch = self._smallest(self._micro_batch(execution, plain))
+        with self.ranks.activity.during(Activity.COMPILE):
+            mine = self._micro_batch(execution, plain)
+        micro_batch = self._smallest(mine)
         return Layout.of(self.task.model, recipe, micro_batch=micro_batch, ranks=self.ranks)
 
     @contextmanager
@@ -66,7 +69,9 @@ class Fitting:
             if layout.has_batchnorm and layout.micro_batch > layout.norm_group:
                 stack.enter_context(ghost_batchnorm(self.task.model, layout.norm_group))
             stack.enter_context(out_of_memory_at(layout.micro_batch, None if memory is None else memory.failed))
-            yield self._rehearsal().compile(layout.micro_batch)
+            with self.ranks.activity.during(Activity.COMPILE):
+                compile_s = self._rehearsal().compile(layout.micro_batch)
+            yield compile_s
 
     def _micro_batch(self, execution: Execution, layout: Layout) -> int:
         """That of this rank; 0 = the layout's own rule."""

@@ -12,6 +12,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from orchestrator.activity import Activity
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress, Timings
 from orchestrator.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
@@ -110,11 +111,14 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
     parameters, device, ranks = TrainingParameters.of(request), pick_device(), Ranks.of(context)
     arithmetic = Arithmetic.of(parameters.recipe, request.execution, device)
     with ranks.aborted_on_error(), deterministic_numerics(request.execution.num_threads), arithmetic.numerics():
+        context.activity.stage = "setup"
         check_same_request(ranks, request)
-        setting = _open(request, context, stage, parameters, device)
+        with context.activity.during(Activity.STORE):
+            setting = _open(request, context, stage, parameters, device)
         # Only now: opening the data has made sure that the node's folder is ours, and compiled code is executed.
         keep_compiled_code(context.cache / "compiled")
-        task = make_task(setting)
+        with context.activity.during(Activity.STORE):  # weights to begin from
+            task = make_task(setting)
         initial = weights_sha256(task.backbone.state_dict())
         loop = TrainingLoop(task, _run_of(setting), arithmetic)
         loop.on_evaluation = _judge_of(setting, task, loop, arithmetic)
@@ -218,6 +222,12 @@ def _commit(setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: d
         phase="write", step=state.step, total_steps=state.step, metrics=state.latest, counters=loop.counters()
     )
     context.report(told)
+    with context.activity.during(Activity.STORE):
+        return _write(setting, task, loop, summary)
+
+
+def _write(setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any]) -> Outcome:
+    state, context = loop.state, setting.context
     writer = ArtifactWriter(context.store, setting.request)
     parts = _parts(setting, task)
     for name, content in parts.items():

@@ -47,7 +47,7 @@ from workloads.train.state import RunState
 from workloads.train.step import Update, Votes
 from workloads.train.streams import seed_device, torch_seed
 from workloads.train.task import RunMemory, Task, TrainInputs
-from workloads.train.throughput import Throughput, gpu_usage, host_usage
+from workloads.train.throughput import Throughput, usage
 
 _LOG = logging.getLogger(__name__)
 _MOST_REWINDS = 20
@@ -94,7 +94,7 @@ class TrainingLoop:
         self._layout = self._fitting.layout(recipe, request.execution)
         self._update = Update(self._learner, losses_of, self._layout, max_norm=recipe.grad_clip, ranks=self._ranks)
         self._learning_rate = LearningRate.of(recipe, run.calendar)
-        self._readings = Readings(run.device)
+        self._readings = Readings(run.device, self._ranks.activity)
         self._losses: dict[int, Tensor] = {}
         self._points = RewindPoints(recipe.rewind_steps)
         self._saver = Saver(request, run.context, self._ranks)
@@ -110,7 +110,7 @@ class TrainingLoop:
         self.state = self._first_state()
         self._resumed_at = self.state.step
         self.keeper = Keeper(run.keep, run.calendar, self.state.kept)
-        self._clock, self._reads = Clock(), Reads(self._ranks)
+        self._clock, self._reads = Clock(self._ranks.activity), Reads(self._ranks)
         self._wants_stop = self._wants_save = False
         self.compile_s = 0.0
         """Seconds that compilation took before the first update."""
@@ -146,7 +146,10 @@ class TrainingLoop:
         """Sums of this attempt for metrics, see ``Progress.counters``."""
         stats = self._task.stats()
         read = {"cache_hits", "cache_misses", "bad_samples"} & stats.keys()
+        slowest = self._update.times.slowest()
         return {
+            **(slowest.counters() if slowest is not None else {}),
+            **({"uncompiled": 1.0} if self.notes else {}),
             **self._clock.counters(),
             **{name: stats[name] for name in read},
             "data_wait_s": stats.get("wait_s", 0.0),
@@ -223,7 +226,7 @@ class TrainingLoop:
         wants_stop = self._run.context.should_stop()
         if wants_stop and self._ranks.is_solo:
             self._stop()
-        return Votes(stop=wants_stop, save=self._saver.wants_save())
+        return Votes(stop=wants_stop, save=self._saver.wants_save(), data_wait_s=self._clock.wait_s)
 
     def _stop(self) -> None:
         self._take(self._readings.drain())
@@ -260,6 +263,7 @@ class TrainingLoop:
             for tally in (state.since_line, state.in_epoch):
                 tally.add(reading.loss, reading.num_wrong, self._layout.batch_size)
             state.norms.add(reading.grad_norm)
+            self._update.times.take(reading.rank_times)
             self._wants_stop |= reading.wants_stop
             self._wants_save |= reading.wants_save
 
@@ -313,21 +317,14 @@ class TrainingLoop:
         state = self.state
         calendar, lap = self._run.calendar, self._clock.lap()
         reads = self._reads.lap(self._task.stats(), ends_epoch=calendar.is_epoch_end(state.step))
-        measured = (
-            {"lr": self._learning_rate.at(state.step - 1)} | state.norms.take_line() | lap | reads | self._usage(lap)
-        )
+        used = usage(self._run.throughput, self._run.device, lap["images_per_s"] / self._ranks.world_size)
+        measured = {"lr": self._learning_rate.at(state.step - 1)} | state.norms.take_line() | lap | reads | used
         epoch, metrics = calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
         state.since_line = Tally()
         if self._ranks.is_first:
             self._saver.add_line(state.step, epoch, metrics)
             shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             _LOG.info("step %d  epoch %.2f  %s", state.step, epoch, shown)
-
-    def _usage(self, lap: Mapping[str, float]) -> dict[str, float]:
-        run = self._run
-        rate = lap["images_per_s"] / self._ranks.world_size
-        mfu = None if run.throughput is None else run.throughput.mfu(rate)
-        return ({} if mfu is None else {"mfu": mfu}) | host_usage() | gpu_usage(run.device)
 
     def _is_checkpoint_due(self) -> bool:
         execution, calendar, step = self._run.request.execution, self._run.calendar, self.state.step

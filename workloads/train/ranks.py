@@ -7,17 +7,20 @@ collective, to be called by all ranks in the same order.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestrator.activity import Activity, RankActivity
 from orchestrator.contract import ExecutionContext
 from orchestrator.errors import FailureKind, OrchestratorError, PreemptedError, UserError, is_lost_peer
 
@@ -41,6 +44,7 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
+    activity: RankActivity = field(default_factory=RankActivity, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -53,7 +57,8 @@ class Ranks:
         Raises:
             UserError: torch.distributed's default group is missing, or is another one than the context says.
         """
-        ranks = cls(rank=context.rank, world_size=context.world_size)
+        context.activity.flight_record = flight_record
+        ranks = cls(rank=context.rank, world_size=context.world_size, activity=context.activity)
         if not ranks.is_solo:
             joined = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
             if joined != (context.rank, context.world_size):
@@ -61,6 +66,8 @@ class Ranks:
                 raise UserError(
                     f"this process must be {wanted}, but torch.distributed has {joined}: join the gang first"
                 )
+            if context.collective_timeout_s:
+                dist.set_timeout(timedelta(seconds=context.collective_timeout_s))
         return ranks
 
     @property
@@ -143,8 +150,12 @@ class Ranks:
             raise
 
     def _together(self, what: str, collective: Callable[[], Result]) -> Result:
+        activity = self.activity
+        activity.operation = what
+        activity.num_entered += 1
         try:
-            return collective()
+            with activity.during(Activity.PEERS):
+                return collective()
         except RuntimeError as error:
             if not _is_lost_peer(error):
                 raise
@@ -163,3 +174,19 @@ def _is_lost_peer(error: RuntimeError) -> bool:
 
 def _done() -> None:
     """Nothing to wait for."""
+
+
+def flight_record() -> Mapping[str, Any]:
+    """The collective operations that torch remembers of this process: of NCCL if it has any, else of gloo.
+
+    ``_dump_fr_trace_json`` and ``_dump_nccl_trace_json`` of torch 2.15 (``TORCH_FR_BUFFER_SIZE`` entries, 2000 unless
+    set). Empty where this torch has neither, or remembers nothing.
+    """
+    from torch._C import _distributed_c10d as recorder
+
+    for dump in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        found = getattr(recorder, dump, None)
+        record: dict[str, Any] = json.loads(found()) if found is not None else {}
+        if record.get("entries"):
+            return record
+    return {}

@@ -11,24 +11,27 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from orchestrator.activity import Activity, RankActivity
 from workloads.train.safety import Reading
-
-NUM_SUMS = 5
-"""Loss, number of wrong predictions, gradient norm, votes to stop, votes to save."""
 
 
 class Readings:
     """A queue of steps whose sums are under way; at most one, once ``put`` has returned."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, activity: RankActivity | None = None) -> None:
+        self._activity = activity or RankActivity()
         self._is_cuda = device.type == "cuda"
         self._waiting: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def put(self, step: int, sums: Tensor) -> list[Reading]:
-        """Take the sums of an update, float64 (NUM_SUMS,) on the device; returns the readings that are ready."""
+        """Take the sums of an update, float64 on the device; returns the readings that are ready.
+
+        Loss, number of wrong predictions, gradient norm, votes to stop, votes to save; and in a gang the times of its
+        ranks (``stragglers``).
+        """
         if not self._is_cuda:
             return [_reading(step, sums)]
-        host = torch.empty(NUM_SUMS, dtype=sums.dtype, pin_memory=True)
+        host = torch.empty(len(sums), dtype=sums.dtype, pin_memory=True)
         host.copy_(sums, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
@@ -46,12 +49,13 @@ class Readings:
     def _next(self) -> Reading:
         step, host, event = self._waiting.popleft()
         if event is not None:
-            event.synchronize()
+            with self._activity.during(Activity.PEERS):  # the sums are a collective operation on the device
+                event.synchronize()
         return _reading(step, host)
 
 
 def _reading(step: int, sums: Tensor) -> Reading:
-    loss, num_wrong, grad_norm, stops, saves = sums.tolist()
+    loss, num_wrong, grad_norm, stops, saves, *rank_times = sums.tolist()
     return Reading(
         step=step,
         loss=loss,
@@ -59,4 +63,5 @@ def _reading(step: int, sums: Tensor) -> Reading:
         grad_norm=grad_norm,
         wants_stop=stops > 0,
         wants_save=saves > 0,
+        rank_times=tuple(rank_times),
     )

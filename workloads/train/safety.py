@@ -63,6 +63,8 @@ class Reading:
     """Some rank is asked to stop."""
     wants_save: bool = False
     """Rank 0 would like a checkpoint now."""
+    rank_times: tuple[float, ...] = ()
+    """Of a gang, what ``stragglers`` measures on each rank."""
 
     def failure(self, norms: NormTrend, *, spike_factor: float, may_overflow: bool) -> str | None:
         """What is wrong with this update, or None.

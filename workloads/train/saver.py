@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
+from orchestrator.activity import Activity
 from orchestrator.contract import ExecutionContext, JobRequest
 from orchestrator.errors import StorageError
 from workloads.checkpoint.interval import AutoInterval
@@ -53,11 +54,14 @@ class Saver:
         Raises:
             StorageError: the ranks do not see the same checkpoint.
         """
-        checkpoint = self.folder.load_newest() if self._ranks.is_first else None
+        activity = self._ranks.activity
+        with activity.during(Activity.STORE):
+            checkpoint = self.folder.load_newest() if self._ranks.is_first else None
         # The first rank chooses: what others see of the store may be older.
         name = self._ranks.broadcast_text(self.folder.newest_name() or "" if checkpoint else "")
         if name and not self._ranks.is_first:
-            checkpoint = self.folder.load_named(name)
+            with activity.during(Activity.STORE):
+                checkpoint = self.folder.load_named(name)
         checkpoint = self._agreed(checkpoint)
         self._saved_step = checkpoint.step if checkpoint else 0
         self._log = MetricsLog(self._store, self._request, self._saved_step)
@@ -67,9 +71,11 @@ class Saver:
         """The newest checkpoint of this step or an earlier one, the same on all ranks. Raises as ``load``."""
         self.drain()
         self._ranks.barrier()
-        if not self._ranks.is_first:
-            self.folder.load_newest()  # learns what the first rank has written since
-        return self._agreed(self.folder.load_at_most(step))
+        with self._ranks.activity.during(Activity.STORE):
+            if not self._ranks.is_first:
+                self.folder.load_newest()  # learns what the first rank has written since
+            checkpoint = self.folder.load_at_most(step)
+        return self._agreed(checkpoint)
 
     def add_line(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
         """Add a line of metrics."""
@@ -83,13 +89,15 @@ class Saver:
 
     def has_room(self, step: int, when_busy: WhenBusy) -> bool:
         """Whether ``save`` at this step would write anything now; waits with ``WAIT``. Raises ``StorageError``."""
-        return self._ranks.is_first and step != self._saved_step and self._writer.has_room(when_busy)
+        with self._ranks.activity.during(Activity.CHECKPOINT):
+            return self._ranks.is_first and step != self._saved_step and self._writer.has_room(when_busy)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Copy a checkpoint; it is written in the background. Raises ``StorageError`` for an earlier one."""
         # The metrics up to this step are durable before the checkpoint is: a run that resumes from it never writes
         # them again.
-        self._writer.save(checkpoint, before=self._log.seal(checkpoint.step))
+        with self._ranks.activity.during(Activity.CHECKPOINT):
+            self._writer.save(checkpoint, before=self._log.seal(checkpoint.step))
         self._saved_step = checkpoint.step
         self._interval.saved(time.perf_counter())
 
@@ -99,7 +107,8 @@ class Saver:
 
     def drain(self) -> None:
         """Wait until everything is written. Raises ``StorageError``."""
-        self._writer.drain()
+        with self._ranks.activity.during(Activity.CHECKPOINT):
+            self._writer.drain()
 
     def go_back(self, step: int) -> None:
         """Drop what was written about later steps: the run goes on from this one in another way.
@@ -110,7 +119,8 @@ class Saver:
         self.drain()
         if self._ranks.is_first:
             # An attempt that resumed from one of them would not know of the rewind.
-            self.folder.delete_after(step)
+            with self._ranks.activity.during(Activity.STORE):
+                self.folder.delete_after(step)
         self._log.forget_after(step)
         if self._saved_step > step:
             # What was written of it is deleted, and whether there is one of this step is not known.
@@ -120,7 +130,8 @@ class Saver:
         """Write what is left, at the end of training."""
         self.drain()
         if self._ranks.is_first:
-            self._log.close_segment(step)
+            with self._ranks.activity.during(Activity.STORE):
+                self._log.close_segment(step)
 
     def close(self) -> None:
         """Let the write in flight end. Raises nothing."""

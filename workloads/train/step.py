@@ -19,6 +19,7 @@ from workloads.train.learner import Learner
 from workloads.train.linear_form import Targets
 from workloads.train.optim import set_learning_rate
 from workloads.train.ranks import Ranks
+from workloads.train.stragglers import RankTimes
 from workloads.train.task import TrainInputs
 
 LossOf = Callable[[Tensor, Targets], tuple[Tensor, Tensor]]
@@ -31,6 +32,8 @@ class Votes:
 
     stop: bool = False
     save: bool = False
+    data_wait_s: float = 0.0
+    """How long it waited for its batch."""
 
 
 class Update:
@@ -48,11 +51,13 @@ class Update:
         self._statistics = RunningStatistics(learner.model, self._ranks.sum_)
         # One group that is the whole batch moves the running statistics by itself.
         self._is_grouped = layout.has_batchnorm and layout.num_groups > 1
+        self.times = RankTimes(self._ranks, learner.arithmetic.device, _mean_share(layout, self._ranks))
         self.losses_B = torch.empty(0)
         """Losses of this rank's share in the last update, on the device."""
 
     def __call__(self, batch: TrainInputs, learning_rate: float, votes: Votes | None = None) -> Tensor:
         """Update the weights; returns the sums of ``workloads.train.readings``, over all ranks."""
+        self.times.begin()
         self._gradients.begin()
         loss, num_wrong = self._backward(batch)
         gradients = self._gradients.finish()
@@ -77,6 +82,7 @@ class Update:
             losses_B, num_wrong = self._pass(batch.inputs[start:stop], batch.targets[start:stop])
             losses.append(losses_B.detach())
             wrongs.append(num_wrong)
+        self.times.computed()
         if self._is_grouped:
             self._statistics.end_step(self._layout.num_groups)
         self.losses_B = losses[0] if len(losses) == 1 else torch.cat(losses)
@@ -99,4 +105,11 @@ class Update:
         flags = [torch.full((), float(flag), dtype=loss.dtype, device=loss.device) for flag in (votes.stop, votes.save)]
         # The norm is the same on all ranks, up to what unlike devices make of it: all believe the first one's.
         norm = norm.double() if first else torch.zeros_like(loss)
-        return self._ranks.sum_(torch.stack([loss, num_wrong.double(), norm, *flags]))
+        sums = torch.stack([loss, num_wrong.double(), norm, *flags])
+        times = self.times.fields(votes.data_wait_s, like=sums)
+        return self._ranks.sum_(torch.cat([sums, *times]) if times else sums)
+
+
+def _mean_share(layout: Layout, ranks: Ranks) -> float:
+    """Samples of a step on a rank on average, by those on this one."""
+    return layout.batch_size / (ranks.world_size * max(1, layout.share))

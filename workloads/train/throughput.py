@@ -125,3 +125,9 @@ def host_usage() -> dict[str, float]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     kibibytes = usage.ru_maxrss  # getrusage(2)
     return {"cpu_s": usage.ru_utime + usage.ru_stime, "memory_gib": kibibytes / 2**20}
+
+
+def usage(throughput: Throughput | None, device: torch.device, images_per_s: float) -> dict[str, float]:
+    """MFU where it is known, given the images/s of this device, and what the machine and the device are used."""
+    mfu = None if throughput is None else throughput.mfu(images_per_s)
+    return ({} if mfu is None else {"mfu": mfu}) | host_usage() | gpu_usage(device)

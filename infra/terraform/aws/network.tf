@@ -39,6 +39,20 @@ resource "aws_vpc_security_group_egress_rule" "all" {
   ip_protocol       = "-1"
 }
 
+# EFA bypasses the kernel: it needs rules that name the group itself, in both directions.
+resource "aws_vpc_security_group_egress_rule" "nodes" {
+  description                  = "Nodes of the cluster"
+  security_group_id            = aws_security_group.cluster.id
+  referenced_security_group_id = aws_security_group.cluster.id
+  ip_protocol                  = "-1"
+}
+
+# Machines near each other, in one zone.
+resource "aws_placement_group" "gpus" {
+  name     = "${var.name}-gpus"
+  strategy = "cluster"
+}
+
 # Traffic to the store stays inside AWS and costs nothing, also from subnets behind a NAT gateway.
 resource "aws_vpc_endpoint" "s3" {
   vpc_id            = data.aws_vpc.here.id

@@ -4,7 +4,7 @@ output "store" {
 }
 
 output "security_group" {
-  description = "For SecurityGroupIds in clusters/aws.yaml."
+  description = "For SecurityGroupIds and NetworkInterfaces in clusters/aws.yaml."
   value       = aws_security_group.cluster.id
 }
 
@@ -21,4 +21,9 @@ output "worker_profile" {
 output "worker_role_arn" {
   description = "For `aws eks create-pod-identity-association`."
   value       = aws_iam_role.worker.arn
+}
+
+output "placement_group" {
+  description = "For Placement in clusters/aws.yaml."
+  value       = aws_placement_group.gpus.name
 }

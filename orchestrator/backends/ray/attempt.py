@@ -17,13 +17,14 @@ from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.digest import other_code
 from orchestrator.backends.ray.gang import PLACING, Gang, GangHome, no_room, run_gang
 from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.hangs import HangWatch
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.search import run_search
 from orchestrator.backends.ray.search_desk import SearchDesk, desk_of
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
-from orchestrator.backends.ray.stalls import LOOK_EVERY_S, OwnRooms, Patience, watch
+from orchestrator.backends.ray.stalls import LOOK_EVERY_S, OwnRooms, Patience, wait_for_hang, watch
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.errors import FailureKind
 from orchestrator.observability.attempts import AttemptMetrics
@@ -227,7 +228,7 @@ class AttemptRun:
             return rooms
 
         def is_over(wait_s: float) -> bool:
-            ended = self._ended.wait(wait_s) or gang.progress.phase != PLACING
+            ended = self._ended.wait(wait_s) or gang.progress.phase != PLACING or bool(gang.ranks)
             return ended or bool(self._why_no_room(gang, settings))
 
         limit_s = settings.gang_start_s
@@ -243,6 +244,8 @@ class AttemptRun:
             self._abandon(no_room(self.request, gang.shape, why), rooms)
         elif isinstance(gang, SearchDesk):
             self._watch_trials(gang, own, limit_s)
+        else:
+            self._watch_ranks(gang, settings)
 
     def _watch_trials(self, desk: SearchDesk, own: OwnRooms, limit_s: float) -> None:
         """End a search one of whose trials never comes, or is heard of no more: Ray Tune would wait for it for ever."""
@@ -280,6 +283,19 @@ class AttemptRun:
         if self._end(failure, is_stuck=True):
             for group_id in rooms:
                 remove_reservation(group_id)
+
+    def _watch_ranks(self, gang: Gang, settings: RunnerSettings) -> None:
+        """End the attempt if some ranks wait for others that do not come; its processes end with their reservation."""
+        limits = HangWatch(
+            world_size=gang.shape.num_workers, setup_limit_s=settings.setup_hang_s, train_limit_s=settings.train_hang_s
+        )
+        message = wait_for_hang(gang, limits, self.request.store_uri, self._ended.wait)
+        if message is None:
+            return
+        failure = JobFailure(
+            attempt_id=self.request.attempt_id, key=self.request.key, kind=FailureKind.HANG, message=message
+        )
+        self._abandon(failure, [gang.placement_group] if gang.placement_group else [])
 
     def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:
         request = self.request

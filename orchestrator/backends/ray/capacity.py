@@ -11,7 +11,7 @@ import ray
 
 from orchestrator.backends.protocol import Capacity, Node
 from orchestrator.backends.ray.draining import leaving_nodes
-from orchestrator.backends.ray.node_groups import growth
+from orchestrator.backends.ray.node_groups import growth, node_labels
 from orchestrator.contract import Resources
 from orchestrator.units import GIB
 
@@ -95,15 +95,20 @@ def _nodes() -> list[dict[str, Any]]:
     return nodes
 
 
+def node_name(node: Mapping[str, Any]) -> str:
+    """Of a row of ``ray.nodes()``: the host's name, which people know, and a part of Ray's id."""
+    return f"{node.get('NodeManagerHostname', 'node')}/{node.get('NodeID', '')[:8]}"
+
+
 def _machine(node: Mapping[str, Any], leaving: Mapping[str, float]) -> tuple[str, Node]:
-    """Ray's id of a node, and the node. Its name is the host's, which people know, and a part of the id."""
+    """Ray's id of a node, and the node."""
     labels: dict[str, str] = node.get("Labels") or {}
     types = [name.removeprefix(_ACCELERATOR_RESOURCE) for name in node["Resources"] if _ACCELERATOR_RESOURCE in name]
     node_id: str = node.get("NodeID", "")
     machine = Node(
-        name=f"{node.get('NodeManagerHostname', 'node')}/{node_id[:8]}",
+        name=node_name(node),
         resources=_resources(node["Resources"]),
-        labels={name: value for name, value in labels.items() if not name.startswith(_OF_RAY)},
+        labels=node_labels(labels),
         accelerator=labels.get(_ACCELERATOR_LABEL) or next(iter(types), ""),
         is_spot=labels.get(_MARKET_LABEL) == "spot",
         leaves_at_s=leaving.get(node_id),

@@ -18,6 +18,7 @@ from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.deaths import Death, Ended, death_of
 from orchestrator.backends.ray.digest import current_digests
 from orchestrator.backends.ray.gang_shape import NODE_LABEL, GangShape
+from orchestrator.backends.ray.hangs import HeardRank
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.stacks import LoggedProcess
 from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
 PLACING = "placing workers"
 """Phase of a gang whose workers are not all up."""
-_COLLECTIVE_TIMEOUT_S = 600
-"""A collective operation that waits longer for another rank fails; a rank that died is noticed at once."""
+_JOIN_TIMEOUT_S = 300
+"""Ranks that do not find each other in this time fail."""
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""NCCL's and gloo's own limit, once ranks have joined; a rank that died is noticed at once. Far above the limits of
+``hangs`` and of the controller, which know who is waited for, and that a rank may wait for the store."""
 _START_TIMEOUT_S = 1e8
 """Three years: how long a gang waits for room is the runner's to decide, with one reservation, which stays pending."""
 _START_ATTEMPTS = 3
@@ -64,6 +68,10 @@ class Gang:
         self._places: dict[int, _Place] = {}
         self._processes: dict[int, LoggedProcess] = {}
         self._machines: dict[str, Mapping[str, Any]] = {}
+        self._ranks: dict[int, HeardRank] = {}
+        self._records: dict[int, Mapping[str, Any]] = {}
+        self.wants_records = False
+        """Whether each rank shall store its flight record."""
         self._lock = threading.Lock()
 
     def hear(self, rank: int, news: Mapping[str, Any]) -> None:
@@ -78,6 +86,12 @@ class Gang:
                 self._machines[self._processes[rank].node_id] = news.get("machine", {})
             if "place" in news:
                 self._places[rank] = _Place(node_id=news["place"]["node_id"], gpus=tuple(news["place"]["gpus"]))
+            if "activity" in news:
+                place = self._processes.get(rank)
+                node_id = "" if place is None else place.node_id
+                self._ranks[rank] = HeardRank.of(rank, node_id, news["activity"], time.monotonic())
+            if "flight_record" in news:
+                self._records[rank] = news["flight_record"]
         if "failure" in news:
             self.fail(rank, JobFailure.from_json(news["failure"]))
 
@@ -103,6 +117,18 @@ class Gang:
     def placed_for_s(self) -> float | None:
         """For how long there has been room for its workers; none = there has been none yet."""
         return None if self._room_at_s is None else time.monotonic() - self._room_at_s
+
+    @property
+    def ranks(self) -> dict[int, HeardRank]:
+        """What each rank has said last of what it does."""
+        with self._lock:
+            return dict(self._ranks)
+
+    @property
+    def flight_records(self) -> dict[int, Mapping[str, Any]]:
+        """What is known of the flight records that ranks have stored."""
+        with self._lock:
+            return dict(self._records)
 
     @property
     def logged(self) -> list[LoggedProcess]:
@@ -203,7 +229,7 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
             "runner": home.runner,
             "namespace": home.namespace,
         },
-        torch_config=TorchConfig(backend=settings.collectives or collectives(worker), timeout_s=_COLLECTIVE_TIMEOUT_S),
+        torch_config=TorchConfig(backend=settings.collectives or collectives(worker), timeout_s=_JOIN_TIMEOUT_S),
         scaling_config=ScalingConfig(
             num_workers=shape.num_workers,
             use_gpu=worker.gpus > 0,

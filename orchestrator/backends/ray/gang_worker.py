@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
+from orchestrator.activity import RankActivity
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.attempt import EntryPoint
 from orchestrator.backends.ray.digest import own_digest
+from orchestrator.backends.ray.gang import COLLECTIVE_TIMEOUT_S
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import logged_process
 from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, Progress
-from orchestrator.errors import FailureKind, OrchestratorError
+from orchestrator.errors import FailureKind, OrchestratorError, StorageError
 from orchestrator.observability.attempts import AttemptMetrics
 from orchestrator.observability.machine import describe_machine, gpu_uuids
 from orchestrator.security import redaction
-from orchestrator.storage.layout import log_name
+from orchestrator.storage.layout import flight_record_name, log_name
 from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.scratch import scratch_folder
 
 EXCHANGE_EVERY_S, OTHERS_EXCHANGE_EVERY_S = 0.5, 10.0
@@ -83,7 +88,10 @@ def _execute(
             should_stop=line.must_stop.is_set,
             rank=rank,
             world_size=world_size,
+            activity=line.activity,
+            collective_timeout_s=COLLECTIVE_TIMEOUT_S,
         )
+        line.store_record = partial(_store_record, store, name)
         log_path = scratch.with_suffix(".log")
         with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
             line.tell({"process": logged_process(log_path, name).to_json(), "machine": describe_machine()})
@@ -119,6 +127,10 @@ class RunnerLine:
         self._heard_at_s = time.monotonic()
         self._refusal = ""
         self._has_failed = False
+        self.activity = RankActivity()
+        self.store_record: Callable[[Mapping[str, Any]], None] | None = None
+        """Keeps a flight record where the rank's log is."""
+        self._recorder: threading.Thread | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._talk, name="gang-line", daemon=True)
 
@@ -139,6 +151,9 @@ class RunnerLine:
     ) -> None:
         self._ended.set()
         self._thread.join()
+        if kind is None:
+            self.activity.end()
+            self.tell({"activity": self.activity.to_json()})
 
     def show(self, progress: Progress) -> None:
         """Remember the newest progress; the next exchange tells it."""
@@ -163,6 +178,12 @@ class RunnerLine:
         self._refusal = answer.get("refusal", "")
         if answer["stop"]:
             self.must_stop.set()
+        if not answer.get("flight_record"):
+            self._recorder = None
+        elif self._recorder is None:
+            # In a thread of its own: a device that hangs may keep torch's answer back, and this line must go on.
+            self._recorder = threading.Thread(target=self._record, name="flight-record", daemon=True)
+            self._recorder.start()
         return True
 
     def tell_failure(self, failure: JobFailure) -> None:
@@ -190,7 +211,22 @@ class RunnerLine:
 
     def _talk(self) -> None:
         while not self._ended.wait(self._every_s):
-            self.tell({"progress": self._progress.to_json()})
+            self.tell({"progress": self._progress.to_json(), "activity": self.activity.to_json()})
+
+    def _record(self) -> None:
+        """Store what torch remembers of this rank's collective operations, and tell the runner where they stand."""
+        read, store = self.activity.flight_record, self.store_record
+        record = read() if read is not None else {}
+        if record and store is not None:
+            store(record)
+            self.tell({"flight_record": {"pg_status": record.get("pg_status", {})}})
+
+
+def _store_record(store: ObjectStore, log: str, record: Mapping[str, Any]) -> None:
+    try:
+        store.put(flight_record_name(log), json.dumps(record, indent=1).encode())
+    except StorageError as error:
+        _LOG.warning("the flight record of this rank was not stored: %s", error)
 
 
 def _place() -> dict[str, Any]:

@@ -18,7 +18,7 @@ import yaml
 
 from orchestrator.contract import Resources
 from orchestrator.errors import OrchestratorError
-from orchestrator.state.nodes import Node
+from orchestrator.state.nodes import ZONE_LABEL, Node
 from orchestrator.units import GIB
 
 GROUPS_VARIABLE = "ORCHESTRATOR_NODE_GROUPS"
@@ -28,6 +28,8 @@ ACCELERATOR_LABEL = "ray.io/accelerator-type"
 LABELS_VARIABLE = "RAY_OVERRIDE_LABELS"
 """Ray's: labels of the node that is started, as JSON."""
 _OF_RAY = "ray.io/"
+_ZONE_OF_RAY = "ray.io/availability-zone"
+"""Ray fills it in from a variable of the node's environment, which Kubernetes sites set."""
 _SUFFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LOG = logging.getLogger(__name__)
 
@@ -108,10 +110,16 @@ def _node(resources: Resources, labels: Mapping[str, str], max_count: int | None
     return Node(
         resources=resources,
         max_count=None if max_count is None else int(max_count),
-        labels={name: value for name, value in labels.items() if not name.startswith(_OF_RAY)},
+        labels=node_labels(labels),
         accelerator=labels.get(ACCELERATOR_LABEL, ""),
         is_spot=labels.get(MARKET_LABEL) == "spot",
     )
+
+
+def node_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """What the scheduler knows of a node's Ray labels: those that are not Ray's own, and its zone."""
+    zone = {ZONE_LABEL: labels[_ZONE_OF_RAY]} if labels.get(_ZONE_OF_RAY) else {}
+    return zone | {name: value for name, value in labels.items() if not name.startswith(_OF_RAY)}
 
 
 def _quantity(text: str | float) -> float:

@@ -141,7 +141,8 @@ class Runner:
         if run is None or run.gang is None or run.has_ended or run.request.attempt_id != attempt_id:
             return {"stop": True}
         refusal = run.hear(rank, news, self._digest)
-        return {"stop": run.must_stop or bool(refusal), "refusal": refusal}
+        stop = run.must_stop or bool(refusal)
+        return {"stop": stop, "refusal": refusal, "flight_record": run.gang.wants_records}
 
     def stop(self, attempt_id: str, epoch: int) -> str:
         """Ask an attempt to write a checkpoint and end; an attempt that is not here has ended already."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from orchestrator.backends.ray.hangs import SETUP_LIMIT_S, TRAIN_LIMIT_S
 from orchestrator.contract import ENTRY_POINT
 from orchestrator.errors import StorageDeniedError
 
@@ -34,6 +35,10 @@ class RunnerSettings:
     gang_start_s: float = 900.0
     """A gang is lost whose workers are not at work so long after room was made. Cold file systems take minutes, and
     ranks that do not find each other 10 minutes, after which Ray Train's own error says more."""
+    setup_hang_s: float = SETUP_LIMIT_S
+    """A gang hangs whose ranks wait so long for one of them before the first step; see ``hangs``."""
+    train_hang_s: float = TRAIN_LIMIT_S
+    """The same once it trains; at least five of its longest pauses between collective operations."""
     room_s: float = 240.0
     """A gang that was sent to certain nodes gives its reservation up if they have had no room for it for so long, and
     is scheduled again: others may have come first. One that the cluster is to grow for waits without end."""

@@ -1,4 +1,4 @@
-"""A gang whose workers do not come although there is room for them.
+"""A gang whose workers do not come although there is room for them, or whose ranks wait for one that does not come.
 
 Ray gets an actor its process by asking a node for one. If the head dies in between, the next head asks again, and that
 question may stay unanswered: whoever waits for the actor then waits for ever. Ray Train bounds only the wait for room,
@@ -11,14 +11,26 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import ray
 from ray._private.state import state as cluster_state
 from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 
+from orchestrator.backends.ray.capacity import node_name
+from orchestrator.backends.ray.hangs import HangWatch, judge_hang, tell_hang
+from orchestrator.backends.ray.stacks import examine
+
+if TYPE_CHECKING:
+    from orchestrator.backends.ray.gang import Gang
+
 LOOK_EVERY_S = 5.0
 MAX_GAP_S = 2 * LOOK_EVERY_S
 """Of the time between two looks, no more than this counts."""
+_ANSWER_WITHIN_S = 25.0
+"""Ranks above 0 may speak every 10 s only, and a call may be tried again."""
+_STACKS_WITHIN_S = 20.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -113,3 +125,52 @@ def watch(
         if is_over(LOOK_EVERY_S):
             return None
     return rooms or {}
+
+
+def wait_for_hang(gang: Gang, limits: HangWatch, store_uri: str, is_over: Callable[[float], bool]) -> str | None:
+    """Look after a gang's ranks until they hang or it is over; says who is waited for, or None if it was over before.
+
+    Then all ranks that still speak have stored their flight records, and the stacks of all are in their logs.
+
+    Args:
+        gang: what its ranks say.
+        limits: what counts.
+        store_uri: where logs are.
+        is_over: waits so many seconds; true once nothing has to be watched any more.
+    """
+    pause_s = min(LOOK_EVERY_S, limits.train_limit_s / 4, limits.setup_limit_s / 4)
+    while not is_over(pause_s):
+        if not limits.look(gang.ranks, time.monotonic()):
+            continue
+        asked_at_s, before = time.monotonic(), _entered(gang)
+        _ask_for_records(gang, asked_at_s, is_over)
+        if _entered(gang) != before:
+            continue  # it was slow, and goes on
+        stacks = [examine(process, store_uri) for process in gang.logged]
+        hang, names = judge_hang(limits, gang.ranks, asked_at_s), _node_names()
+        ray.wait(stacks, num_returns=len(stacks), timeout=_STACKS_WITHIN_S)
+        return tell_hang(hang, gang.flight_records, names)
+    return None
+
+
+def _entered(gang: Gang) -> dict[int, int]:
+    return {rank: one.num_entered for rank, one in gang.ranks.items()}
+
+
+def _ask_for_records(gang: Gang, asked_at_s: float, is_over: Callable[[float], bool]) -> None:
+    """Until all ranks have answered, or had time to."""
+    gang.wants_records = True
+    try:
+        while time.monotonic() - asked_at_s < _ANSWER_WITHIN_S and not is_over(0.2):
+            answered, ranks = gang.flight_records, gang.ranks
+            if all(one.has_ended or (rank in answered and one.heard_at_s > asked_at_s) for rank, one in ranks.items()):
+                return
+    finally:
+        gang.wants_records = False
+
+
+def _node_names() -> dict[str, str]:
+    try:
+        return {node["NodeID"]: node_name(node) for node in ray.nodes()}  # type: ignore[no-untyped-call]
+    except RayError:
+        return {}

@@ -1,0 +1,78 @@
+"""What a rank of a gang does at this moment: the data plane writes it, the gang's runner reads it to find a hang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Activity(StrEnum):
+    """What a rank of a gang does at a moment."""
+
+    WORK = "work"
+    PEERS = "peers"
+    """It waits for other ranks: in a collective operation, or for a device on which one runs."""
+    DATA = "data"
+    STORE = "store"
+    CHECKPOINT = "checkpoint"
+    COMPILE = "compile"
+    ENDED = "ended"
+    """Its part is done, and it waits for the others to end."""
+
+
+class RankActivity:
+    """What one rank does now, for whoever looks after its gang. One thread writes it, any thread reads it.
+
+    A gang is looked after once ``stage`` is set: ``setup``, and ``train`` after the first step.
+    """
+
+    def __init__(self) -> None:
+        self.stage = ""
+        self.num_entered = 0
+        """Collective operations that this rank has begun or waited for; the same number is the same one on all."""
+        self.operation = ""
+        """The latest of them."""
+        self.flight_record: Callable[[], Mapping[str, Any]] | None = None
+        """What torch remembers of collective operations, as JSON; may block, so not to be called by the rank itself."""
+        self._now = (Activity.WORK, time.monotonic())
+
+    def end(self) -> None:
+        """Nothing more will come of this rank."""
+        self._now = (Activity.ENDED, time.monotonic())
+
+    @contextmanager
+    def during(self, activity: Activity) -> Iterator[None]:
+        """The body is this; afterwards the rank does again what it did before."""
+        before = self._now[0]
+        self._now = (activity, time.monotonic())
+        try:
+            yield
+        finally:
+            self._now = (before, time.monotonic())
+
+    def each(self, items: Iterable[Item], activity: Activity = Activity.DATA) -> Iterator[Item]:
+        """The items; while one is made, the rank does this."""
+        iterator = iter(items)
+        while True:
+            with self.during(activity):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is told to the gang's runner; ``for_s`` in seconds."""
+        activity, since_s = self._now
+        return {
+            "doing": activity.value,
+            "for_s": time.monotonic() - since_s,
+            "stage": self.stage,
+            "entered": self.num_entered,
+            "operation": self.operation,
+        }

@@ -1,0 +1,62 @@
+"""A gang never lies in two zones of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.backends.ray.node_groups import node_labels
+from orchestrator.plan.graph import Job
+from orchestrator.state.commands import FailJob, LaunchJob
+from orchestrator.state.nodes import Node
+from tests.makespan_dag import gpu_job, gpu_nodes
+from tests.scheduler_cases import after, decide, launched, of_type, plan_of
+
+NUM_NODES = 6
+
+
+def zoned(zones: str) -> tuple[Node, ...]:
+    """Nodes of 8 GPUs, one for each letter, in the zones of these letters."""
+    nodes = gpu_nodes(8 * len(zones))
+    return tuple(replace(node, labels={"zone": zone}) for node, zone in zip(nodes, zones, strict=True))
+
+
+def gang(name: str, num_nodes: int) -> Job:
+    return gpu_job(name, gpus=8 * num_nodes)
+
+
+def zones_of(command: LaunchJob, nodes: tuple[Node, ...]) -> set[str]:
+    return {node.labels.get("zone", "") for node in nodes if node.name in command.nodes}
+
+
+def test_gang_goes_into_one_zone_even_if_two_halves_are_free_elsewhere() -> None:
+    nodes, job = zoned("abbaab"), gang("pretrain/x", 2)
+    (command,) = of_type(decide(after(plan_of("s", job)), nodes=nodes), LaunchJob)
+    assert len(zones_of(command, nodes)) == 1
+    assert len(set(command.nodes)) == 2
+
+
+def test_gang_takes_the_smaller_zone_while_the_larger_one_is_busy() -> None:
+    nodes = zoned("aaabb")
+    busy, job = gang("pretrain/busy", 2), gang("pretrain/next", 2)
+    first = [node.name for node in nodes if node.labels["zone"] == "a"][:2]
+    held = launched(busy, *(name for name in first for _ in range(8)))
+    (command,) = of_type(decide(after(plan_of("s", busy, job), held), nodes=nodes), LaunchJob)
+    assert zones_of(command, nodes) == {"b"}
+
+
+def test_gang_that_only_both_zones_together_would_hold_is_refused() -> None:
+    job = gang("pretrain/x", 4)
+    commands = decide(after(plan_of("s", job)), nodes=zoned("aaabbb"))
+    assert of_type(commands, LaunchJob) == []
+    assert [command.job for command in of_type(commands, FailJob)] == ["pretrain/x"]
+    assert len(of_type(decide(after(plan_of("s", job)), nodes=gpu_nodes(8 * 6)), LaunchJob)) == 1
+
+
+def test_gangs_of_one_node_use_all_zones() -> None:
+    jobs = [gpu_job(f"finetune/{number}", gpus=8) for number in range(NUM_NODES)]
+    assert len(of_type(decide(after(plan_of("s", *jobs)), nodes=zoned("aaabbb")), LaunchJob)) == NUM_NODES
+
+
+def test_zone_that_ray_was_told_reaches_the_scheduler() -> None:
+    assert node_labels({"ray.io/availability-zone": "eu-1a", "ray.io/node-id": "x"}) == {"zone": "eu-1a"}
+    assert node_labels({"ray.io/availability-zone": "eu-1a", "zone": "own"}) == {"zone": "own"}
