@@ -12,6 +12,7 @@ from orchestrator.errors import NotFoundError
 from orchestrator.plan.graph import Job
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.sample_outcomes import SUMMARY_FIELD
 
 TRANSFER_KINDS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
 REPORTED_KINDS = TRANSFER_KINDS | {JobKind.LABELS, JobKind.PRETRAIN}
@@ -39,6 +40,8 @@ class Committed:
     """How often it went back after a NaN, an infinity or a spike, and left out the batches that led there."""
     num_bad_samples: int = 0
     """Samples that it could not decode, and replaced in training or left out of validation."""
+    num_val: int | None = None
+    """Validation samples that its error is a share of; None in records that do not say."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """What a search found; empty for other jobs."""
 
@@ -51,6 +54,7 @@ class Committed:
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
             num_rewinds=len(record.summary.get("rewinds") or ()),
             num_bad_samples=_num_bad(record.summary.get("bad_samples")),
+            num_val=record.summary.get(SUMMARY_FIELD, {}).get("num_counted"),
             search=record.summary.get("search", {}),
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.plan.graph import Plan
 from orchestrator.report.answers import answers
 from orchestrator.report.learning import TRAINED_KINDS, Curve, Learning
-from orchestrator.report.numbers import count, is_fraction
+from orchestrator.report.numbers import count, is_fraction, on_these_images
 from orchestrator.report.plain import fields_of, json_text
 from orchestrator.report.results import Ablation, AblationCell, Report, Row, Table
 from orchestrator.report.search_text import hours_unit, parameter_names, sentences
@@ -89,6 +89,7 @@ def _table(table: Table) -> dict[str, Any]:
         "title": describe_place(table.place),
         "isHeadline": table.is_headline,
         "criteria": [criterion.value for criterion in table.criteria],
+        "images": on_these_images(table),
         "rows": [_row(row) for row in table.rows],
         "onePass": one_pass if one_pass and one_pass.summary else None,
         # Label spaces by number, then the first minus the second: a large sweep has tens of thousands of pairs.

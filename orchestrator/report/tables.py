@@ -105,7 +105,11 @@ class TableBuilder:
             is_headline=place in self._headlines,
             one_pass=self._one_pass(place),
         )
-        return compared(table)
+        return compared(replace(table, num_val=self._num_val(table.rows)))
+
+    def _num_val(self, rows: Sequence[Row]) -> int | None:
+        results = [result for row in rows for result in row.results]
+        return min((num for result in results if (num := self._committed[result.job].num_val)), default=None)
 
     def _row(self, place: Place, space: str, cells: Cells) -> Row:
         found = {cell: self.results(jobs) for cell, jobs in cells.items()}
