@@ -69,8 +69,8 @@ def on_these_images(table: Table) -> str:
     best = ranked[0].summary.mean if ranked[0].summary else math.nan
     error = number(math.sqrt(max(0.0, best * (1 - best)) / num_val), table.metric)
     return (
-        f"intervals are of seeds, on the same {num_val:,} validation images: images like them would move an error of "
-        f"{number(best, table.metric)} % by a binomial standard error of {error} points"
+        f"intervals cover seeds only, on the same {num_val:,} validation images; at an error of "
+        f"{number(best, table.metric)} % so many images have a binomial standard error of {error} points"
     )
 
 
