@@ -242,7 +242,7 @@ def _write(path: str, answers: Sequence[PowerAnswer], metric: str) -> None:
 
     panels = [
         PowerPanel(
-            title=_title(answer, metric),
+            title=_title(answer, metric).replace(": ", ":\n", 1),
             noise=answer.noise,
             difference=answer.difference,
             num_comparisons=answer.num_comparisons,

@@ -39,7 +39,7 @@ def draw_power(panels: Sequence[PowerPanel]) -> Figure:
     """Draw a panel for each transfer, one below the other; encode it with ``curves.encode_png``."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 3.2 * len(panels)), layout="constrained")
+    figure = Figure(figsize=(7.4, 3.2 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         _draw_panel(axis, panel)
@@ -47,6 +47,8 @@ def draw_power(panels: Sequence[PowerPanel]) -> Figure:
 
 
 def _draw_panel(axis: Axes, panel: PowerPanel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     last = min(_MOST_SEEDS, max(_LEAST_SEEDS, panel.wanted + 2, panel.planned.num_pretrain_seeds + 1))
     seeds = list(range(2, last + 1))
 
@@ -64,6 +66,7 @@ def _draw_panel(axis: Axes, panel: PowerPanel) -> None:
     axis.axhline(100 * panel.target_power, color="#555555", linewidth=0.8, linestyle="--")
     axis.axvline(panel.planned.num_pretrain_seeds, color="#999999", linewidth=0.8, linestyle=":", label="planned")
     axis.set(ylim=(0, 102), xlim=(min(2, panel.planned.num_pretrain_seeds) - 0.3, last + 0.3))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel("pretraining seeds")
     axis.set_ylabel("power [%]")
     axis.set_title(panel.title, fontsize=9, loc="left")
