@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.plan.power import LEVEL, Design, Noise
 from orchestrator.report.compared import corrected
-from orchestrator.report.power import LEVEL, Design, Noise
 from orchestrator.report.statistics import SeedPair, paired_differences
 
 Values = dict[SeedPair, float]

@@ -191,7 +191,7 @@ def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[Price]
 
 
 def _seeds(number: int | None) -> str:
-    from orchestrator.report.power import MOST_SEEDS
+    from orchestrator.plan.power import MOST_SEEDS
 
     return f">{MOST_SEEDS}" if number is None else str(number)
 
@@ -206,8 +206,8 @@ def _from_to(low: str, high: str) -> str:
 
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     """What it rests on, what the plan has, and what is cheapest."""
+    from orchestrator.plan.power import METHOD
     from orchestrator.report.numbers import number
-    from orchestrator.report.power import METHOD
 
     noise, unit = answer.noise, _unit(metric)
     parts = [f"{number(noise.pretrain_std, metric)}{unit} between pretraining seeds"]

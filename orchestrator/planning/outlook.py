@@ -19,12 +19,12 @@ from orchestrator.plan.estimates import Estimates, estimate
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.history import ModelError
 from orchestrator.plan.makespan import Fleet, Makespan, list_schedule
+from orchestrator.plan.power import weak_designs
 from orchestrator.plan.reuse import Disposition, repeated_jobs
 from orchestrator.plan.sources import missing_datasets
 from orchestrator.plan.volumes import DatasetSize
 from orchestrator.planning.look_up import Found, look_up
 from orchestrator.planning.measured import history_of
-from orchestrator.report.power import weak_designs
 from orchestrator.spec.model import Sweep
 
 _VAL_SHARE = 0.05

@@ -12,22 +12,14 @@ from orchestrator.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.estimates import Estimates, estimate
 from orchestrator.plan.graph import Job, Plan
+from orchestrator.plan.power import TARGET_POWER, Design, Noise, num_comparisons, power_of, seeds_needed
 from orchestrator.planning.measured import history_of
 from orchestrator.report.compared import values_of
-from orchestrator.report.grouping import group_transfers
-from orchestrator.report.power import (
-    TARGET_POWER,
-    Design,
-    Noise,
-    design_of,
-    noise_of,
-    num_comparisons,
-    power_of,
-    seeds_needed,
-)
+from orchestrator.report.grouping import group_transfers, seeds_of
 from orchestrator.report.report import build_report, compute_report
 from orchestrator.report.results import Table
 from orchestrator.report.text import describe_transfer
+from orchestrator.report.variance import noise_of
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 
@@ -148,7 +140,7 @@ def _answer(
     noise, source = _noise(plan, table, question, store)
     has_baseline = any(row.label_space == table.baseline for row in table.rows)
     num = num_comparisons(len(table.rows), has_baseline=has_baseline)
-    planned = design_of(_jobs_of(plan, table))
+    planned = _design_of(_jobs_of(plan, table))
     low, high = noise.ends
     prices = _prices(plan, table, estimates)
     return PowerAnswer(
@@ -276,7 +268,7 @@ def _prices(plan: Plan, table: Table, estimates: Estimates) -> tuple[Price, Pric
     """
     own = {job.name for job in _jobs_of(plan, table)}
     seeds = {job.facets["pretrain_seed"] for job in plan.jobs if "pretrain_seed" in job.facets}
-    planned = design_of(_jobs_of(plan, table))
+    planned = _design_of(_jobs_of(plan, table))
     of_seeds = [job.name for job in plan.jobs if _is_of_a_seed(plan, job) and job.name not in own]
     backbones = _sum(estimates, of_seeds)
     transfers = _sum(estimates, sorted(own))
@@ -307,3 +299,12 @@ def _added(planned: Design, design: Design, prices: tuple[Price, Price]) -> Pric
     num_transfers = design.num_pretrain_seeds * design.num_transfer_seeds
     num_planned = planned.num_pretrain_seeds * planned.num_transfer_seeds
     return Price(cost=0.0).plus(backbone, more).plus(transfer, num_transfers - num_planned)
+
+
+def _design_of(jobs: Sequence[Job]) -> Design:
+    """The seeds of the transfers of one table."""
+    pairs = {seeds_of(job) for job in jobs}
+    return Design(
+        num_pretrain_seeds=len({pair.pretrain for pair in pairs}),
+        num_transfer_seeds=max(1, len({pair.transfer for pair in pairs})),
+    )

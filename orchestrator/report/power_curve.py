@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.report.power import Design, Noise, power_of
+from orchestrator.plan.power import Design, Noise, power_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,19 +18,19 @@ from orchestrator.errors import NotFoundError, UsageError, UserError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.estimates import estimate
-from orchestrator.planning.power import Question, answer_power
-from orchestrator.report.power import (
+from orchestrator.plan.power import (
     MOST_SEEDS,
     Design,
     Noise,
-    noise_of,
     power_of,
     seeds_needed,
     smallest_difference,
     weak_designs,
 )
+from orchestrator.planning.power import Question, answer_power
 from orchestrator.report.power_curve import PowerPanel, draw_power
 from orchestrator.report.statistics import SeedPair
+from orchestrator.report.variance import noise_of
 from orchestrator.spec.load import parse_sweep
 from orchestrator.storage.local import LocalStore
 from tests.power_simulation import Truth, found_share, runs_of

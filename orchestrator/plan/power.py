@@ -11,27 +11,25 @@ two variances for every label space; they are pooled over the label spaces of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
-import numpy as np
-
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.report.grouping import group_transfers, headline_places, seeds_of
-from orchestrator.report.statistics import SeedPair
+from orchestrator.contract import JobKind
+from orchestrator.plan.graph import Plan
 
 LEVEL, TARGET_POWER = 0.05, 0.8
 METHOD = "paired t tests over pretraining seeds, Holm's correction"
 MOST_SEEDS = 100
 """Searches for a design end here."""
+_TRANSFERS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
 _RANGE = 0.8
 """Confidence of the range of a standard deviation."""
-_SHARED_BASELINE = 0.25
-"""Squared correlation of two differences to one baseline, if all label spaces spread alike."""
 _IMPLAUSIBLE_STDS = 10.0
 """Label spaces of the paper's table 5 differ by up to about ten standard deviations between seeds."""
-_NUM_POINTS = 2000
 _LARGEST_STDS = 1e6
+_FIRST_LOG, _LAST_LOG, _NUM_POINTS, _EXACT = -16.0, 1.5, 400, 1e-9
+"""Of the integral over the logarithm of a standard deviation, and relative, of a critical value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -76,35 +74,6 @@ class Noise:
         return replace(self, pretrain_std=factor * self.pretrain_std, transfer_std=transfer)
 
 
-def noise_of(rows: Sequence[Mapping[SeedPair, float]], baseline: Mapping[SeedPair, float]) -> Noise | None:
-    """The noise of a table from the values of its rows; None without a row that has two pretrain seeds in common."""
-    between, num_between, within, num_within, shares, most = 0.0, 0, 0.0, 0, list[float](), 0
-    num_rows = 0
-    for row in rows:
-        groups: dict[int, list[float]] = {}
-        for pair in sorted(row.keys() & baseline.keys()):
-            groups.setdefault(pair.pretrain, []).append(row[pair] - baseline[pair])
-        if len(groups) < 2:
-            continue
-        means = [math.fsum(group) / len(group) for group in groups.values()]
-        between += float(np.var(means)) * len(means)
-        within += math.fsum(float(np.var(group)) * len(group) for group in groups.values())
-        num_between, num_within = num_between + len(means) - 1, num_within + sum(map(len, groups.values())) - len(means)
-        shares += [1 / len(group) for group in groups.values()]
-        num_rows, most = num_rows + 1, max(most, len(means))
-    if not num_rows:
-        return None
-    of_mean = between / num_between
-    transfer = within / num_within if num_within else None
-    pretrain = of_mean if transfer is None else max(0.0, of_mean - transfer * math.fsum(shares) / len(shares))
-    return Noise(
-        pretrain_std=math.sqrt(pretrain),
-        transfer_std=None if transfer is None else math.sqrt(transfer),
-        num_pretrain_seeds=most,
-        freedom=num_between / (1 + (num_rows - 1) * _SHARED_BASELINE),
-    )
-
-
 def level_of(num_comparisons: int) -> float:
     """The p-value below which one comparison with the baseline is called different, if no other is.
 
@@ -118,22 +87,56 @@ def power_of(design: Design, noise: Noise, difference: float, num_comparisons: i
 
     The other label spaces are taken to be as good as the baseline. 0 with one pretrain seed.
     """
-    from scipy import special  # 0.1 s to import: only who asks for power pays for it
-
     freedom = design.num_pretrain_seeds - 1
     if freedom < 1:
         return 0.0
     std = noise.of_seed(design.num_transfer_seeds)
     if not std:
         return float(difference != 0)
-    critical = special.stdtrit(freedom, 1 - level_of(num_comparisons) / 2)
-    # The mean over what the estimated standard deviation may be, of a normal probability each: unlike the noncentral t
-    # distribution of scipy this holds for any size of difference.
-    points = (np.arange(_NUM_POINTS) + 0.5) / _NUM_POINTS
-    ratios = np.sqrt(2 * special.gammaincinv(freedom / 2, points) / freedom)
     shift = abs(difference) / std * math.sqrt(design.num_pretrain_seeds)
-    found = special.ndtr(shift - critical * ratios) + special.ndtr(-shift - critical * ratios)
-    return float(found.mean())
+    return _beyond(_critical(freedom, level_of(num_comparisons)), shift, freedom)
+
+
+def _beyond(critical: float, shift: float, freedom: int) -> float:
+    """Chance that a noncentral t variable lies beyond the critical values, on either side.
+
+    The mean, over what the estimated standard deviation may be, of a normal probability each. Here and not by scipy,
+    as planning loads neither it nor numpy; tests hold it to scipy.
+    """
+    return math.fsum(
+        weight * (_normal(shift - critical * ratio) + _normal(-shift - critical * ratio))
+        for ratio, weight in _ratios(freedom)
+    )
+
+
+@cache
+def _ratios(freedom: int) -> tuple[tuple[float, float], ...]:
+    """Estimated over true standard deviation, and the weights of these values.
+
+    The square times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the density
+    vanishes, converges exponentially.
+    """
+    step = (_LAST_LOG - _FIRST_LOG) / _NUM_POINTS
+    logs = [_FIRST_LOG + step * number for number in range(_NUM_POINTS + 1)]
+    constant = math.log(2) + freedom / 2 * math.log(freedom / 2) - math.lgamma(freedom / 2)
+    densities = [math.exp(constant + freedom * log - freedom * math.exp(2 * log) / 2) for log in logs]
+    return tuple((math.exp(log), step * density) for log, density in zip(logs, densities, strict=True))
+
+
+@cache
+def _critical(freedom: int, level: float) -> float:
+    """What Student's t exceeds, on both sides together, with this chance."""
+    low, high = 0.0, 1.0
+    while _beyond(high, 0.0, freedom) > level:
+        low, high = high, 2 * high
+    while high - low > _EXACT * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beyond(middle, 0.0, freedom) > level else (low, middle)
+    return high
+
+
+def _normal(value: float) -> float:
+    return math.erfc(-value / math.sqrt(2)) / 2
 
 
 def seeds_needed(
@@ -170,27 +173,22 @@ def smallest_difference(num_pretrain_seeds: int, num_comparisons: int) -> float:
 
 def weak_designs(plan: Plan) -> Iterator[str]:
     """Warnings of transfers whose seeds cannot find any plausible difference, and what would."""
-    grouped = group_transfers(plan.jobs)
-    places = headline_places(grouped)
+    spaces: dict[tuple[str, str], set[str]] = {}
+    seeds: dict[tuple[str, str], set[str]] = {}
+    for job in plan.jobs:
+        if job.kind in _TRANSFERS:
+            place = (str(job.facets["transfer"]), str(job.facets.get("pretrain", "")))
+            spaces.setdefault(place, set()).add(str(job.facets["label_space"]))
+            seeds.setdefault(place, set()).add(str(job.facets.get("pretrain_seed", 0)))
     alike: dict[tuple[int, int], list[str]] = {}
-    for place, spaces in grouped.items():
-        num = num_comparisons(len(spaces), has_baseline=plan.baseline in spaces)
-        if place in places and num:
-            jobs = [job for cells in spaces.values() for some in cells.values() for job in some]
-            alike.setdefault((design_of(jobs).num_pretrain_seeds, num), []).append(place.transfer)
+    for place, names in spaces.items():
+        num = num_comparisons(len(names), has_baseline=plan.baseline in names)
+        if num:
+            alike.setdefault((len(seeds[place]), num), []).append(place[0])
     for (num_seeds, num), transfers in alike.items():
         least = smallest_difference(num_seeds, num)
         if least > _IMPLAUSIBLE_STDS:
             yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(num_seeds, num, least)}"
-
-
-def design_of(jobs: Iterable[Job]) -> Design:
-    """The seeds of the transfers of one table."""
-    pairs = {seeds_of(job) for job in jobs}
-    return Design(
-        num_pretrain_seeds=len({pair.pretrain for pair in pairs}),
-        num_transfer_seeds=max(1, len({pair.transfer for pair in pairs})),
-    )
 
 
 def num_comparisons(num_spaces: int, *, has_baseline: bool) -> int:
