@@ -33,21 +33,21 @@ def test_predicted_power_is_the_simulated_one_to_3_points(
         assert simulated == pytest.approx(predicted, abs=0.03)
 
 
-@pytest.mark.parametrize(("num_seeds", "least"), [(2, 0.6), (3, 0.7), (5, 0.8), (10, 0.88)])
-@pytest.mark.parametrize("seed_std", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize(("num_seeds", "least"), [(2, 0.65), (3, 0.73), (5, 0.85), (10, 0.88)])
+@pytest.mark.parametrize("seed_std", [0.0, 0.03])
 def test_interval_over_seeds_and_images_covers_the_truth(num_seeds: int, least: float, seed_std: float) -> None:
     """Networks agree on which images are hard; each label space and seed has an error of its own besides."""
-    random, covered, num, effect = np.random.default_rng(num_seeds), 0, 300, 0.02
+    random, covered, num, effect = np.random.default_rng(num_seeds), 0, 100, 0.02
     for _ in range(num):
-        hardness_N = random.beta(0.3, 1.7, size=2000)  # most images are easy, some nearly always wrong: 15 % errors
+        hardness_N = random.beta(0.3, 1.7, size=1000)  # most images are easy, some nearly always wrong: 15 % errors
         pairs = []
         for seed in range(num_seeds):
             right = [
-                random.random(2000) >= np.clip(hardness_N + shift + seed_std * random.standard_normal(), 0, 1)
+                random.random(1000) >= np.clip(hardness_N + shift + seed_std * random.standard_normal(), 0, 1)
                 for shift in (0.0, effect)
             ]
             first, second = (
-                SampleOutcomes(right_N=right_N, counted_N=np.ones(2000, dtype=np.bool_), order_sha256="")
+                SampleOutcomes(right_N=right_N, counted_N=np.ones(1000, dtype=np.bool_), order_sha256="")
                 for right_N in right
             )
             names = {"first": "a", "second": "b", "first_outcomes": first, "second_outcomes": second}
