@@ -11,12 +11,13 @@ from typing import Any
 from orchestrator.plan.graph import Plan
 from orchestrator.report.answers import answers
 from orchestrator.report.learning import TRAINED_KINDS, Curve, Learning
-from orchestrator.report.numbers import count, is_fraction, on_these_images
+from orchestrator.report.numbers import count, is_fraction
 from orchestrator.report.plain import fields_of, json_text
 from orchestrator.report.results import Ablation, AblationCell, Report, Row, Table
 from orchestrator.report.search_text import hours_unit, parameter_names, sentences
 from orchestrator.report.searches import SearchReport
 from orchestrator.report.text import caveats, describe_place
+from orchestrator.report.validation import on_these_images
 from orchestrator.storage.layout import artifact_folder
 
 PAGE = "report.html"

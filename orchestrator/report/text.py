@@ -16,13 +16,13 @@ from orchestrator.report.numbers import (
     mean_and_std,
     money,
     number,
-    on_these_images,
     p_text,
     plus_minus,
     probability,
 )
 from orchestrator.report.results import Place, Report, Row, Table
 from orchestrator.report.statistics import PairedDifference
+from orchestrator.report.validation import on_these_images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
