@@ -10,6 +10,7 @@ from orchestrator.ids import make_key
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 
 SWEEP = "sample"
 BASELINE = "levels/depth1"
@@ -68,8 +69,13 @@ def commit(
     *,
     sweep: str = SWEEP,
     at_s: float = START_S,
+    outcomes: SampleOutcomes | None = None,
+    said: Mapping[str, Any] | None = None,
 ) -> None:
-    """Commit a job's record as an attempt would; without ``metrics`` it reports what the sample says."""
+    """Commit a job's record as an attempt would; without ``metrics`` it reports what the sample says.
+
+    ``said`` changes what the record says of the outcomes.
+    """
     request = JobRequest(
         attempt_id=f"{job.key}.1",
         attempt_number=1,
@@ -82,7 +88,10 @@ def commit(
     )
     writer = ArtifactWriter(store, request)
     writer.add("weights.bin", job.name.encode())
-    writer.commit(now=at_s, metrics=sample_metrics(job) if metrics is None else metrics)
+    for name, content in ({} if outcomes is None else outcomes.parts()).items():
+        writer.add(name, content)
+    summary = {} if outcomes is None else {SUMMARY_FIELD: outcomes.summary() | dict(said or {})}
+    writer.commit(now=at_s, metrics=sample_metrics(job) if metrics is None else metrics, summary=summary)
 
 
 def sample_metrics(job: Job) -> dict[str, float]:

@@ -20,6 +20,7 @@ from orchestrator.cli import (
     language,
     observing,
     places,
+    power,
     reproduce,
     serving,
     steering,
@@ -51,6 +52,7 @@ language.add_commands(app)
 steering.add_commands(app)
 places.add_commands(app)
 observing.add_commands(app)
+power.add_commands(app)
 reproduce.add_commands(app)
 configuring.add_commands(app)
 bounding.add_commands(app)
@@ -234,16 +236,27 @@ def report(
 
 @app.command()
 def compare(
-    sweeps: Annotated[list[str], typer.Argument(help="Submitted sweeps; the others are compared with the first.")],
+    sweeps: Annotated[
+        list[str] | None, typer.Argument(help="Submitted sweeps; the others are compared with the first.")
+    ] = None,
     *,
+    samples: Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help="Two jobs or rows of a sweep.")] = None,
+    transfer: Annotated[str, typer.Option(help="With --samples: only this transfer; default: all.")] = "",
+    out: Annotated[str, typer.Option(help="With --samples: folder for a page, pictures and a CSV.")] = "",
     metric: Annotated[str, typer.Option(help="What to compare; default: what the sweeps report.")] = "",
     output: TableOption = TableForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Compare the same cells of several sweeps, paired by seeds."""
+    """Compare the same cells of several sweeps, paired by seeds; with --samples, two networks image by image."""
+    if samples is not None:
+        from orchestrator.cli.compare_samples import SampleOptions, show_sample_comparison
+
+        first, second = samples
+        options = SampleOptions(first=first, second=second, transfer=transfer, out=out, form=output, store=store)
+        raise typer.Exit(show_sample_comparison(sweeps or [], options))
     from orchestrator.cli.compare import show_comparison
 
-    raise typer.Exit(show_comparison(sweeps, metric=metric, form=output, store_uri=store))
+    raise typer.Exit(show_comparison(sweeps or [], metric=metric, form=output, store_uri=store))
 
 
 @app.command()

@@ -11,7 +11,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Run it": ("submit", "run", "up", "down"),
     "See how it stands": ("status", "watch", "top", "logs", "describe", "explain", "notify", "doctor"),
     "Steer it": ("pause", "resume", "stop", "cancel", "retry", "priority"),
-    "Take the answer": ("report", "compare", "export", "publish", "reproduce"),
+    "Take the answer": ("report", "compare", "power", "export", "publish", "reproduce"),
     "Keep the store": ("ls", "du", "gc", "fsck"),
     "Keep a cluster": ("cluster", "serve", "drain", "quota", "config"),
 }

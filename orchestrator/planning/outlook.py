@@ -19,6 +19,7 @@ from orchestrator.plan.estimates import Estimates, estimate
 from orchestrator.plan.graph import Plan
 from orchestrator.plan.history import ModelError
 from orchestrator.plan.makespan import Fleet, Makespan, list_schedule
+from orchestrator.plan.power import weak_designs
 from orchestrator.plan.reuse import Disposition, repeated_jobs
 from orchestrator.plan.sources import missing_datasets
 from orchestrator.plan.volumes import DatasetSize
@@ -47,7 +48,7 @@ class Outlook:
     """Of the budget guard, and where the file contradicts what is committed."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Of the data: what committed indexes say that training will suffer from."""
+    """Of the data: what committed indexes say that training will suffer from. Of the design: what it cannot find."""
 
     @property
     def counts(self) -> Mapping[Disposition, int]:
@@ -133,7 +134,7 @@ def make_outlook(
             *refusals(plan, estimates, makespan, now=time.time() if now is None else now),
         ),
         notes=(*missing_datasets(sweep), *long_clusterings(sweep)),
-        warnings=tuple(_index_warnings(plan, found)),
+        warnings=(*_index_warnings(plan, found), *weak_designs(plan)),
     )
 
 

@@ -12,6 +12,7 @@ from orchestrator.errors import NotFoundError
 from orchestrator.plan.graph import Job
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.sample_outcomes import SUMMARY_FIELD
 
 TRANSFER_KINDS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
 REPORTED_KINDS = TRANSFER_KINDS | {JobKind.LABELS, JobKind.PRETRAIN}
@@ -41,6 +42,8 @@ class Committed:
     """Samples that it could not decode, and replaced in training or left out of validation."""
     is_uncompiled: bool = False
     """Whether it ran without ``torch.compile`` although it was asked for."""
+    num_val: int | None = None
+    """Validation samples that its error is a share of; None in records that do not say."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """What a search found; empty for other jobs."""
 
@@ -54,6 +57,7 @@ class Committed:
             num_rewinds=len(record.summary.get("rewinds") or ()),
             num_bad_samples=_num_bad(record.summary.get("bad_samples")),
             is_uncompiled=any("torch.compile failed" in str(one) for one in record.summary.get("notes") or ()),
+            num_val=record.summary.get(SUMMARY_FIELD, {}).get("num_counted"),
             search=record.summary.get("search", {}),
         )
 

@@ -17,6 +17,7 @@ from orchestrator.report.results import Ablation, AblationCell, Report, Row, Tab
 from orchestrator.report.search_text import hours_unit, parameter_names, sentences
 from orchestrator.report.searches import SearchReport
 from orchestrator.report.text import caveats, describe_place
+from orchestrator.report.validation import on_these_images
 from orchestrator.storage.layout import artifact_folder
 
 PAGE = "report.html"
@@ -89,6 +90,7 @@ def _table(table: Table) -> dict[str, Any]:
         "title": describe_place(table.place),
         "isHeadline": table.is_headline,
         "criteria": [criterion.value for criterion in table.criteria],
+        "images": on_these_images(table),
         "rows": [_row(row) for row in table.rows],
         "onePass": one_pass if one_pass and one_pass.summary else None,
         # Label spaces by number, then the first minus the second: a large sweep has tens of thousands of pairs.

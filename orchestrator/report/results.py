@@ -141,6 +141,8 @@ class Table:
     is_headline: bool = True
     """False for earlier checkpoints and smaller fractions: their place is in the ablations."""
     one_pass: OnePass | None = None
+    num_val: int | None = None
+    """Validation samples of every run, the fewest where runs differ; None where no record says it."""
     comparisons: tuple[Comparison, ...] = ()
     """Every pair of rows with results, in the order of the rows."""
 

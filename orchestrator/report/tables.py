@@ -98,6 +98,7 @@ class TableBuilder:
             target=place.target,
             metric=self._plan.metric,
             baseline=_baseline(spaces) or self._plan.baseline,
+            num_val=self._num_val(spaces),
             rows=tuple(self._row(place, space, cells) for space, cells in spaces.items()),
             pretrain=place.pretrain,
             checkpoint=place.checkpoint,
@@ -132,6 +133,12 @@ class TableBuilder:
             selected_by=selection.criterion if selection else None,
             others=tuple(result for other, some in found.items() if other != cell for result in some),
         )
+
+    def _num_val(self, spaces: Mapping[str, Cells]) -> int | None:
+        """Validation samples of the runs of a table, where any of them says it; the fewest."""
+        jobs = [job for cells in spaces.values() for some in cells.values() for job in some]
+        found = (self._committed[job.name].num_val for job in jobs if job.name in self._committed)
+        return min((num for num in found if num), default=None)
 
     def _why_absent(self, job: Job) -> str | None:
         committed = self._committed.get(job.name)

@@ -22,6 +22,7 @@ from orchestrator.report.numbers import (
 )
 from orchestrator.report.results import Place, Report, Row, Table
 from orchestrator.report.statistics import PairedDifference
+from orchestrator.report.validation import on_these_images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,9 @@ def text_table(table: Table) -> TextTable:
             tuple(index for index, column in enumerate(columns) if column.leaves == turn) for turn in turns
         ),
         best=table.rows.index(best[0]) if best else None,
-        caption="; ".join(f"cell: {criterion.value}" for criterion in table.criteria),
+        caption="; ".join(
+            filter(None, [*(f"cell: {found.value}" for found in table.criteria), on_these_images(table)])
+        ),
     )
 
 

@@ -9,10 +9,19 @@ component that is not negative this is what REML gives too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import pvariance
+from typing import TYPE_CHECKING
+
+from orchestrator.plan.power import Noise
+
+if TYPE_CHECKING:
+    from orchestrator.report.statistics import SeedPair
 
 METHOD = "one-way random effects, analysis of variance (Henderson's method 1), negative estimates set to 0"
+_SHARED_BASELINE = 0.25
+"""Squared correlation of two differences to one baseline, if all label spaces spread alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +59,32 @@ def variance_components(groups: Sequence[Sequence[float]]) -> VarianceComponents
     effective = (num_values - sum(size * size for size in sizes) / num_values) / (num_groups - 1)
     pretrain = max(0.0, (between - within) / effective)
     return VarianceComponents(pretrain_std=math.sqrt(pretrain), transfer_std=math.sqrt(within), is_balanced=balanced)
+
+
+def noise_of(rows: Sequence[Mapping[SeedPair, float]], baseline: Mapping[SeedPair, float]) -> Noise | None:
+    """The noise of a table from the values of its rows; None without a row that has two pretrain seeds in common."""
+    between, num_between, within, num_within, shares, most = 0.0, 0, 0.0, 0, list[float](), 0
+    num_rows = 0
+    for row in rows:
+        groups: dict[int, list[float]] = {}
+        for pair in sorted(row.keys() & baseline.keys()):
+            groups.setdefault(pair.pretrain, []).append(row[pair] - baseline[pair])
+        if len(groups) < 2:
+            continue
+        means = [math.fsum(group) / len(group) for group in groups.values()]
+        between += pvariance(means) * len(means)
+        within += math.fsum(pvariance(group) * len(group) for group in groups.values())
+        num_between, num_within = num_between + len(means) - 1, num_within + sum(map(len, groups.values())) - len(means)
+        shares += [1 / len(group) for group in groups.values()]
+        num_rows, most = num_rows + 1, max(most, len(means))
+    if not num_rows:
+        return None
+    of_mean = between / num_between
+    transfer = within / num_within if num_within else None
+    pretrain = of_mean if transfer is None else max(0.0, of_mean - transfer * math.fsum(shares) / len(shares))
+    return Noise(
+        pretrain_std=math.sqrt(pretrain),
+        transfer_std=None if transfer is None else math.sqrt(transfer),
+        num_pretrain_seeds=most,
+        freedom=num_between / (1 + (num_rows - 1) * _SHARED_BASELINE),
+    )

@@ -18,6 +18,9 @@ from orchestrator.spec.counted import Counted, Definition
 from orchestrator.spec.model import Dataset
 
 _TIMEOUT_S = 300.0
+_COUNTING = "label spaces could not be counted"
+_TASKS = {"changes": "validation images could not be compared"}
+"""What a command failed to do, where that is not counting."""
 
 
 def count_classes(dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]) -> Sequence[Counted]:
@@ -50,11 +53,10 @@ def ask_labels(verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
             command, input=json.dumps(request), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise UserError(
-            f"label spaces were not counted within {_TIMEOUT_S:g} s; look at the files they name"
-        ) from error
+        message = f"{_TASKS.get(verb, _COUNTING)} within {_TIMEOUT_S:g} s; look at the files and images they name"
+        raise UserError(message) from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise UserError(f"label spaces could not be counted: {lines[-1].removeprefix('error: ')}")
+        raise UserError(f"{_TASKS.get(verb, _COUNTING)}: {lines[-1].removeprefix('error: ')}")
     reply: dict[str, Any] = json.loads(done.stdout)
     return reply

@@ -18,7 +18,9 @@ LONG = (
     "label-spaces",
     "mlflow",
     "own-data",
+    "power",
     "resume",
+    "samples",
     "share-backbones",
     "steer",
 )

@@ -18,6 +18,7 @@ from orchestrator.errors import PreemptedError
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.fsck import Depth, check_store
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.sample_outcomes import SUMMARY_FIELD
 from tests.checkpoint_cases import HookedStore
 from tests.tiny_training import NO_BATCHNORM, RECIPE, TinyTraining
 
@@ -117,6 +118,8 @@ def test_kept_checkpoints_survive_the_end_of_the_attempt_that_wrote_them(
     record = read_record(other.store, keeping(other).key)
     assert hashes(record) == hashes(undisturbed)
     assert record.summary["kept"] == undisturbed.summary["kept"]
+    assert record.summary[SUMMARY_FIELD] == undisturbed.summary[SUMMARY_FIELD]
+    assert record.summary[SUMMARY_FIELD]["num_counted"] == 48
 
 
 def test_kept_epoch_is_evaluated_although_the_recipe_would_not(tiny: TinyTraining) -> None:

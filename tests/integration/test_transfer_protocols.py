@@ -23,6 +23,7 @@ from orchestrator.report.report import build_report
 from orchestrator.spec.load import parse_sweep, shipped_recipes
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part, read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.sample_outcomes import SampleOutcomes
 from tests.rank_processes import RankPool, raise_errors
 from workloads.data.index import SampleIndex
 from workloads.embed.features import FeatureTable
@@ -129,6 +130,32 @@ def test_every_protocol_measures_the_same_things(ran: Ran) -> None:
         assert all(0 <= value <= 1 for name, value in metrics.items() if name.endswith("_error"))
         held_out = job.kind is JobKind.KNN or job.facets["transfer"] in {"grid", "logistic", "both", "early", "far"}
         assert ("select_error" in metrics) is held_out, job.name
+
+
+def test_every_protocol_keeps_the_outcome_of_each_validation_image(ran: Ran) -> None:
+    orders: dict[str, set[str]] = {}
+    for job in (job for job in ran.plan.jobs if "transfer" in job.facets):
+        record = ran.record(job.name)
+        found = SampleOutcomes.read(ran.store, record)
+        assert found is not None, job.name
+        assert found.num_wrong / found.num_counted == pytest.approx(record.metrics["val_error"], abs=1e-12), job.name
+        assert found.counted_N.all()
+        orders.setdefault(str(job.facets["target"]).partition("/")[0], set()).add(found.order_sha256)
+    assert {name: len(digests) for name, digests in orders.items()} == {"levels": 1, "else": 1}
+
+
+def test_kept_outcome_is_that_of_the_image_with_this_ordinal(ran: Ran) -> None:
+    """By hand: the committed head on the features of the validation images."""
+    record, table = ran.record(PROBE), ran.table("embed/levels/depth2/seed0/tree/val")
+    head = load(read_part(ran.store, record, "head.safetensors"))
+    split = SampleIndex.open(ran.store, ran.job("index/tree").key, ran.folder / "cache").split("val")
+    targets_N = LabelMap.open(ran.store, ran.job("labels/levels/depth2").key).bind(split).targets_N()
+    features_ND = torch.from_numpy(table.take(np.arange(split.num_samples))).float()
+    guesses_N = (features_ND @ head["weight"].T + head["bias"]).argmax(1).numpy()
+    found = SampleOutcomes.read(ran.store, record)
+    assert found is not None
+    assert found.right_N.tolist() == (guesses_N == targets_N).tolist()
+    assert 0 < found.num_wrong < found.num_counted
 
 
 def test_report_reads_every_row(ran: Ran) -> None:
@@ -303,5 +330,8 @@ def test_gang_measures_what_one_process_does(ran: Ran) -> None:
             gang = replace(request, key=key, attempt_id=f"{key}.1", execution=Execution(num_workers=2, num_threads=1))
             answers = raise_errors(pool.run(ran.folder, 2, measure_in_gang, ran.folder, gang))
             assert {float(answer) for answer in answers} == {ran.metrics(name)["val_error"]}
+            alone, together = (SampleOutcomes.read(ran.store, read_record(ran.store, k)) for k in (request.key, key))
+            assert alone and together  # noqa: PT018 - both are there
+            assert alone.right_N.tolist() == together.right_N.tolist()
     finally:
         pool.close()

@@ -8,12 +8,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from orchestrator.contract import JobKind, JobResult
 from orchestrator.errors import BadDataError
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.sample_outcomes import SampleOutcomes
 from tests.data_jobs import encoded, tar_of
 from tests.rank_processes import RankPool, raise_errors
 from tests.tiny_training import NO_BATCHNORM, TinyTraining
@@ -76,6 +78,10 @@ def test_gang_record_names_the_bad_samples_of_all_ranks(tmp_path: Path) -> None:
     assert all(isinstance(result, JobResult) for result in damaged.train(2))
     for split, rows in BAD.items():
         assert named(damaged.record(), split) == {f"{split}-0.tar:{split[0]}{row:02d}" for row in rows}
+    outcomes = SampleOutcomes.read(damaged.store, damaged.record())
+    assert outcomes is not None
+    assert set(np.flatnonzero(~outcomes.counted_N).tolist()) == BAD["val"]
+    assert outcomes.num_wrong / (NUM_VAL - len(BAD["val"])) == damaged.record().metrics["val_error"]
 
 
 def test_gang_budget_is_that_of_the_run_and_ends_all_ranks(tmp_path: Path) -> None:

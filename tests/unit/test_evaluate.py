@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workloads.data.index import SplitIndex
 from workloads.train.evaluate import EvalInputs, EvalLevel, evaluate
 from workloads.train.freezing import freeze, train_mode
 from workloads.train.linear_form import Targets
 from workloads.train.objective import SigmoidObjective, SoftmaxObjective
+from workloads.train.outcomes import OutcomeTally, order_digest
 from workloads.train.ranks import Ranks
 
 CLASSES = 8
@@ -51,6 +53,7 @@ class Split:
                 inputs=self.logits_NK[start : start + size],
                 targets_B=self.targets_N[start : start + size],
                 subsets_B=self.subsets_N[start : start + size],
+                ordinals_B=np.arange(start, min(start + size, len(self.logits_NK))),
             )
             for number, start in enumerate(starts)
             if number % world_size == rank
@@ -204,14 +207,16 @@ class Thirds(SoftmaxObjective):
         return logits_BK.double().abs().sum(1) / 3
 
 
-def gang_metrics(split: Split, size: int, world_size: int) -> list[dict[str, float]]:
-    meeting = _Meeting(world_size)
-    found: list[dict[str, float]] = [{} for _ in range(world_size)]
+def gang_metrics(split: Split, size: int, world_size: int) -> list[tuple[dict[str, float], list[bool]]]:
+    """Metrics, and which samples were right, as each rank knows them."""
+    meeting, index = _Meeting(world_size), SplitIndex.in_memory(leaves=split.subsets_N)
+    found: list[tuple[dict[str, float], list[bool]]] = [({}, []) for _ in range(world_size)]
 
     def work(rank: int) -> None:
-        ranks = ThreadRanks(rank=rank, world_size=world_size, meeting=meeting)
+        ranks, tally = ThreadRanks(rank=rank, world_size=world_size, meeting=meeting), OutcomeTally()
         mine: Sequence[EvalInputs] = split.batches(size, rank=rank, world_size=world_size)
-        found[rank] = evaluate(Logits(), mine, NAMES, objective=Thirds(CLASSES), levels=LEVELS, ranks=ranks)
+        metrics = evaluate(Logits(), mine, NAMES, objective=Thirds(CLASSES), levels=LEVELS, ranks=ranks, tally=tally)
+        found[rank] = (metrics, tally.of_split(index, ranks).right_N.tolist())
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
@@ -229,4 +234,37 @@ def test_metrics_on_any_number_of_ranks_have_the_bits_of_one_process(
 ) -> None:
     split = split_of(num_samples)
     alone = evaluate(Logits(), split.batches(batch_size), NAMES, objective=Thirds(CLASSES), levels=LEVELS)
-    assert gang_metrics(split, batch_size, world_size) == [alone] * world_size
+    right_N = (split.logits_NK.argmax(1) == split.targets_N).tolist()
+    assert gang_metrics(split, batch_size, world_size) == [(alone, right_N)] * world_size
+
+
+@pytest.mark.parametrize("is_multi_label", [False, True])
+def test_outcomes_are_those_of_a_loop_over_samples_and_survive_their_record(is_multi_label: bool) -> None:
+    split, tally = split_of(37, is_multi_label=is_multi_label), OutcomeTally()
+    index = SplitIndex.in_memory(leaves=np.zeros(40, dtype=np.int32))  # three more samples, which nobody evaluated
+    objective = SigmoidObjective(CLASSES) if is_multi_label else SoftmaxObjective(CLASSES)
+    metrics = evaluate(Logits(), split.batches(8), (), objective=objective, tally=tally)
+    found = tally.of_split(index)
+    rows = split.targets_N.tolist() if is_multi_label else split.targets_N[:, None].tolist()
+    guesses = split.logits_NK.argmax(1).tolist()
+    assert found.right_N.tolist()[:37] == [guess in row for guess, row in zip(guesses, rows, strict=True)]
+    assert found.counted_N.tolist() == [True] * 37 + [False] * 3
+    assert found.num_wrong / found.num_counted == metrics["val_error"]
+    assert sum(len(part) for part in found.parts().values()) < 2 * (128 + 6)  # headers of numpy, and a bit per sample
+
+
+def test_outcomes_of_batches_that_do_not_name_their_samples_are_refused() -> None:
+    split, tally = split_of(8), OutcomeTally()
+    evaluate(Logits(), [replace(batch, ordinals_B=None) for batch in split.batches(4)], (), tally=tally)
+    with pytest.raises(ValueError, match="a batch of 4 samples does not name each of them"):
+        tally.of_split(SplitIndex.in_memory(leaves=split.subsets_N))
+
+
+def test_order_digest_tells_orders_apart_and_nothing_else() -> None:
+    def digest(*keys: str, sizes: tuple[int, ...] = (), name: str = "val", leaf: int = 0) -> str:
+        leaves = np.full(len(keys), leaf)
+        return order_digest(SplitIndex.in_memory(leaves=leaves, keys=keys, shard_sizes=sizes, name=name))
+
+    assert digest("a", "b", "c") == digest("a", "b", "c", leaf=1)
+    others = [digest("b", "a", "c"), digest("a", "bc"), digest("a", "b", "c", sizes=(1, 2)), digest("ab", "c")]
+    assert len({digest("a", "b", "c"), digest("a", "b", "c", name="test"), *others}) == 6

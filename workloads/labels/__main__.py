@@ -12,7 +12,7 @@ def main(verb: str) -> int:
     """Run a command; returns the exit code."""
     from workloads.labels import commands
 
-    verbs = {"count": commands.count, "show": commands.show, "table": commands.table}
+    verbs = {"count": commands.count, "show": commands.show, "table": commands.table, "changes": commands.changes}
     try:
         sys.stdout.write(json.dumps(verbs[verb](json.load(sys.stdin))) + "\n")
     except OrchestratorError as error:

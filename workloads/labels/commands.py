@@ -35,6 +35,13 @@ def table(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"rows": class_table(request["dataset"])}
 
 
+def changes(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Where two networks differ on the validation images; see `show_changes`."""
+    from workloads.labels.changes import show_changes  # drawing: no other command needs it
+
+    return show_changes(request)
+
+
 def setting_of(request: Mapping[str, Any]) -> Setting:
     """The data set of a request."""
     classes = class_table(request["dataset"])

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from workloads.train.outcomes import OutcomeTally
 from workloads.train.ranks import Ranks
 
 TOP = 5
@@ -32,6 +33,7 @@ class Outcome:
     targets_B: Tensor | None
     subsets_B: NDArray[np.integer[Any]]
     num_classes: int
+    ordinals_B: NDArray[np.int64] | None = None
 
 
 def joined(parts: Sequence[Outcome]) -> Outcome:
@@ -59,7 +61,8 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 class EvalSums:
     """Counts samples and errors as integers, and keeps the sum of losses of each batch (float64) apart."""
 
-    def __init__(self, *, num_subsets: int, num_levels: int) -> None:
+    def __init__(self, *, num_subsets: int, num_levels: int, tally: OutcomeTally | None = None) -> None:
+        self._tally = tally
         self._num_subsets, self._num_levels = num_subsets, num_levels
         self._losses: list[float] = []
         self._totals = np.zeros(len(_TOTALS) + num_levels + 2 * num_subsets, dtype=np.int64)
@@ -71,6 +74,8 @@ class EvalSums:
         for outcome in outcomes:
             self._num_classes = outcome.num_classes
             wrong_B = outcome.wrong_B.cpu().numpy()
+            if self._tally is not None:
+                self._tally.add(outcome.ordinals_B, wrong_B)
             self._losses.append(float(outcome.losses_B.cpu().numpy().sum()))
             top = 0 if outcome.top_wrong_B is None else int(outcome.top_wrong_B.sum())
             levels = [int(wrong.sum()) for wrong in outcome.level_wrong_LB]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from workloads.train.eval_logits import EvalForward
 from workloads.train.eval_sums import TOP, EvalSums, Outcome, joined
 from workloads.train.linear_form import NO_LABEL
 from workloads.train.objective import Objective, SoftmaxObjective, is_wrong
+from workloads.train.outcomes import OutcomeTally
 from workloads.train.ranks import Ranks
 
 _FLUSH_BATCHES = 32
@@ -29,6 +30,8 @@ class EvalInputs:
     inputs: Tensor
     targets_B: Tensor
     subsets_B: NDArray[np.integer[Any]]
+    ordinals_B: NDArray[np.int64] | None = None
+    """Rows of the split's index; needed only where the outcome of each sample is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +50,7 @@ def evaluate(
     objective: Objective | None = None,
     levels: Sequence[EvalLevel] = (),
     ranks: Ranks | None = None,
+    tally: OutcomeTally | None = None,
 ) -> dict[str, float]:
     """Metrics of a split; errors are fractions of its samples in [0, 1].
 
@@ -58,11 +62,12 @@ def evaluate(
 
     In a gang, rank r passes the batches b with b % world_size == r, and all ranks get the same bits, those that a
     single process would get: counts add up as integers, and losses are summed batch by batch in the split's order.
+    ``tally`` is told which of this rank's samples were wrong.
     Leaves every module in the mode (train or eval) in which it was.
     """
     forward = EvalForward(model)
     score = _Scorer((objective or SoftmaxObjective(0)).unsmoothed(), levels)
-    sums = EvalSums(num_subsets=len(subset_names), num_levels=len(levels))
+    sums = EvalSums(num_subsets=len(subset_names), num_levels=len(levels), tally=tally)
     pending: list[Outcome] = []
     ranks = ranks or Ranks()
     with _evaluation_mode(model), torch.inference_mode():
@@ -103,7 +108,7 @@ class _Scorer:
             here = slice(first, first + len(logits_bK))
             parts.append(self._part(logits_bK, batch.targets_B[here], batch.subsets_B[here]))
             first = here.stop
-        return joined(parts)
+        return replace(joined(parts), ordinals_B=batch.ordinals_B)
 
     def _part(self, logits_BK: Tensor, targets: Tensor, subsets_B: NDArray[np.integer[Any]]) -> Outcome:
         num_classes, predicted_B = logits_BK.shape[1], logits_BK.argmax(1)

@@ -16,6 +16,7 @@ from orchestrator.activity import Activity
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress, Timings
 from orchestrator.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.checkpoint.retention import KeepPolicy, add_kept_parts
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.data.streams import Stage
@@ -131,8 +132,10 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
         }
         with loop.learner.averaged():
             state.latest.update(_select_metrics(setting, task, arithmetic))
-            summary |= _hashes(task)
-            outcome = _commit(setting, task, loop, summary) if ranks.is_first else Outcome.ALREADY_COMMITTED
+            # No checkpoint is of the last step: this attempt has evaluated the weights that it commits.
+            outcomes = loop.outcomes.of_split(setting.samples.val.source.split, ranks)
+            summary |= _hashes(task) | {SUMMARY_FIELD: outcomes.summary()}
+            outcome = _commit(setting, task, loop, summary, outcomes) if ranks.is_first else Outcome.ALREADY_COMMITTED
         # No rank leaves before the record is there: a launcher may end a gang with its first rank.
         ranks.barrier()
     return JobResult(
@@ -215,7 +218,9 @@ def _judge_of(setting: Setting, task: TrainedModel, loop: TrainingLoop, arithmet
     return Judge(watch, subject, probe)
 
 
-def _commit(setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any]) -> Outcome:
+def _commit(
+    setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any], outcomes: SampleOutcomes
+) -> Outcome:
     """Write the artifact; inside, the model holds the weights to commit."""
     state, context = loop.state, setting.context
     told = Progress(
@@ -229,8 +234,7 @@ def _commit(setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: d
 def _write(setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any]) -> Outcome:
     state, context = loop.state, setting.context
     writer = ArtifactWriter(context.store, setting.request)
-    parts = _parts(setting, task)
-    for name, content in parts.items():
+    for name, content in {**_parts(setting, task), **outcomes.parts()}.items():
         writer.add(name, content)
     # The record hashes the final weights; kept ones are loaded over them.
     metrics = _metrics(state, task)

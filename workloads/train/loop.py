@@ -34,6 +34,7 @@ from workloads.train.large_head import loss_of
 from workloads.train.learner import Learner
 from workloads.train.metrics import Tally
 from workloads.train.objective import build_objective
+from workloads.train.outcomes import OutcomeTally
 from workloads.train.ranks import Ranks
 from workloads.train.readings import Readings
 from workloads.train.reads import Reads
@@ -112,6 +113,8 @@ class TrainingLoop:
         self.keeper = Keeper(run.keep, run.calendar, self.state.kept)
         self._clock, self._reads = Clock(self._ranks.activity), Reads(self._ranks)
         self._wants_stop = self._wants_save = False
+        self.outcomes = OutcomeTally()
+        """Of this attempt's newest evaluation, as this rank sees it."""
         self.compile_s = 0.0
         """Seconds that compilation took before the first update."""
         self.on_evaluation: Callable[[int, Mapping[str, float]], None] | None = None
@@ -294,6 +297,7 @@ class TrainingLoop:
     def _evaluate(self) -> dict[str, float]:
         self._report("evaluate")
         state, task, arithmetic = self.state, self._task, self._learner.arithmetic
+        self.outcomes = OutcomeTally()
         with self._learner.averaged(), arithmetic.autocast():
             metrics = evaluate(
                 task.model,
@@ -302,6 +306,7 @@ class TrainingLoop:
                 objective=self._objective,
                 levels=task.levels,
                 ranks=self._ranks,
+                tally=self.outcomes,
             )
         if not all(math.isfinite(value) for value in metrics.values()):
             message = f"evaluation at step {state.step} gives {metrics}; lower recipe.lr or clip gradients"

@@ -247,4 +247,4 @@ class LabelledSamples:
 def eval_inputs(batch: Batch, inputs: Tensor) -> EvalInputs:
     """A batch for ``evaluate`` with what the model gets instead of images."""
     targets = batch.targets.to(inputs.device, non_blocking=True)
-    return EvalInputs(inputs=inputs, targets_B=targets, subsets_B=batch.subset_ids_B)
+    return EvalInputs(inputs=inputs, targets_B=targets, subsets_B=batch.subset_ids_B, ordinals_B=batch.ordinals_B)

@@ -16,6 +16,7 @@ from torch import Tensor
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
 from orchestrator.errors import PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.data.holdout import hold_out
 from workloads.data.index import SampleIndex, SplitIndex
 from workloads.data.publish import publish
@@ -41,13 +42,18 @@ class Rows:
     features_ND: Tensor
     targets: Tensor
     subsets_N: NDArray[np.integer[Any]]
+    ordinals_N: NDArray[np.int64] | None = None
+    """Rows of the split's index; None for rows of several views."""
 
     def batches(self) -> Iterator[EvalInputs]:
         """For ``evaluate``, in the order of ordinals."""
         for start in range(0, len(self.features_ND), EVAL_BATCH_SIZE):
             rows = slice(start, start + EVAL_BATCH_SIZE)
             yield EvalInputs(
-                inputs=self.features_ND[rows], targets_B=self.targets[rows], subsets_B=self.subsets_N[rows]
+                inputs=self.features_ND[rows],
+                targets_B=self.targets[rows],
+                subsets_B=self.subsets_N[rows],
+                ordinals_B=None if self.ordinals_N is None else self.ordinals_N[rows],
             )
 
 
@@ -71,7 +77,8 @@ class CachedSplit:
         ordinals = view.ordinals()
         features_ND = torch.from_numpy(self.tables[table].take(ordinals)).to(self.device).float()
         targets = torch.from_numpy(self.labels.take(ordinals)).to(self.device)
-        return Rows(features_ND=features_ND, targets=targets, subsets_N=np.asarray(self.split.subset_ids[ordinals]))
+        subsets_N = np.asarray(self.split.subset_ids[ordinals])
+        return Rows(features_ND=features_ND, targets=targets, subsets_N=subsets_N, ordinals_N=ordinals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,6 +142,8 @@ class Measured:
 
     metrics: Mapping[str, float]
     summary: Mapping[str, Any]
+    outcomes: SampleOutcomes
+    """Of the validation samples."""
     notes: Sequence[str] = ()
     parts: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -184,11 +193,12 @@ def _measured(request: JobRequest, context: ExecutionContext, measure: Measure, 
     document = {**request.parameters["model"], "labels": request.inputs["labels"], "num_classes": samples.num_classes}
     features = {role: key for role, key in request.inputs.items() if role not in {"index", "labels"}}
     writer.add("model.json", json.dumps({**document, "features": features}, indent=1, sort_keys=True).encode())
-    for name, content in found.parts.items():
+    for name, content in {**found.parts, **found.outcomes.parts()}.items():
         writer.add(name, content)
     num_threads = request.execution.num_threads
     summary = {
         **found.summary,
+        SUMMARY_FIELD: found.outcomes.summary(),
         "fingerprint": numerics_fingerprint(device, num_threads=num_threads, micro_batch=0),
         "measured": {"setup_s": opened_s - started_s, "train_s": done_s - opened_s, "work_s": done_s - started_s},
     }

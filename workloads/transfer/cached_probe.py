@@ -77,7 +77,8 @@ class CachedProbeTask(ProbeTask):
             ordinals_B = np.setdiff1d(ordinals[start : start + EVAL_BATCH_SIZE], table.missing)
             targets_B = torch.from_numpy(split.labels.take(ordinals_B)).to(self._setting.device)
             subsets_B = np.asarray(split.source.split.subset_ids[ordinals_B])
-            yield EvalInputs(inputs=self._on_device(table, ordinals_B), targets_B=targets_B, subsets_B=subsets_B)
+            inputs = self._on_device(table, ordinals_B)
+            yield EvalInputs(inputs=inputs, targets_B=targets_B, subsets_B=subsets_B, ordinals_B=ordinals_B)
 
     def _on_device(self, table: FeatureTable, ordinals_B: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
         return torch.from_numpy(table.take(ordinals_B)).to(self._setting.device).float()

@@ -7,7 +7,7 @@ Similarity is the cosine of features; a neighbour's vote weighs ``exp(similarity
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from orchestrator.contract import ExecutionContext, JobRequest, JobResult
 from workloads.labels.bound import NO_LABEL
-from workloads.train.evaluate import EvalInputs, EvalLevel, evaluate
+from workloads.train.evaluate import EvalInputs, evaluate
 from workloads.train.objective import Objective, SigmoidObjective, SoftmaxObjective, is_wrong
-from workloads.train.samples import EVAL_BATCH_SIZE
+from workloads.train.outcomes import OutcomeTally
 from workloads.transfer.cached import CachedSamples, Measured, Poll, Rows, run_on_features
 
 _QUERIES_AT_ONCE: Final = 512
@@ -46,7 +46,15 @@ def measure(request: JobRequest, samples: CachedSamples, poll: Poll) -> Measured
     choices = _errors(votes, counts, find_neighbours(train.rows(kept), train.rows(held_out), counts[-1], poll))
     best = min(counts, key=lambda k: (choices[k]["error"], choices[k]["loss"], k))
     neighbours = find_neighbours(train.rows(train.view), samples.val.rows(samples.val.view), counts[-1], poll)
-    found = _scores(votes, best, neighbours, samples.subset_names, samples.levels)
+    tally = OutcomeTally()
+    found = evaluate(
+        _Voting(votes, best, neighbours),
+        _batches(neighbours),
+        samples.subset_names,
+        objective=votes.objective,
+        levels=samples.levels,
+        tally=tally,
+    )
     metrics = {
         **found,
         "best_val_error": found["val_error"],
@@ -60,7 +68,9 @@ def measure(request: JobRequest, samples: CachedSamples, poll: Poll) -> Measured
     left_out = [str(k) for k in recipe["k"] if k not in counts]
     note = f"k {', '.join(left_out)}: more than the {kept.num_samples} training samples to choose among; left out"
     selection = [{"k": k, "select_error": choices[k]["error"], "select_loss": choices[k]["loss"]} for k in counts]
-    return Measured(metrics=metrics, summary={"selection": selection}, notes=[note] if left_out else [])
+    outcomes = tally.of_split(samples.val.split)
+    notes = [note] if left_out else []
+    return Measured(metrics=metrics, summary={"selection": selection}, outcomes=outcomes, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,14 +158,6 @@ class _Voting(nn.Module):
         return self._votes.logits(found.cosines_QK[rows_B, : self._k], found.targets[rows_B, : self._k])
 
 
-def _scores(
-    votes: Votes, k: int, neighbours: Neighbours, subset_names: Sequence[str], levels: Sequence[EvalLevel]
-) -> dict[str, float]:
-    return evaluate(
-        _Voting(votes, k, neighbours), _batches(neighbours), subset_names, objective=votes.objective, levels=levels
-    )
-
-
 def _errors(votes: Votes, counts: Sequence[int], neighbours: Neighbours) -> dict[int, dict[str, float]]:
     """Error and loss of each number of neighbours."""
     found = {k: {"error": 0.0, "loss": 0.0} for k in counts}
@@ -170,11 +172,7 @@ def _errors(votes: Votes, counts: Sequence[int], neighbours: Neighbours) -> dict
 
 
 def _batches(neighbours: Neighbours) -> list[EvalInputs]:
+    """The rows of the queries, in place of their features."""
     queries = neighbours.queries
-    rows = torch.split(torch.arange(len(queries.targets), device=queries.targets.device), EVAL_BATCH_SIZE)
-    targets, subsets = torch.split(queries.targets, EVAL_BATCH_SIZE), queries.subsets_N
-    starts = range(0, len(subsets), EVAL_BATCH_SIZE)
-    return [
-        EvalInputs(inputs=rows_B, targets_B=targets_B, subsets_B=subsets[start : start + EVAL_BATCH_SIZE])
-        for rows_B, targets_B, start in zip(rows, targets, starts, strict=True)
-    ]
+    rows_N = torch.arange(len(queries.targets), device=queries.targets.device)
+    return list(replace(queries, features_ND=rows_N).batches())

@@ -15,6 +15,7 @@ from workloads.data.subset import SampleView
 from workloads.models.weights import encode_tensors, weights_sha256
 from workloads.train.evaluate import evaluate
 from workloads.train.objective import Objective, SigmoidObjective, SoftmaxObjective
+from workloads.train.outcomes import OutcomeTally
 from workloads.train.recipe import SIGMOID, SOFTMAX
 from workloads.transfer.cached import CachedSamples, Measured, Poll, Rows, run_on_features
 from workloads.transfer.hessian import LearnedHessian
@@ -74,9 +75,9 @@ def measure(request: JobRequest, samples: CachedSamples, poll: Poll) -> Measured
         max_iterations=recipe["max_iterations"],
         learned=path.learned,
     )
-    head = _head(*scaling.head(final.x))
+    head, tally = _head(*scaling.head(final.x)), OutcomeTally()
     metrics = {
-        **_scores(head, samples, objective),
+        **_scores(head, samples, objective, tally),
         "select_error": best.error,
         "select_loss": best.loss,
         "selected_l2": best.l2,
@@ -91,7 +92,11 @@ def measure(request: JobRequest, samples: CachedSamples, poll: Poll) -> Measured
     }
     notes = [*_fit_notes(recipe, [*choices, replace(best, fit=final)]), *_edge_notes(recipe, best)]
     return Measured(
-        metrics=metrics, summary=summary, notes=notes, parts={"head.safetensors": encode_tensors(head.state_dict())}
+        metrics=metrics,
+        summary=summary,
+        outcomes=tally.of_split(samples.val.split),
+        notes=notes,
+        parts={"head.safetensors": encode_tensors(head.state_dict())},
     )
 
 
@@ -175,9 +180,9 @@ def _head(weight_KD: Tensor, bias_K: Tensor) -> nn.Linear:
     return head
 
 
-def _scores(head: nn.Linear, samples: CachedSamples, objective: Objective) -> dict[str, float]:
+def _scores(head: nn.Linear, samples: CachedSamples, objective: Objective, tally: OutcomeTally) -> dict[str, float]:
     val, train = samples.val.rows(samples.val.view), samples.train.rows(samples.train.view)
-    found = evaluate(head, val.batches(), samples.subset_names, objective=objective, levels=samples.levels)
+    found = evaluate(head, val.batches(), samples.subset_names, objective=objective, levels=samples.levels, tally=tally)
     trained = evaluate(head, train.batches(), (), objective=objective)
     metrics = {**found, "train_error": trained["val_error"], "train_loss": trained["val_loss"]}
     if not all(torch.isfinite(torch.tensor(value)) for value in metrics.values()):

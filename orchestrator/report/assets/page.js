@@ -233,7 +233,9 @@
       body.append(line);
     }
     byId("results").replaceChildren(head, body);
-    byId("results-caption").textContent = table.criteria.length ? `Grid cell of each row: ${table.criteria.join("; ")}.` : "";
+    const captions = table.criteria.length ? [`Grid cell of each row: ${table.criteria.join("; ")}.`] : [];
+    if (table.images) captions.push(`${table.images[0].toUpperCase()}${table.images.slice(1)}.`);
+    byId("results-caption").textContent = captions.join(" ");
   }
 
   // ----------------------------------------------------------------------------------------------------------- pairs

@@ -1,0 +1,208 @@
+"""How likely a difference of a given size would be found, from the noise between seeds; pure.
+
+What is assumed is the report's own test: paired differences to the baseline, averaged over the transfers of each
+pretrain seed, Student's t over the pretrain seeds, corrected by Holm's method for all label spaces of the table. Only
+``level_of`` and ``power_of`` know that test: with another one in the report, they and ``METHOD`` alone change.
+
+The paired difference of pretrain seed i and transfer seed j is ``difference + pretrain_i + transfer_ij``, with the same
+two variances for every label space; they are pooled over the label spaces of a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from orchestrator.contract import JobKind
+from orchestrator.plan.graph import Plan
+
+LEVEL, TARGET_POWER = 0.05, 0.8
+METHOD = "paired t tests over pretraining seeds, Holm's correction"
+MOST_SEEDS = 100
+"""Searches for a design end here."""
+_TRANSFERS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
+_RANGE = 0.8
+"""Confidence of the range of a standard deviation."""
+_IMPLAUSIBLE_STDS = 10.0
+"""Label spaces of the paper's table 5 differ by up to about ten standard deviations between seeds."""
+_LARGEST_STDS = 1e6
+_FIRST_LOG, _LAST_LOG, _NUM_POINTS, _EXACT = -16.0, 1.5, 400, 1e-9
+"""Of the integral over the logarithm of a standard deviation, and relative, of a critical value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Design:
+    """How many seeds every label space of a table has."""
+
+    num_pretrain_seeds: int
+    num_transfer_seeds: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Standard deviations of the paired difference of two label spaces, in the unit of the metric."""
+
+    pretrain_std: float
+    """Between pretrain seeds; with one transfer seed its spread is in here."""
+    transfer_std: float | None
+    """Between transfers of one backbone; None where every backbone has one."""
+    num_pretrain_seeds: int
+    """That it was measured on; 0 where it was stated."""
+    freedom: float
+    """Degrees of freedom of the variance; infinite where it was stated."""
+
+    def of_seed(self, num_transfer_seeds: int) -> float:
+        """Standard deviation of the mean of one pretrain seed's transfers."""
+        transfer = self.transfer_std or 0.0
+        return math.sqrt(self.pretrain_std**2 + transfer**2 / num_transfer_seeds)
+
+    @property
+    def ends(self) -> tuple[Noise, Noise]:
+        """What it may be, from little to much: a range of 80 % by the chi-squared distribution of a variance."""
+        if math.isinf(self.freedom):
+            return self, self
+        from scipy import special
+
+        shares = ((1 + _RANGE) / 2, (1 - _RANGE) / 2)
+        low, high = (math.sqrt(self.freedom / (2 * special.gammaincinv(self.freedom / 2, p))) for p in shares)
+        return self._times(low), self._times(high)
+
+    def _times(self, factor: float) -> Noise:
+        transfer = None if self.transfer_std is None else factor * self.transfer_std
+        return replace(self, pretrain_std=factor * self.pretrain_std, transfer_std=transfer)
+
+
+def level_of(num_comparisons: int) -> float:
+    """The p-value below which one comparison with the baseline is called different, if no other is.
+
+    That is the first step of Holm's method; where others are called different, too, it is larger.
+    """
+    return LEVEL / num_comparisons
+
+
+def power_of(design: Design, noise: Noise, difference: float, num_comparisons: int) -> float:
+    """Chance that the report calls a label space different from the baseline, if it differs by so much; in [0, 1].
+
+    The other label spaces are taken to be as good as the baseline. 0 with one pretrain seed.
+    """
+    freedom = design.num_pretrain_seeds - 1
+    if freedom < 1:
+        return 0.0
+    std = noise.of_seed(design.num_transfer_seeds)
+    if not std:
+        return float(difference != 0)
+    shift = abs(difference) / std * math.sqrt(design.num_pretrain_seeds)
+    return _beyond(_critical(freedom, level_of(num_comparisons)), shift, freedom)
+
+
+def _beyond(critical: float, shift: float, freedom: int) -> float:
+    """Chance that a noncentral t variable lies beyond the critical values, on either side.
+
+    The mean, over what the estimated standard deviation may be, of a normal probability each. Here and not by scipy,
+    as planning loads neither it nor numpy; tests hold it to scipy.
+    """
+    return math.fsum(
+        weight * (_normal(shift - critical * ratio) + _normal(-shift - critical * ratio))
+        for ratio, weight in _ratios(freedom)
+    )
+
+
+@cache
+def _ratios(freedom: int) -> tuple[tuple[float, float], ...]:
+    """Estimated over true standard deviation, and the weights of these values.
+
+    The square times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the density
+    vanishes, converges exponentially.
+    """
+    step = (_LAST_LOG - _FIRST_LOG) / _NUM_POINTS
+    logs = [_FIRST_LOG + step * number for number in range(_NUM_POINTS + 1)]
+    constant = math.log(2) + freedom / 2 * math.log(freedom / 2) - math.lgamma(freedom / 2)
+    densities = [math.exp(constant + freedom * log - freedom * math.exp(2 * log) / 2) for log in logs]
+    return tuple((math.exp(log), step * density) for log, density in zip(logs, densities, strict=True))
+
+
+@cache
+def _critical(freedom: int, level: float) -> float:
+    """What Student's t exceeds, on both sides together, with this chance."""
+    low, high = 0.0, 1.0
+    while _beyond(high, 0.0, freedom) > level:
+        low, high = high, 2 * high
+    while high - low > _EXACT * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beyond(middle, 0.0, freedom) > level else (low, middle)
+    return high
+
+
+def _normal(value: float) -> float:
+    return math.erfc(-value / math.sqrt(2)) / 2
+
+
+def seeds_needed(
+    noise: Noise, difference: float, num_comparisons: int, *, num_transfer_seeds: int, power: float = TARGET_POWER
+) -> int | None:
+    """The fewest pretrain seeds with so much power; None if more than ``MOST_SEEDS``."""
+    low, high = 2, MOST_SEEDS
+
+    def suffices(num: int) -> bool:
+        design = Design(num_pretrain_seeds=num, num_transfer_seeds=num_transfer_seeds)
+        return power_of(design, noise, difference, num_comparisons) >= power
+
+    if not suffices(high):
+        return None
+    while low < high:  # more seeds, more power
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle + 1, high)
+    return low
+
+
+def smallest_difference(num_pretrain_seeds: int, num_comparisons: int) -> float:
+    """The smallest difference with ``TARGET_POWER``, in standard deviations between seeds; infinite with one seed."""
+    design = Design(num_pretrain_seeds=num_pretrain_seeds)
+    noise = Noise(pretrain_std=1.0, transfer_std=None, num_pretrain_seeds=0, freedom=math.inf)
+    low, high = 0.0, _LARGEST_STDS
+    if power_of(design, noise, high, num_comparisons) < TARGET_POWER:
+        return math.inf
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2 if low else high / 100
+        is_seen = power_of(design, noise, middle, num_comparisons) >= TARGET_POWER
+        low, high = (low, middle) if is_seen else (middle, high)
+    return high
+
+
+def weak_designs(plan: Plan) -> Iterator[str]:
+    """Warnings of transfers whose seeds cannot find any plausible difference, and what would."""
+    spaces: dict[tuple[str, str], set[str]] = {}
+    seeds: dict[tuple[str, str], set[str]] = {}
+    for job in plan.jobs:
+        if job.kind in _TRANSFERS:
+            place = (str(job.facets["transfer"]), str(job.facets.get("pretrain", "")))
+            spaces.setdefault(place, set()).add(str(job.facets["label_space"]))
+            seeds.setdefault(place, set()).add(str(job.facets.get("pretrain_seed", 0)))
+    alike: dict[tuple[int, int], list[str]] = {}
+    for place, names in spaces.items():
+        num = num_comparisons(len(names), has_baseline=plan.baseline in names)
+        if num:
+            alike.setdefault((len(seeds[place]), num), []).append(place[0])
+    for (num_seeds, num), transfers in alike.items():
+        least = smallest_difference(num_seeds, num)
+        if least > _IMPLAUSIBLE_STDS:
+            yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(num_seeds, num, least)}"
+
+
+def num_comparisons(num_spaces: int, *, has_baseline: bool) -> int:
+    """Tests of one table's family: each label space with the baseline, or all pairs without one."""
+    return num_spaces - 1 if has_baseline else num_spaces * (num_spaces - 1) // 2
+
+
+def _weakness(num_seeds: int, num: int, least: float) -> str:
+    enough = next(seeds for seeds in range(3, MOST_SEEDS) if smallest_difference(seeds, num) <= _IMPLAUSIBLE_STDS / 2)
+    would = f"{enough} seeds find {smallest_difference(enough, num):.1f}; `orchestrator power` says what they cost"
+    tests = f"in {num} comparison{'s' * (num > 1)} ({METHOD})"
+    if math.isinf(least):
+        return f"1 pretraining seed finds no difference {tests}: nothing tells how others would differ; {would}"
+    return (
+        f"{num_seeds} pretraining seeds find, {tests}, only differences of {least:,.0f} standard deviations between "
+        f"seeds or more (power {TARGET_POWER:.0%}), which no plausible difference reaches; {would}"
+    )

@@ -1,0 +1,260 @@
+"""Two networks, or two label spaces, on the same validation images: what differs image by image; pure.
+
+A pair of networks has McNemar's exact test: of the images that one of the two gets wrong, is it the same number either
+way? (McNemar, Psychometrika 12 (1947); the binomial test of the discordant images.) It speaks of these two networks, on
+images like these. Only several seeds speak of two ways of pretraining; the second bootstrap draws them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.errors import UserError
+from orchestrator.report.corrections import holm
+from orchestrator.report.intervals import CONFIDENCE
+from orchestrator.report.plain import fields_of, json_ready
+from orchestrator.report.statistics import SeedPair
+from orchestrator.storage.sample_outcomes import SampleOutcomes
+
+NUM_RESAMPLES = 10_000
+_NUM_RESAMPLES_OF_BOTH = 2_000
+_MOST_AT_ONCE = 4_000_000  # drawn counts of the bootstrap over both: 32 MB
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkPair:
+    """Two networks with the same seeds, and what they made of the same images."""
+
+    seeds: SeedPair
+    first: str
+    """Name of the job."""
+    second: str
+    first_outcomes: SampleOutcomes
+    second_outcomes: SampleOutcomes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkTest:
+    """The second network of a pair against the first; errors are fractions of the samples that both counted."""
+
+    seeds: SeedPair
+    first: str
+    second: str
+    num_samples: int
+    num_fixed: int
+    """The first is wrong, the second right."""
+    num_broken: int
+    difference: float
+    """Error of the second minus that of the first."""
+    p_value: float
+    """McNemar's exact test, two-sided."""
+    p_holm: float
+    """Corrected for all pairs of networks of the comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Percentiles of a bootstrap of the mean difference."""
+
+    low: float
+    high: float
+    confidence: float = CONFIDENCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The images of one class, node of a level or subset; counts are sums over the pairs of networks."""
+
+    kind: str
+    name: str
+    num_samples: int
+    num_fixed: int
+    num_broken: int
+    num_better: int
+    """Images that more pairs fixed than broke."""
+    num_worse: int
+    difference: float
+    """Mean error of the second minus that of the first, on this group."""
+    p_value: float
+    """Sign test over images: as many better as worse? With one pair of networks this is McNemar's."""
+    p_holm: float
+    """Corrected for all groups of this kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleComparison:
+    """The second minus the first, over one or more pairs of networks."""
+
+    first: str
+    second: str
+    place: str
+    """The transfer, in words."""
+    tests: tuple[NetworkTest, ...]
+    num_samples: int
+    """Images that every network counted."""
+    num_left_out: int
+    """Images of the split without an outcome in some network."""
+    num_pretrain_seeds: int
+    mean: float
+    over_images: Interval
+    """Of these networks, on other images like these."""
+    over_both: Interval | None
+    """Of networks of other seeds on other images; None with one pretrain seed."""
+    fixed_N: NDArray[np.int64]
+    """In how many pairs each image of the split was fixed."""
+    broken_N: NDArray[np.int64]
+    counted_N: NDArray[np.bool_]
+    groups: tuple[Group, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form, without the images."""
+        return json_ready({name: value for name, value in fields_of(self).items() if not name.endswith("_N")})  # type: ignore[no-any-return]
+
+
+def compare_samples(
+    pairs: Sequence[NetworkPair], *, first: str, second: str, place: str = "", seed: int = _SEED
+) -> SampleComparison:
+    """Compare pairs of networks image by image. Raises ``UserError``: they were not measured on the same images."""
+    _check_same_order(pairs)
+    outcomes = [outcome for pair in pairs for outcome in (pair.first_outcomes, pair.second_outcomes)]
+    counted_N = np.logical_and.reduce([outcome.counted_N for outcome in outcomes])
+    if not counted_N.any():
+        raise UserError(f"{first} and {second} have no validation image in common that both could be judged on")
+    fixed = np.array([pair.second_outcomes.right_N & ~pair.first_outcomes.right_N & counted_N for pair in pairs])
+    broken = np.array([pair.first_outcomes.right_N & ~pair.second_outcomes.right_N & counted_N for pair in pairs])
+    changes_PN = broken[:, counted_N].astype(np.int64) - fixed[:, counted_N]
+    random, num_samples = np.random.default_rng(seed), int(counted_N.sum())
+    counts = zip(pairs, fixed.sum(1).tolist(), broken.sum(1).tolist(), strict=True)
+    tests = [_test(pair, num_samples, num_fixed, num_broken) for pair, num_fixed, num_broken in counts]
+    num_pretrain_seeds = len({pair.seeds.pretrain for pair in pairs})
+    return SampleComparison(
+        first=first,
+        second=second,
+        place=place,
+        tests=_corrected(tests),
+        num_samples=num_samples,
+        num_left_out=len(counted_N) - num_samples,
+        num_pretrain_seeds=num_pretrain_seeds,
+        mean=float(_seed_weights(pairs) @ changes_PN.mean(axis=1)),
+        over_images=_over_images(_seed_weights(pairs) @ changes_PN, random),
+        over_both=_over_both(changes_PN, pairs, random) if num_pretrain_seeds > 1 else None,
+        fixed_N=fixed.sum(0),
+        broken_N=broken.sum(0),
+        counted_N=counted_N,
+    )
+
+
+def groups_of(counted: Sequence[Mapping[str, Any]], num_pairs: int) -> tuple[Group, ...]:
+    """Tested groups out of their counts, each kind of group one family of tests."""
+    found = [
+        Group(
+            **line,
+            difference=(line["num_broken"] - line["num_fixed"]) / (line["num_samples"] * num_pairs),
+            p_value=sign_test(line["num_better"], line["num_worse"]),
+            p_holm=1.0,
+        )
+        for line in counted
+    ]
+    by_kind: dict[str, list[int]] = {}
+    for position, group in enumerate(found):
+        by_kind.setdefault(group.kind, []).append(position)
+    for positions in by_kind.values():
+        for position, p_holm in zip(positions, holm([found[at].p_value for at in positions]), strict=True):
+            found[position] = replace(found[position], p_holm=p_holm)
+    return tuple(found)
+
+
+def sign_test(num_better: int, num_worse: int) -> float:
+    """Two-sided exact p-value that both have the same chance; 1 where nothing changed."""
+    from scipy import stats  # 0.7 s to import: only who compares images pays for it
+
+    num_changed = num_better + num_worse
+    return float(stats.binomtest(num_better, num_changed, 0.5).pvalue) if num_changed else 1.0
+
+
+def _check_same_order(pairs: Sequence[NetworkPair]) -> None:
+    outcomes = [
+        named for pair in pairs for named in ((pair.first, pair.first_outcomes), (pair.second, pair.second_outcomes))
+    ]
+    job, wanted = outcomes[0]
+    for other, found in outcomes[1:]:
+        if found.order_sha256 != wanted.order_sha256 or len(found.right_N) != len(wanted.right_N):
+            raise UserError(
+                f"{job} and {other} were not validated on the same images in the same order (digests of the order "
+                f"{wanted.order_sha256[:12]} and {found.order_sha256[:12]}): compare jobs on one data set"
+            )
+
+
+def _test(pair: NetworkPair, num_samples: int, num_fixed: int, num_broken: int) -> NetworkTest:
+    return NetworkTest(
+        seeds=pair.seeds,
+        first=pair.first,
+        second=pair.second,
+        num_samples=num_samples,
+        num_fixed=num_fixed,
+        num_broken=num_broken,
+        difference=(num_broken - num_fixed) / num_samples,
+        p_value=sign_test(num_fixed, num_broken),
+        p_holm=1.0,
+    )
+
+
+def _corrected(tests: Sequence[NetworkTest]) -> tuple[NetworkTest, ...]:
+    p_values = holm([test.p_value for test in tests])
+    return tuple(replace(test, p_holm=p_holm) for test, p_holm in zip(tests, p_values, strict=True))
+
+
+def _seed_weights(pairs: Sequence[NetworkPair]) -> NDArray[np.float64]:
+    """Of each pair [P], so that every pretrain seed counts once, however many transfers it has; they add up to 1."""
+    seeds = np.array([pair.seeds.pretrain for pair in pairs])
+    _, numbers, counts = np.unique(seeds, return_inverse=True, return_counts=True)
+    weights: NDArray[np.float64] = 1.0 / (len(counts) * counts[numbers])
+    return weights
+
+
+def _over_images(changes_N: NDArray[np.float64], random: np.random.Generator) -> Interval:
+    """Images are drawn with replacement: a multinomial draw over the few values that a change can have."""
+    values, counts = np.unique(np.round(changes_N, 12), return_counts=True)
+    drawn = random.multinomial(len(changes_N), counts / len(changes_N), size=NUM_RESAMPLES)
+    return _percentiles(drawn @ values / len(changes_N))
+
+
+def _over_both(changes_PN: NDArray[np.int64], pairs: Sequence[NetworkPair], random: np.random.Generator) -> Interval:
+    """Pretrain seeds, within them transfer seeds, and images: all are drawn with replacement in every resample.
+
+    What belongs to one image under one seed is drawn twice, so the interval errs on the wide side (Owen: The pigeonhole
+    bootstrap, Annals of Applied Statistics 1 (2007)); few seeds err on the narrow one.
+    """
+    patterns_PU, counts_U = np.unique(changes_PN, axis=1, return_counts=True)
+    num_samples, means = changes_PN.shape[1], list[NDArray[np.float64]]()
+    size = max(1, _MOST_AT_ONCE // len(counts_U))
+    for start in range(0, _NUM_RESAMPLES_OF_BOTH, size):
+        num = min(size, _NUM_RESAMPLES_OF_BOTH - start)
+        images_RU = random.multinomial(num_samples, counts_U / num_samples, size=num) / num_samples
+        means.append(((images_RU @ patterns_PU.T) * _drawn_seeds(pairs, num, random)).sum(axis=1))
+    return _percentiles(np.concatenate(means))
+
+
+def _drawn_seeds(pairs: Sequence[NetworkPair], num: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Weights (num, P) of the pairs in each resample."""
+    groups: dict[int, list[int]] = {}
+    for position, pair in enumerate(pairs):
+        groups.setdefault(pair.seeds.pretrain, []).append(position)
+    times = random.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), size=num)
+    weights = np.zeros((num, len(pairs)))
+    for number, positions in enumerate(groups.values()):
+        # A pretrain seed that is drawn twice draws its transfer seeds twice.
+        drawn = random.multinomial(times[:, number] * len(positions), np.full(len(positions), 1 / len(positions)))
+        weights[:, positions] = drawn / (len(positions) * len(groups))
+    return weights
+
+
+def _percentiles(means: NDArray[np.float64]) -> Interval:
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
+    return Interval(low=low, high=high)

@@ -1,0 +1,283 @@
+"""Power: against the noncentral t distribution, against simulated sweeps, and the command on stores and plans."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from orchestrator.cli.output import DocumentForm
+from orchestrator.cli.plan import PlanOptions, show_plan
+from orchestrator.cli.power import PowerOptions, show_power
+from orchestrator.contract import JobKind
+from orchestrator.errors import NotFoundError, UsageError, UserError
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.costs import PriceTable
+from orchestrator.plan.estimates import estimate
+from orchestrator.plan.power import (
+    MOST_SEEDS,
+    Design,
+    Noise,
+    power_of,
+    seeds_needed,
+    smallest_difference,
+    weak_designs,
+)
+from orchestrator.planning.power import Question, answer_power
+from orchestrator.report.power_curve import PowerPanel, draw_power
+from orchestrator.report.statistics import SeedPair
+from orchestrator.report.variance import noise_of
+from orchestrator.spec.load import parse_sweep
+from orchestrator.storage.local import LocalStore
+from tests.power_simulation import Truth, found_share, runs_of
+from tests.report_sweeps import StudyPlan, accept
+from tests.sample_sweep import commit, sample_metrics, sample_plan
+
+SWEEP = """\
+version: 1
+name: seeds
+datasets:
+  tree: {{builtin: synthetic-hierarchy, branching: [2, 3], image_size: 16, patch_size: 4, num_train: 96, num_val: 48}}
+labels:
+  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {{name: test_vit, image_size: 16, kwargs: {{patch_size: 4}}}}
+  labels: [levels/*]
+  recipe: {{epochs: 1, batch_size: 32, lr: 0.05}}
+  seeds: {seeds}
+transfer:
+  - {{name: tuned, target: levels/depth1, protocol: finetune, recipe: {{epochs: 1, batch_size: 16, lr: 0.01}},
+     seeds: {transfer_seeds}}}
+  - {{name: frozen, target: levels/depth1, protocol: probe, recipe: {{epochs: 1, batch_size: 16, lr: 0.01,
+     features: cached, solver: sgd}}}}
+report: {{baseline: levels/depth1}}
+"""
+
+
+SLOW = pytest.mark.slow
+
+
+def known(std=1.0, transfer_std=None):
+    return Noise(pretrain_std=std, transfer_std=transfer_std, num_pretrain_seeds=0, freedom=math.inf)
+
+
+@pytest.mark.parametrize(("num", "comparisons", "difference"), [(2, 1, 12.0), (3, 4, 5.0), (5, 4, 2.0), (10, 33, 1.5)])
+def test_power_is_that_of_the_noncentral_t_distribution(num, comparisons, difference):
+    critical, shift = stats.t.ppf(1 - 0.05 / (2 * comparisons), num - 1), difference * math.sqrt(num)
+    expected = 1 - stats.nct.cdf(critical, num - 1, shift)  # the other tail is below 1e-9, and nan in scipy
+    found = power_of(Design(num_pretrain_seeds=num), known(), difference, comparisons)
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("truth", "num_pretrain", "num_transfers", "num_comparisons"),
+    [
+        (Truth(effect=1.3), 3, 1, 2),
+        pytest.param(Truth(effect=0.75, pretrain_std=0.3, transfer_std=0.3), 5, 3, 4, marks=SLOW),
+    ],
+)
+def test_power_is_that_of_2000_simulated_sweeps_to_3_points(truth, num_pretrain, num_transfers, num_comparisons):
+    """By the report's own comparisons and corrections; over more designs in the benchmarks."""
+    design = Design(num_pretrain_seeds=num_pretrain, num_transfer_seeds=num_transfers)
+    predicted = power_of(design, truth.noise, truth.effect, num_comparisons)
+    assert 0.2 < predicted < 0.95
+    assert found_share(truth, design, num_comparisons, num_sweeps=2000, seed=1) == pytest.approx(predicted, abs=0.03)
+
+
+def test_noise_is_pooled_over_rows_and_split_into_its_components():
+    random, truth = np.random.default_rng(0), Truth(pretrain_std=0.4, transfer_std=0.8)
+    many = [
+        noise_of(*runs_of(truth, Design(num_pretrain_seeds=4, num_transfer_seeds=3), 5, random)) for _ in range(300)
+    ]
+    assert all(noise is not None and noise.num_pretrain_seeds == 4 for noise in many)
+    pretrain, transfer = (
+        np.mean([getattr(noise, f"{name}_std") ** 2 for noise in many]) for name in ("pretrain", "transfer")
+    )
+    assert pretrain == pytest.approx(truth.noise.pretrain_std**2, rel=0.15)
+    assert truth.noise.transfer_std is not None
+    assert transfer == pytest.approx(truth.noise.transfer_std**2, rel=0.1)
+
+
+def test_noise_of_one_transfer_each_has_no_components_and_of_one_seed_there_is_none():
+    pairs = [SeedPair(pretrain=seed, transfer=0) for seed in range(3)]
+    rows = [dict(zip(pairs, values, strict=True)) for values in ([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])]
+    noise = noise_of(rows[:1], rows[1])
+    assert noise is not None
+    assert (noise.pretrain_std, noise.transfer_std, noise.freedom) == (1.0, None, 2.0)
+    assert noise_of([{pairs[0]: 1.0}], rows[1]) is None
+    assert noise_of([], rows[1]) is None
+
+
+@pytest.mark.parametrize("num_seeds", [2, pytest.param(3, marks=SLOW), pytest.param(5, marks=SLOW)])
+def test_range_of_the_noise_holds_the_truth_in_80_of_100_sweeps(num_seeds):
+    """It is wide with two seeds and narrower with five; differences to one baseline are not independent."""
+    random, truth = np.random.default_rng(2), Truth(pretrain_std=0.5)
+    design = Design(num_pretrain_seeds=num_seeds)
+    found = [noise_of(*runs_of(truth, design, 5, random)) for _ in range(1000)]
+    ends = [noise.ends for noise in found if noise is not None]
+    inside = np.mean([low.pretrain_std <= truth.noise.pretrain_std <= high.pretrain_std for low, high in ends])
+    assert 0.75 < inside < 0.9  # the degrees of freedom are those of the mean and the variance alone
+
+
+def test_seeds_needed_are_the_fewest_and_more_transfers_need_no_more():
+    noise = known(0.5, transfer_std=1.0)
+    needed = [seeds_needed(noise, 1.0, 4, num_transfer_seeds=num) or 0 for num in (1, 2, 5)]
+    assert needed == sorted(needed, reverse=True)
+    for num, transfers in zip(needed, (1, 2, 5), strict=True):
+        powers = [
+            power_of(Design(num_pretrain_seeds=n, num_transfer_seeds=transfers), noise, 1.0, 4) for n in (num - 1, num)
+        ]
+        assert powers[0] < 0.8 <= powers[1]
+    assert seeds_needed(noise, 0.01, 4, num_transfer_seeds=1) is None
+
+
+@pytest.mark.parametrize(("num", "comparisons"), [(2, 1), (2, 33), (3, 4), (10, 33)])
+def test_smallest_difference_has_the_power_that_is_asked_for(num, comparisons):
+    least = smallest_difference(num, comparisons)
+    assert power_of(Design(num_pretrain_seeds=num), known(), least, comparisons) == pytest.approx(0.8, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ((0,), "main: 1 pretraining seed finds no difference in 2 comparisons"),
+        ((0, 1), "main: 2 pretraining seeds find, in 2 comparisons .*, only differences of 23 standard deviations"),
+        ((0, 1, 2), ""),
+    ],
+)
+def test_designs_that_find_nothing_plausible_are_told_with_what_would(seeds, words):
+    told = list(weak_designs(StudyPlan(pretrain_seeds=seeds).plan()))
+    assert len(told) == bool(words)
+    if words:
+        assert re.match(words, told[0])
+        assert re.search(r"3 seeds find 4\.\d; `orchestrator power` says what they cost", told[0])
+
+
+def test_added_seeds_cost_what_the_planner_says_of_the_larger_plan(tmp_path):
+    prices = PriceTable.parse("{currency: USD, cpu: {hour: 1.0}}", "prices.yaml")
+
+    def plan(num_seeds, num_transfers):
+        text = SWEEP.format(seeds=list(range(num_seeds)), transfer_seeds=list(range(num_transfers)))
+        return build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri=(tmp_path / "none").as_uri())
+
+    small = plan(2, 1)
+    [answer] = answer_power(small, Question(difference=0.02, std=0.01, transfer="tuned"), prices=prices)
+    [option] = answer.options
+    larger = plan(option.num_pretrain_seeds or 0, 1)
+    before, after = (estimate(one, prices=prices).cost or 0.0 for one in (small, larger))
+    assert option.added is not None
+    assert option.added.cost == pytest.approx(after - before, rel=1e-6)
+    assert after > before
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path / "project"))
+    return LocalStore(tmp_path / "store")
+
+
+def measured(store, *, sweep="sample", seeds=(0, 1, 2)):
+    plan = sample_plan(store.uri, sweep=sweep, seeds=seeds, transfers=("superclass",))
+    accept(store, plan)
+    for job in plan.jobs:
+        if job.kind is JobKind.PRETRAIN:
+            continue  # no report needs them, and writing is what takes long here
+        seed = int(job.facets.get("pretrain_seed", 0))
+        metrics = sample_metrics(job)
+        commit(store, job, {name: value + 0.003 * (seed % 2) for name, value in metrics.items()})
+    return plan
+
+
+def asked(store, sweep="sample", **changes):
+    return sweep, PowerOptions(**{"difference": 1.0, "form": DocumentForm.JSON, "store": store.uri, **changes})
+
+
+def test_power_command_of_a_measured_sweep_names_seeds_power_and_source(store, tmp_path, capsys):
+    measured(store)
+    show_power(*asked(store, png=str(tmp_path / "power.png")))
+    document = json.loads(capsys.readouterr().out)
+    assert [answer["transfer"] for answer in document] == ["superclass"]
+    for answer in document:
+        assert answer["source"] == "measured in this sweep"
+        assert answer["num_comparisons"] == 4
+        assert answer["cheapest"]["power"] >= 0.8
+        assert answer["cheapest"]["least"] <= answer["cheapest"]["num_pretrain_seeds"] <= answer["cheapest"]["most"]
+    assert (tmp_path / "power.png").read_bytes().startswith(b"\x89PNG")
+    show_power(*asked(store, form=DocumentForm.TABLE))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "to see a difference of 1.00 points to levels/depth1" in told
+    assert "with one transfer per backbone nobody knows what more transfer seeds would bring" in told
+
+
+def test_power_command_with_two_seeds_gives_a_range(store, capsys):
+    measured(store, seeds=(0, 1))
+    show_power(*asked(store, form=DocumentForm.TABLE, difference=3.0))
+    told = capsys.readouterr().out
+    assert "a range is all that can be said" in told
+    assert "cheapest" not in told
+    assert re.search(r"\n +1 +\d+ to >?\d+ ", told)
+
+
+def test_power_command_of_a_new_sweep_takes_the_noise_of_an_earlier_one(store, capsys):
+    measured(store, sweep="earlier")
+    plan = sample_plan(store.uri, sweep="next", seeds=(5, 6), transfers=("superclass",))
+    accept(store, plan)
+    show_power(*asked(store, "next"))
+    assert {answer["source"] for answer in json.loads(capsys.readouterr().out)} == {"measured in earlier"}
+    show_power(*asked(store, "next", std=0.5))
+    assert {answer["source"] for answer in json.loads(capsys.readouterr().out)} == {"stated by --std"}
+    show_power(*asked(store, "next", like="earlier"))
+    assert {answer["source"] for answer in json.loads(capsys.readouterr().out)} == {"measured in earlier"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"difference": -1.0}, UsageError, "--difference -1 must be a number above 0"),
+        ({"difference": float("nan")}, UsageError, "--difference nan must be"),
+        ({"power": 80.0}, UsageError, "--power 80 is a chance: give a number between 0 and 1"),
+        ({"std": 0.0}, UsageError, "--std 0 must be"),
+        ({"transfer": "x"}, NotFoundError, "no transfer 'x' to compare; its transfers are: superclass"),
+        ({"like": "x"}, NotFoundError, "no sweep 'x' to take the noise from"),
+        ({"like": "sample"}, UserError, "no finetune with val_error of two pretrain seeds"),
+        ({}, UserError, "state the standard deviation with --std"),
+    ],
+)
+def test_power_command_that_cannot_answer_says_why(store, changes, error, words):
+    accept(store, sample_plan(store.uri))
+    with pytest.raises(error, match=words):
+        show_power(*asked(store, **changes))
+
+
+def test_plan_command_warns_of_a_design_that_finds_nothing(store, tmp_path, capsys):
+    for seeds, is_weak in (([0, 1], True), ([0, 1, 2], False)):
+        (tmp_path / "sweep.yaml").write_text(SWEEP.format(seeds=seeds, transfer_seeds=[0]))
+        show_plan(str(tmp_path / "sweep.yaml"), PlanOptions(store=store.uri, output=DocumentForm.JSON))
+        told = capsys.readouterr()
+        warnings = json.loads(told.out)["summary"]["warnings"]
+        assert any("tuned, frozen: 2 pretraining seeds find" in warning for warning in warnings) is is_weak
+        assert ("which no plausible difference reaches" in " ".join(told.err.split())) is is_weak
+
+
+def test_figure_has_a_panel_for_each_transfer_and_a_line_for_each_number_of_transfer_seeds():
+    panel = PowerPanel(
+        title="x",
+        noise=known(0.01, transfer_std=0.01),
+        difference=0.02,
+        num_comparisons=4,
+        planned=Design(num_pretrain_seeds=2),
+        target_power=0.8,
+        transfer_seeds=(1, 2, 5),
+        has_line=True,
+        wanted=MOST_SEEDS,
+    )
+    figure = draw_power([panel, panel])
+    assert len(figure.axes) == 2
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    lines = ["1 transfer seed", "2 transfer seeds", "5 transfer seeds", "planned"]
+    assert [text.get_text() for text in legend.get_texts()] == lines
