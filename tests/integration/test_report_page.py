@@ -140,7 +140,7 @@ def test_page_shows_table_curve_pairs_grid_and_runs(page):
         "random",
         "baseline levels/depth1",
         "one-pass levels/depth1",
-        "best: levels/depth3",
+        "lowest mean: levels/depth3",
     ]
     assert page.evaluate("document.getElementById('pairs').data[0].z.length") == 4
     assert page.locator("table[data-facet=cell] td.selected").count() == 4
