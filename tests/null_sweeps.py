@@ -39,7 +39,7 @@ class Scenario:
     """Of each label space; nothing = none differs."""
     num_transfers: int = 1
     transfer_share: float = 0.5
-    """Of the variance of a run that is the transfer seed's, where there are several transfers."""
+    """Of the variance of a run that is the transfer seed's."""
     seed_std: float = 1.0
     """What a pretrain seed adds to all label spaces alike."""
 
@@ -47,8 +47,10 @@ class Scenario:
         """Means over transfers ``(seeds, label spaces, sweeps)``."""
         stds = np.array(self.stds)
         shape = (self.num_seeds, len(stds), num_sweeps)
-        own = 1.0 if self.num_transfers == 1 else 1 - self.transfer_share + self.transfer_share / self.num_transfers
-        found: Floats = random.standard_normal(shape) * (stds * np.sqrt(own))[None, :, None]
+        found: Floats = np.sqrt(1 - self.transfer_share) * random.standard_normal(shape)
+        # The mean of the transfers of one backbone; for one transfer, the transfer's own noise.
+        found += np.sqrt(self.transfer_share / self.num_transfers) * random.standard_normal(shape)
+        found *= stds[None, :, None]
         found += self.seed_std * random.standard_normal((self.num_seeds, 1, num_sweeps))
         found += np.array(self.effects or (0.0,) * len(stds))[None, :, None]
         return found

@@ -97,11 +97,14 @@ def _against_baseline(row: Row, table: Table) -> str:
 def _certainty(difference: PairedDifference | None) -> str:
     if difference is None or difference.p_family is None:
         return " (not tested)"
-    return f" ({'established' if difference.is_established else 'not established'}, corrected p = {_p(difference)})"
+    verdict_of = "established" if difference.is_established else "not established"
+    return f" ({verdict_of}, corrected {_p(difference.p_family)})"
 
 
-def _p(difference: PairedDifference) -> str:
-    return p_text(difference.p_family)
+def _p(p_value: float | None) -> str:
+    """``p = 0.031`` or ``p < 0.001``."""
+    text = p_text(p_value)
+    return f"p < {text[1:]}" if text.startswith("<") else f"p = {text}"
 
 
 def _tie(table: Table) -> str:
@@ -156,19 +159,19 @@ def _best(table: Table) -> str:
     if len(members) == 1:
         return f"{members[0].label_space} is the best at 95 %"
     names = _names(members, lambda row: row.label_space)
-    return f"the best at 95 % is one of {len(members)} of {len(table.ranked)}: {names}"
+    return f"the best at 95 % is among {len(members)} of {len(table.ranked)} label spaces: {names}"
 
 
 def _pooled(table: Table, fit: PooledFit | None) -> list[str]:
     """The second analysis, which is no part of the verdict: its assumption stands before what it finds."""
     if fit is None:
         return []
-    p_value = p_text(fit.p_equal_variances)
+    p_value = _p(fit.p_equal_variances)
     if fit.is_contradicted:
-        return [f"second analysis (pooled over label spaces) left out: they vary unequally over seeds, p = {p_value}"]
+        return [f"second analysis (pooled over label spaces) left out: they vary unequally over seeds, {p_value}"]
     head = (
         "second analysis, right only if all label spaces vary equally over seeds (pooled two-way model, "
-        f"{fit.degrees_of_freedom} degrees of freedom; equal variances not contradicted, p = {p_value})"
+        f"{fit.degrees_of_freedom} degrees of freedom; equal variances not contradicted, {p_value})"
     )
     return [f"{head}: {_pooled_finding(table)}"]
 

@@ -6,7 +6,9 @@ variances. Bonferroni's inequality makes them one family, so the intervals hold 
 whatever their dependence, and a comparison is established where its interval excludes 0. (A step-down method as Holm's
 finds a few more differences, yet has no two-sided intervals to go with them and promises nothing about their signs.)
 
-Comparisons with the baseline are what the sweep asks, so they share at least half of the 5 %.
+Comparisons with the baseline are what the sweep asks, so they share at least half of the level. A tenth of the 5 % is
+given to no comparison: Bonferroni's bound is nearly reached where seeds are few (4.9 % of null sweeps at 3 seeds), and
+errors of real runs are not quite normal.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 ALPHA = 1 - CONFIDENCE
 METHOD = "paired t tests over pretrain seeds, Bonferroni"
 _BASELINE_SHARE = 0.5
+_USED_SHARE = 0.9
+"""Of the 5 %; the rest is the reserve. A single comparison needs none: it is an ordinary test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +50,20 @@ class Family:
 
     @property
     def has_own_share(self) -> bool:
-        """Whether comparisons with the baseline have more of the 5 % than the others."""
+        """Whether comparisons with the baseline have more of the level than the others."""
         with_share, other_share = shares(self.num_with_baseline, self.num_comparisons - self.num_with_baseline)
-        return with_share != other_share
+        return with_share > 1.001 * other_share
 
 
 def shares(num_with_baseline: int, num_others: int) -> tuple[float, float]:
-    """Which part of the 5 % each comparison with the baseline and each other one has; all of them sum to 1."""
+    """Which part of the 5 % each comparison with the baseline and each other one has."""
     whole = num_with_baseline + num_others
+    if whole < 2:
+        return (1.0, 1.0)
     if not num_with_baseline or not num_others:
-        return (1 / whole, 1 / whole) if whole else (1.0, 1.0)
+        return (_USED_SHARE / whole, _USED_SHARE / whole)
     of_baseline = max(_BASELINE_SHARE, num_with_baseline / whole)
-    return of_baseline / num_with_baseline, (1 - of_baseline) / num_others
+    return _USED_SHARE * of_baseline / num_with_baseline, _USED_SHARE * (1 - of_baseline) / num_others
 
 
 def corrected(
@@ -65,7 +71,7 @@ def corrected(
 ) -> list[PairedDifference | None]:
     """The same differences as one family, with corrected p-values and simultaneous intervals.
 
-    ``with_baseline`` tells the comparisons that share at least half of the 5 %; without it all share equally.
+    ``with_baseline`` tells the comparisons that share at least half of the level; without it all share equally.
     """
     flags = with_baseline or [False] * len(differences)
     tested = [

@@ -85,11 +85,11 @@ def num_comparisons(family: Family) -> str:
 
 
 def family_text(family: Family) -> str:
-    """How the correction is made: ``10 comparisons (...; the 4 with the baseline have half of the 5 %)``."""
+    """How the correction is made: ``10 comparisons (...; the 4 with the baseline have half of the level)``."""
     pairs = num_comparisons(family)
     if not family.has_own_share:
         return f"{pairs} ({family.method})"
-    return f"{pairs} ({family.method}; the {family.num_with_baseline} with the baseline have half of the 5 %)"
+    return f"{pairs} ({family.method}; the {family.num_with_baseline} with the baseline have half of the level)"
 
 
 def describe_transfer(table: Table) -> str:

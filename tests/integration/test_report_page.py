@@ -134,7 +134,7 @@ def test_page_shows_table_curve_pairs_grid_and_runs(page):
     rows = _rows(page)
     assert [row[0] for row in rows] == list(SPACES)
     assert rows[2][2].startswith("11.1")
-    assert "5/6 seeds" in rows[3]
+    assert "5/6 runs" in rows[3]
     assert _traces(page) == [
         "levels",
         "random",
