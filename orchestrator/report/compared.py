@@ -69,21 +69,26 @@ def _pooled(
     if fit is None or fit.is_contradicted:
         return fit, list(family)
     names = {spaces[index] for index in chosen}
-    inside = [pair.first in names and pair.second in names for pair in pairs]
-    num_with = sum(is_in and flag for is_in, flag in zip(inside, flags, strict=True))
-    num_others = sum(inside) - num_with
-    with_share, other_share = shares(num_with, num_others)
-    t = [abs(found.mean) / fit.std_error if found else 0.0 for found in family]
-    freedom, num_alike = fit.degrees_of_freedom, fit.num_label_spaces - bool(num_with)
-    to_baseline = p_many_to_one(t, max(1, num_with), freedom) / (with_share * max(1, num_with))
-    among = p_all_pairs(t, num_alike, freedom) / (other_share * max(1, num_others))
-    adjusted = [
-        replace(found, p_pooled=min(1.0, float(to_baseline[index] if flags[index] else among[index])))
-        if found is not None and inside[index]
+    inside = [index for index, pair in enumerate(pairs) if pair.first in names and pair.second in names]
+    with_baseline, others = [index for index in inside if flags[index]], [i for i in inside if not flags[i]]
+    with_share, other_share = shares(len(with_baseline), len(others))
+    freedom, num_alike = fit.degrees_of_freedom, fit.num_label_spaces - bool(with_baseline)
+
+    def t_of(indices: Sequence[int]) -> list[float]:
+        return [abs(pairs[index].difference.mean) / fit.std_error for index in indices]
+
+    p_values: dict[int, float] = {}
+    if with_baseline:
+        p_values |= zip(with_baseline, p_many_to_one(t_of(with_baseline), len(with_baseline), freedom), strict=True)
+    if others:
+        p_values |= zip(others, p_all_pairs(t_of(others), num_alike, freedom), strict=True)
+    level = {True: with_share * len(with_baseline), False: other_share * len(others)}
+    return fit, [
+        replace(found, p_pooled=min(1.0, float(p_values[index]) / level[flags[index]]))
+        if found is not None and index in p_values
         else found
         for index, found in enumerate(family)
     ]
-    return fit, adjusted
 
 
 def _family(comparisons: Sequence[Comparison], flags: Sequence[bool], fit: PooledFit | None) -> Family:

@@ -45,13 +45,13 @@ def test_many_to_one_of_unblocked_data_is_scipys_dunnett():
 @pytest.mark.parametrize(("num_spaces", "freedom"), [(2, 1), (3, 1), (3, 2), (5, 4), (7, 60), (34, 33), (34, 300)])
 def test_all_pairs_is_scipys_studentized_range(num_spaces, freedom):
     expected = stats.studentized_range.sf(np.sqrt(2) * np.array(T), num_spaces, freedom)
-    assert p_all_pairs(T, num_spaces, freedom) == pytest.approx(expected, abs=3e-5)
+    assert p_all_pairs(T, num_spaces, freedom) == pytest.approx(expected, abs=1e-4)
 
 
 def test_one_comparison_is_students_t():
     expected = 2 * stats.t.sf(T, 7)
-    assert p_many_to_one(T, 1, 7) == pytest.approx(expected, abs=3e-5)
-    assert p_all_pairs(T, 2, 7) == pytest.approx(expected, abs=3e-5)
+    assert p_many_to_one(T, 1, 7) == pytest.approx(expected, abs=1e-4)
+    assert p_all_pairs(T, 2, 7) == pytest.approx(expected, abs=1e-4)
 
 
 def _means(num_seeds=4, num_spaces=5):
