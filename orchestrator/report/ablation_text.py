@@ -5,12 +5,11 @@ from __future__ import annotations
 from orchestrator.report.numbers import MISSING, fixed, mean_and_std, number, plus_minus
 from orchestrator.report.results import Ablation, AblationCell, AblationRow, Facet, Table
 from orchestrator.report.statistics import PairedDifference
-from orchestrator.report.text import TextTable, describe_place, describe_transfer, units
+from orchestrator.report.text import TextTable, describe_place, describe_transfer, family_caption, units
 
 _MAX_MATRIX = 15
 """Label spaces of which all pairs are shown; more are for the CSV file."""
 _MAX_COLUMNS = 8
-_SIGNIFICANT = 0.05
 _NAMES = {Facet.CELL: "grid", Facet.CHECKPOINT: "checkpoints", Facet.FRACTION: "label fractions"}
 _STAR = "*"
 
@@ -40,7 +39,7 @@ def pairs_table(table: Table) -> TextTable | None:
         title=f"{describe_transfer(table)}: row minus column{units(table.metric)[1]}",
         header=("", *names),
         rows=tuple(rows),
-        caption=f"{_STAR} = p < {_SIGNIFICANT} after Holm's correction for {len(table.comparisons)} pairs",
+        caption="; ".join([f"{_STAR} = established, corrected p < 0.05", *family_caption(table)]),
     )
 
 
@@ -73,7 +72,7 @@ def _pair(found: dict[tuple[str, str], PairedDifference], first: str, second: st
         difference = turned.turned
     if difference is None:
         return ""
-    star = _STAR if difference.p_holm is not None and difference.p_holm < _SIGNIFICANT else ""
+    star = _STAR if difference.is_established else ""
     return number(difference.mean, metric, sign="+") + star
 
 

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.errors import UsageError, UserError
-from orchestrator.report.compared import corrected, values_of
-from orchestrator.report.numbers import MISSING, count, difference_interval, number, p_text, plus_minus
+from orchestrator.report.compared import values_of
+from orchestrator.report.family import METHOD, corrected, within
+from orchestrator.report.numbers import MISSING, bounds_of, count, family_interval, number, p_text, plus_minus
 from orchestrator.report.records import DIFFERENCE_COLUMNS, PLACE_COLUMNS, Records, difference_values, place_values
 from orchestrator.report.results import Place, Report, Row
 from orchestrator.report.statistics import PairedDifference, paired_difference
@@ -26,7 +27,7 @@ class ComparedCell:
     rows: tuple[Row | None, ...]
     """By sweep; None where the sweep has no such cell."""
     differences: tuple[PairedDifference | None, ...]
-    """Every sweep but the first, minus the first; corrected over the cells of that sweep."""
+    """Every sweep but the first, minus the first; corrected over all cells of all sweeps."""
     are_same: tuple[bool, ...]
     """Whether all common runs of that sweep and the first are the very same artifacts."""
 
@@ -113,10 +114,12 @@ def _num_having(rows: Sequence[Mapping[_Cell, Row]], cell: _Cell) -> int:
 
 
 def _compared(rows: Sequence[Mapping[_Cell, Row]], shared: Sequence[_Cell], metric: str) -> list[ComparedCell]:
-    families = []
-    for other in rows[1:]:
-        found = [_difference(other.get(cell), rows[0].get(cell), metric) for cell in shared]
-        families.append(corrected(found))
+    others = range(1, len(rows))
+    both = [(rows[other].get(cell), rows[0].get(cell)) for other in others for cell in shared]
+    # All cells of all sweeps are one family: whoever looks at the table looks at all of them.
+    found = corrected([_difference(row, first, metric) for row, first in both])
+    possible = [_possible(difference, first, metric) for difference, (_, first) in zip(found, both, strict=True)]
+    families = [possible[start * len(shared) : (start + 1) * len(shared)] for start in range(len(others))]
     return [
         ComparedCell(
             label_space=cell[1],
@@ -133,6 +136,12 @@ def _difference(row: Row | None, first: Row | None, metric: str) -> PairedDiffer
     if row is None or first is None:
         return None
     return paired_difference(values_of(row, metric), values_of(first, metric))
+
+
+def _possible(found: PairedDifference | None, first: Row | None, metric: str) -> PairedDifference | None:
+    if found is None or first is None or first.summary is None:
+        return found
+    return within(found, bounds_of(metric, values_of(first, metric).values()), first.summary.mean)
 
 
 def _are_same(row: Row | None, first: Row | None) -> bool:
@@ -164,12 +173,20 @@ def _text_table(comparison: SweepComparison, place: Place, cells: Sequence[Compa
     for sweep in comparison.sweeps:
         header += [f"{sweep}{percent}", "n"]
     for sweep in others:
-        header += [f"{sweep} - {first}{points}", "pairs", "95 % CI", "p (Holm)"]
+        header += [f"{sweep} - {first}{points}", "pairs", "corrected 95 % CI", "corrected p"]
     return TextTable(
         title=f"{describe_place(place)}: {comparison.metric}",
         header=tuple(header),
         rows=tuple(_text_row(cell, comparison.metric) for cell in cells),
+        caption=_caption(comparison),
     )
+
+
+def _caption(comparison: SweepComparison) -> str:
+    cells = [cell for some in comparison.places.values() for cell in some]
+    tested = sum(found is not None and found.p_family is not None for cell in cells for found in cell.differences)
+    pairs = f"{tested} comparison{'s' * (tested > 1)}"
+    return f"corrected: simultaneous over {pairs}, all cells of all sweeps ({METHOD})" if tested else ""
 
 
 def _text_row(cell: ComparedCell, metric: str) -> tuple[str, ...]:
@@ -181,5 +198,5 @@ def _text_row(cell: ComparedCell, metric: str) -> tuple[str, ...]:
             texts += [SAME if is_same else MISSING, MISSING, MISSING, MISSING]
         else:
             texts += [number(found.mean, metric, sign="+"), str(found.num_pairs)]
-            texts += [difference_interval(found, metric), p_text(found.p_holm)]
+            texts += [family_interval(found, metric), p_text(found.p_family)]
     return tuple(texts)

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.report.bootstrap import probabilities_best
-from orchestrator.report.corrections import benjamini_hochberg, holm
+from orchestrator.report.family import Family, corrected, shares, within
+from orchestrator.report.intervals import Bounds
+from orchestrator.report.pooled import PooledFit, complete, p_all_pairs, p_many_to_one, two_way
 from orchestrator.report.results import Comparison, Row, Table
-from orchestrator.report.statistics import (
-    PairedDifference,
-    SeedPair,
-    all_paired_differences,
-    paired_differences,
-    relative_improvement,
-)
+from orchestrator.report.statistics import PairedDifference, SeedPair, all_paired_differences, relative_improvement
 
 
-def compared(table: Table) -> Table:
-    """The table with its rows compared: with the baseline, with each other, and all at once."""
-    rows = _with_probabilities(table.rows, table.metric)
-    table = replace(table, rows=rows, comparisons=_all_pairs(rows, table.metric))
+def compared(table: Table, bounds: Bounds | None = None) -> Table:
+    """The table with every pair of its rows compared as one family, which all other comparisons are taken from.
+
+    ``bounds`` are those of the metric, where it has any.
+    """
+    there = [row for row in table.rows if row.results]
+    values = [values_of(row, table.metric) for row in there]
     baseline = table.baseline_row
-    return table if baseline is None else replace(table, rows=_to_baseline(rows, baseline, table.metric))
-
-
-def corrected(differences: Sequence[PairedDifference | None]) -> list[PairedDifference | None]:
-    """The same differences as one family: with their corrected p-values."""
-    tested = [
-        (index, found, found.p_value)
-        for index, found in enumerate(differences)
-        if found is not None and found.p_value is not None
-    ]
-    p_values = [p_value for _, _, p_value in tested]
-    family = list(differences)
-    for (index, found, _), p_holm, p_bh in zip(tested, holm(p_values), benjamini_hochberg(p_values), strict=True):
-        family[index] = replace(found, p_holm=p_holm, p_bh=p_bh)
-    return family
+    pairs = _all_pairs(there, values, baseline)
+    flags = [baseline is not None and pair.second == baseline.label_space for pair in pairs]
+    family = corrected([pair.difference for pair in pairs], flags)
+    fit, family = _pooled([row.label_space for row in there], values, pairs, family, flags)
+    means = {row.label_space: row.summary.mean for row in there if row.summary}
+    comparisons = tuple(
+        replace(pair, difference=within(found, bounds, means[pair.second]))
+        for pair, found in zip(pairs, family, strict=True)
+        if found is not None
+    )
+    table = replace(table, comparisons=comparisons, family=_family(comparisons, flags, fit))
+    return replace(table, rows=tuple(_related(row, table, baseline) for row in table.rows))
 
 
 def values_of(row: Row, metric: str) -> dict[SeedPair, float]:
@@ -44,38 +39,98 @@ def values_of(row: Row, metric: str) -> dict[SeedPair, float]:
     return {result.seeds: result.metrics[metric] for result in row.results}
 
 
-def _with_probabilities(rows: Sequence[Row], metric: str) -> tuple[Row, ...]:
-    there = [row for row in rows if row.results]
-    found = probabilities_best([values_of(row, metric) for row in there]) if len(there) > 1 else None
-    shares = dict(zip((row.label_space for row in there), found or (), strict=False))
-    return tuple(replace(row, probability_best=shares.get(row.label_space)) for row in rows)
+def _all_pairs(
+    there: Sequence[Row], values: Sequence[Mapping[SeedPair, float]], baseline: Row | None
+) -> list[Comparison]:
+    """Every pair with a run in common, in the order of the rows; the baseline is always what is subtracted."""
+    pairs = []
+    for index, (first, found) in enumerate(zip(there, all_paired_differences(values), strict=True)):
+        for second, difference in zip(there[index + 1 :], found, strict=True):
+            if difference is None:
+                continue
+            # Candidate minus baseline is second minus first: turned round by exchanging the names.
+            names, of_pair = (second.label_space, first.label_space), difference
+            if baseline is not None and second.label_space == baseline.label_space:
+                names, of_pair = (first.label_space, second.label_space), difference.turned
+            pairs.append(Comparison(first=names[0], second=names[1], difference=of_pair))
+    return pairs
 
 
-def _to_baseline(rows: Sequence[Row], baseline: Row, metric: str) -> tuple[Row, ...]:
-    others = [row for row in rows if row.label_space != baseline.label_space and row.summary]
-    family = corrected(paired_differences([values_of(row, metric) for row in others], values_of(baseline, metric)))
-    found = dict(zip((row.label_space for row in others), family, strict=True))
-    return tuple(
-        replace(row, improvement=_improvement(row, baseline), difference=found[row.label_space])
-        if row.label_space in found
-        else row
-        for row in rows
+def _pooled(
+    spaces: Sequence[str],
+    values: Sequence[dict[SeedPair, float]],
+    pairs: Sequence[Comparison],
+    family: Sequence[PairedDifference | None],
+    flags: Sequence[bool],
+) -> tuple[PooledFit | None, list[PairedDifference | None]]:
+    """The second analysis: its fit, and the comparisons with its p-values unless the runs contradict it."""
+    chosen, means = complete(values)
+    fit = two_way(means)
+    if fit is None or fit.is_contradicted:
+        return fit, list(family)
+    names = {spaces[index] for index in chosen}
+    inside = [index for index, pair in enumerate(pairs) if pair.first in names and pair.second in names]
+    with_baseline, others = [index for index in inside if flags[index]], [i for i in inside if not flags[i]]
+    with_share, other_share = shares(len(with_baseline), len(others))
+    freedom, num_alike = fit.degrees_of_freedom, fit.num_label_spaces - bool(with_baseline)
+
+    def t_of(indices: Sequence[int]) -> list[float]:
+        return [abs(pairs[index].difference.mean) / fit.std_error for index in indices]
+
+    p_values: dict[int, float] = {}
+    if with_baseline:
+        p_values |= zip(with_baseline, p_many_to_one(t_of(with_baseline), len(with_baseline), freedom), strict=True)
+    if others:
+        p_values |= zip(others, p_all_pairs(t_of(others), num_alike, freedom), strict=True)
+    level = {True: with_share * len(with_baseline), False: other_share * len(others)}
+    return fit, [
+        replace(found, p_pooled=min(1.0, float(p_values[index]) / level[flags[index]]))
+        if found is not None and index in p_values
+        else found
+        for index, found in enumerate(family)
+    ]
+
+
+def _family(comparisons: Sequence[Comparison], flags: Sequence[bool], fit: PooledFit | None) -> Family:
+    tested = [
+        (pair.difference, flag)
+        for pair, flag in zip(comparisons, flags, strict=True)
+        if pair.difference.p_family is not None
+    ]
+    return Family(
+        num_comparisons=len(tested),
+        num_with_baseline=sum(flag for _, flag in tested),
+        num_established=sum(found.is_established for found, _ in tested),
+        max_pretrain_seeds=max((pair.difference.num_pretrain_seeds for pair in comparisons), default=0),
+        pooled=fit,
     )
+
+
+def _related(row: Row, table: Table, baseline: Row | None) -> Row:
+    """The row with what the table's comparisons say of it."""
+    if not row.results:
+        return row
+    row = replace(row, can_be_best=_can_be_best(row, table))
+    if baseline is None or row.label_space == baseline.label_space:
+        return row
+    pairs = (pair for pair in table.comparisons if pair.first == row.label_space)
+    found = next((pair.difference for pair in pairs if pair.second == baseline.label_space), None)
+    return replace(row, improvement=_improvement(row, baseline), difference=found)
+
+
+def _can_be_best(row: Row, table: Table) -> bool | None:
+    """Whether no other row is established to be lower."""
+    if table.family is None or not table.family.num_comparisons:
+        return None
+    sides = [
+        (pair.first == row.label_space) == (pair.difference.mean > 0)
+        for pair in table.comparisons
+        if row.label_space in {pair.first, pair.second} and pair.difference.is_established
+    ]
+    return not any(sides)
 
 
 def _improvement(row: Row, baseline: Row) -> float | None:
     if row.summary is None or baseline.summary is None:
         return None
     return relative_improvement(row.summary.mean, baseline.summary.mean)
-
-
-def _all_pairs(rows: Sequence[Row], metric: str) -> tuple[Comparison, ...]:
-    there = [row for row in rows if row.results]
-    values = [values_of(row, metric) for row in there]
-    pairs, differences = [], []
-    for index, (first, found) in enumerate(zip(there, all_paired_differences(values), strict=True)):
-        # Candidate minus baseline is second minus first: turned round by exchanging the names.
-        pairs += [(second.label_space, first.label_space) for second in there[index + 1 :]]
-        differences += found
-    family = zip(pairs, corrected(differences), strict=True)
-    return tuple(Comparison(first=first, second=second, difference=found) for (first, second), found in family if found)

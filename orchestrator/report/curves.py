@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.report.numbers import is_fraction
 from orchestrator.report.results import Report, Row, Table
-from orchestrator.report.text import describe_transfer
+from orchestrator.report.text import describe_transfer, is_tied
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -195,13 +195,14 @@ def _draw_published(panel: Axes, table: Table, series: Sequence[str]) -> None:
 
 
 def _draw_optimum(panel: Axes, table: Table) -> None:
-    """Ring the best label space; its name and value stand in the legend, where they can cover no point."""
+    """Ring the lowest label space, unless all are alike; the legend has its name, where it can cover no point."""
     drawn = [row for row in table.ranked if row.granularity is not None]
-    if not drawn or drawn[0].granularity is None or drawn[0].summary is None:
+    if is_tied(table) or not drawn or drawn[0].granularity is None or drawn[0].summary is None:
         return
     best, percent = drawn[0], is_fraction(table.metric)
     mean = (100 if percent else 1) * drawn[0].summary.mean
-    label = f"best: {best.label_space}, {mean:.1f} %" if percent else f"best: {best.label_space}, {mean:.3g}"
+    value = f"{mean:.1f} %" if percent else f"{mean:.3g}"
+    label = f"lowest mean: {best.label_space}, {value}"
     panel.plot(
         [drawn[0].granularity],
         [mean],

@@ -85,10 +85,10 @@ def notes_on_statistics(report: Report) -> Iterator[str]:
     if singles:
         yield (
             f"one pretrain seed only ({', '.join(dict.fromkeys(singles))}): no interval says how other backbones of "
-            "the same label space would do; the bootstrap resamples transfer seeds alone"
+            "the same label space would do, and nothing is tested"
         )
     elif any(_num_pretrain_seeds(table) == 2 for table in tables):
-        yield "two pretrain seeds leave one degree of freedom: intervals are wide (12.7 standard errors); a third helps"
+        yield "two pretrain seeds leave one degree of freedom: paired tests find hardly anything; a third seed helps"
     if any(Criterion.VALIDATION in table.criteria for table in report.tables):
         yield (
             "grid cells marked as selected on validation were chosen by the very numbers shown: their errors are "

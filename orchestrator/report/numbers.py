@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from orchestrator.report.intervals import Bounds
 from orchestrator.report.results import Row
 from orchestrator.report.statistics import PairedDifference, Summary
 from orchestrator.units import format_money
 
 MISSING = "-"
+TOO_FEW = "too few seeds"
+"""In place of an interval that reaches beyond what the metric can be, and so says nothing else."""
 _FRACTIONS = ("error", "accuracy")
 _SIGNIFICANT_DIGITS = 4
+_RATE = Bounds(low=0.0, high=1.0)
 
 
 def is_fraction(metric: str) -> bool:
     """Whether a metric is rendered in percent."""
     return any(word in metric for word in _FRACTIONS)
+
+
+def bounds_of(metric: str, values: Iterable[float]) -> Bounds | None:
+    """What a metric can be: a rate is between 0 and 1. None where nothing is known, or where its values lie outside."""
+    is_rate = is_fraction(metric) and all(_RATE.low <= value <= _RATE.high for value in values)
+    return _RATE if is_rate else None
 
 
 def fixed(value: float, digits: int, *, sign: str = "") -> str:
@@ -47,9 +59,18 @@ def interval(low: float | None, high: float | None, metric: str, *, sign: str = 
     return f"[{number(low, metric, sign=sign)}, {number(high, metric, sign=sign)}]"
 
 
-def difference_interval(difference: PairedDifference, metric: str) -> str:
-    """The interval of a paired difference."""
-    return interval(difference.low, difference.high, metric, sign="+")
+def mean_interval(summary: Summary, metric: str) -> str:
+    """The interval of a mean; where it is all that the metric can be, it says nothing but its reason."""
+    if is_fraction(metric) and (summary.low, summary.high) == (_RATE.low, _RATE.high):
+        return TOO_FEW
+    return interval(summary.low, summary.high, metric)
+
+
+def family_interval(difference: PairedDifference, metric: str) -> str:
+    """The simultaneous interval of a paired difference."""
+    if difference.p_family is not None and difference.family_low is None:
+        return TOO_FEW
+    return interval(difference.family_low, difference.family_high, metric, sign="+")
 
 
 def p_text(p_value: float | None) -> str:
@@ -57,15 +78,6 @@ def p_text(p_value: float | None) -> str:
     if p_value is None:
         return MISSING
     return "<0.001" if p_value < 0.0005 else f"{p_value:.3f}"
-
-
-def probability(value: float | None) -> str:
-    """In percent without decimals: a bootstrap over a few seeds deserves none."""
-    if value is None:
-        return MISSING
-    if 0 < value < 0.01:
-        return "<1"
-    return ">99" if 0.99 < value < 1 else fixed(100 * value, 0)
 
 
 def hours(value: float) -> str:
@@ -81,11 +93,11 @@ def money(amount: float, *, is_at_least: bool) -> str:
 
 
 def count(row: Row) -> str:
-    """``3``, ``2/3 seeds`` or ``1/3 seeds, 1 failed, 1 NaN``."""
+    """``3``, ``2/3 runs`` or ``1/3 runs, 1 failed, 1 NaN``."""
     if row.is_complete:
         return str(row.num_expected)
     told = [f"{number_of} {_REASONS.get(why, why)}" for why, number_of in row.absent.items() if why not in _SILENT]
-    return ", ".join([f"{len(row.results)}/{row.num_expected} seeds", *told])
+    return ", ".join([f"{len(row.results)}/{row.num_expected} runs", *told])
 
 
 _SILENT = frozenset({"missing", "pending"})

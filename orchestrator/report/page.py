@@ -11,12 +11,12 @@ from typing import Any
 from orchestrator.plan.graph import Plan
 from orchestrator.report.answers import answers
 from orchestrator.report.learning import TRAINED_KINDS, Curve, Learning
-from orchestrator.report.numbers import count, is_fraction
+from orchestrator.report.numbers import MISSING, count, family_interval, is_fraction, mean_interval
 from orchestrator.report.plain import fields_of, json_text
 from orchestrator.report.results import Ablation, AblationCell, Report, Row, Table
 from orchestrator.report.search_text import hours_unit, parameter_names, sentences
 from orchestrator.report.searches import SearchReport
-from orchestrator.report.text import caveats, describe_place
+from orchestrator.report.text import caveats, describe_place, family_caption, is_tied
 from orchestrator.report.validation import on_these_images
 from orchestrator.storage.layout import artifact_folder
 
@@ -91,18 +91,19 @@ def _table(table: Table) -> dict[str, Any]:
         "isHeadline": table.is_headline,
         "criteria": [criterion.value for criterion in table.criteria],
         "images": on_these_images(table),
-        "rows": [_row(row) for row in table.rows],
+        "rows": [_row(row, table.metric) for row in table.rows],
         "onePass": one_pass if one_pass and one_pass.summary else None,
         # Label spaces by number, then the first minus the second: a large sweep has tens of thousands of pairs.
         "pairs": [
-            [places[pair.first], places[pair.second], found.mean, found.low, found.high, found.p_holm]
+            [places[pair.first], places[pair.second], pair.difference.mean, int(pair.difference.is_established)]
             for pair in table.comparisons
-            for found in (pair.difference,)
         ],
+        "caption": "; ".join(family_caption(table)),
+        "isTied": is_tied(table),
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: Row, metric: str) -> dict[str, Any]:
     """Everything but the single runs, which are listed apart."""
     return {
         "labelSpace": row.label_space,
@@ -113,7 +114,10 @@ def _row(row: Row) -> dict[str, Any]:
         "subsets": {name: [summary.mean, summary.std] for name, summary in row.subsets.items()},
         "improvement": row.improvement,
         "difference": row.difference,
-        "probabilityBest": row.probability_best,
+        "canBeBest": row.can_be_best,
+        # As text: where an interval says only that seeds are too few is decided in one place.
+        "meanInterval": mean_interval(row.summary, metric) if row.summary else MISSING,
+        "familyInterval": family_interval(row.difference, metric) if row.difference else MISSING,
         "compute": row.compute,
         "published": row.published,
         "cell": row.cell,

@@ -16,7 +16,10 @@ Value = str | int | float | None
 
 PLACE_COLUMNS = ("transfer", "protocol", "target", "pretrain", "checkpoint", "fraction")
 _SUMMARY = ("num_runs", "mean", "std", "mean_ci_low", "mean_ci_high", "pretrain_std", "transfer_std")
-DIFFERENCE_COLUMNS = ("paired_difference", "ci_low", "ci_high", "confidence", "num_pairs", "p_value", "p_holm", "p_bh")
+DIFFERENCE_COLUMNS = (
+    *("paired_difference", "ci_low", "ci_high", "confidence", "num_pairs", "p_value", "p_holm", "p_bh"),
+    *("std_error", "p_family", "family_low", "family_high", "p_pooled"),
+)
 _PUBLISHED = ("published", "published_std", "published_source")
 _COMPUTE = ("gpu_hours", "cpu_hours", "cost", "cost_is_partial", "currency")
 
@@ -33,7 +36,7 @@ def result_records(report: Report) -> Records:
     """One line per label space and table, one per subset of the validation samples, one per one-pass baseline."""
     columns = (
         *(*PLACE_COLUMNS, "label_space", "granularity", "cell", "selected_by", "metric", "subset"),
-        *("num_expected", "absent", *_SUMMARY, "relative_improvement", *DIFFERENCE_COLUMNS, "probability_best"),
+        *("num_expected", "absent", *_SUMMARY, "relative_improvement", *DIFFERENCE_COLUMNS, "can_be_best"),
         *(*_COMPUTE, *_PUBLISHED),
     )
     return Records(columns=columns, rows=tuple(line for table in report.tables for line in _result_lines(table)))
@@ -104,11 +107,12 @@ def _result_lines(table: Table) -> Iterator[tuple[Value, ...]]:
 
 
 def _row_line(table: Table, row: Row) -> tuple[Value, ...]:
+    can_be_best = None if row.can_be_best is None else int(row.can_be_best)
     absent = "; ".join(f"{count} {why}" for why, count in row.absent.items())
     return (
         *(*_head(table, row), table.metric, "", row.num_expected, absent),
         *_summary(row.summary),
-        *(row.improvement, *difference_values(row.difference), row.probability_best),
+        *(row.improvement, *difference_values(row.difference), can_be_best),
         *_compute(row.compute),
         *_published(row.published),
     )
@@ -144,7 +148,8 @@ def difference_values(found: PairedDifference | None) -> tuple[Value, ...]:
     if found is None:
         return _nothing(len(DIFFERENCE_COLUMNS))
     interval = (found.mean, found.low, found.high, found.confidence, found.num_pairs)
-    return (*interval, found.p_value, found.p_holm, found.p_bh)
+    family = (found.std_error, found.p_family, found.family_low, found.family_high, found.p_pooled)
+    return (*interval, found.p_value, found.p_holm, found.p_bh, *family)
 
 
 def _published(found: Published | None) -> tuple[Value, ...]:

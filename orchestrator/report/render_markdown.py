@@ -15,8 +15,9 @@ _METHOD = (
     "± is the sample standard deviation over all (pretrain seed, transfer seed) pairs, n their number. The relative "
     "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "
     "seeds. All intervals and tests are Student's t over the means of the pretrain seeds, so transfers of one backbone "
-    "count once; p-values are corrected by Holm's method within a table. P(best) is the share of bootstrap resamples "
-    "(pretrain seeds, then transfer seeds) in which the row has the lowest mean."
+    "count once. Corrected intervals and p-values hold for all pairs of label spaces of a table at once (Bonferroni). "
+    "A difference is established where its corrected interval excludes 0. A label space can be best unless another is "
+    "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
 )
 
 

@@ -8,10 +8,11 @@ from enum import StrEnum
 from typing import Any
 
 from orchestrator.plan.published import Published
+from orchestrator.report.family import Family
 from orchestrator.report.searches import SearchReport
 from orchestrator.report.statistics import PairedDifference, SeedPair, Summary
 
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 
 
 class Criterion(StrEnum):
@@ -88,8 +89,8 @@ class Row:
     absent: Mapping[str, int] = field(default_factory=dict)
     """Planned runs without a result, by why: a job state (``failed``, ``running``, ...), ``missing`` where the state is
     unknown, ``nan`` for a metric that is no number, ``without metric``."""
-    probability_best: float | None = None
-    """Bootstrap; None with a single seed pair in the whole table."""
+    can_be_best: bool | None = None
+    """Whether no other row is established to be lower: the confidence set of the best. None where nothing is tested."""
     compute: Compute | None = None
     published: Published | None = None
     cell: str = ""
@@ -144,7 +145,9 @@ class Table:
     num_val: int | None = None
     """Validation samples of every run, the fewest where runs differ; None where no record says it."""
     comparisons: tuple[Comparison, ...] = ()
-    """Every pair of rows with results, in the order of the rows."""
+    """Every pair of rows with a run in common, in the order of the rows; the baseline is always the second."""
+    family: Family | None = None
+    """What the comparisons are corrected for; None before they are made."""
 
     @property
     def place(self) -> Place:

@@ -64,17 +64,31 @@ class PairedDifference:
     """Corrected by Holm's method for all comparisons of the same family."""
     p_bh: float | None = None
     """The same by Benjamini and Hochberg's: bounds the share of false ones among those called different."""
+    std_error: float | None = None
+    p_family: float | None = None
+    """Corrected for the family, see ``orchestrator.report.family``: what every claim rests on."""
+    family_low: float | None = None
+    """Simultaneous interval of the family; None beside a ``p_family`` where seeds are too few for one that the metric
+    can have."""
+    family_high: float | None = None
+    p_pooled: float | None = None
+    """Of the second analysis, see ``orchestrator.report.pooled``; None where its assumption is contradicted."""
 
     @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval is there and lies on one side of 0."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+    def is_established(self) -> bool:
+        """Whether it differs from 0 within the family: its simultaneous interval excludes 0."""
+        return self.p_family is not None and self.p_family < 1 - CONFIDENCE
 
     @property
     def turned(self) -> PairedDifference:
         """Baseline minus value."""
-        low, high = (None, None) if self.low is None or self.high is None else (-self.high, -self.low)
-        return replace(self, mean=-self.mean, low=low, high=high)
+        low, high = _negated(self.low, self.high)
+        family_low, family_high = _negated(self.family_low, self.family_high)
+        return replace(self, mean=-self.mean, low=low, high=high, family_low=family_low, family_high=family_high)
+
+
+def _negated(low: float | None, high: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if low is None or high is None else (-high, -low)
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -169,6 +183,7 @@ def _paired(estimate: Estimate, confidence: float) -> PairedDifference | None:
         confidence=confidence,
         num_pretrain_seeds=estimate.num_groups,
         p_value=estimate.p_value,
+        std_error=estimate.std_error,
     )
 
 

@@ -13,6 +13,7 @@ from orchestrator.plan.graph import Job, Plan
 from orchestrator.report.compared import compared
 from orchestrator.report.grouping import Cells, Grouped, backbones_of, headline_places, seeds_of
 from orchestrator.report.inputs import TRANSFER_KINDS, Committed
+from orchestrator.report.numbers import bounds_of
 from orchestrator.report.published import PublishedIndex
 from orchestrator.report.results import Compute, Criterion, OnePass, Place, Result, Row, Table
 from orchestrator.report.selection import select_cell
@@ -72,7 +73,11 @@ class TableBuilder:
 
     def summarize(self, results: Sequence[Result]) -> Summary | None:
         """Summary of the plan's metric."""
-        return summarize_runs(by_seeds(results, self._plan.metric)) if results else None
+        return self._summary(by_seeds(results, self._plan.metric)) if results else None
+
+    def _summary(self, values: Mapping[SeedPair, float]) -> Summary:
+        found, bounds = summarize_runs(values), bounds_of(self._plan.metric, values.values())
+        return found if bounds is None else replace(found, low=bounds.clip(found.low), high=bounds.clip(found.high))
 
     def granularity(self, space: str, jobs: Sequence[Job]) -> int | None:
         """What the committed label space counted; what the planner knew before that."""
@@ -106,7 +111,9 @@ class TableBuilder:
             is_headline=place in self._headlines,
             one_pass=self._one_pass(place),
         )
-        return compared(table)
+        metric = self._plan.metric
+        values = (found.metrics[metric] for row in table.rows for found in row.results)
+        return compared(table, bounds_of(metric, values))
 
     def _row(self, place: Place, space: str, cells: Cells) -> Row:
         found = {cell: self.results(jobs) for cell, jobs in cells.items()}
@@ -162,7 +169,7 @@ class TableBuilder:
         return OnePass(
             pretrain=str(block[0].facets.get("pretrain", "")) if block else place.pretrain,
             label_space=place.target,
-            summary=summarize_runs(values) if values else None,
+            summary=self._summary(values) if values else None,
             published=published,
         )
 

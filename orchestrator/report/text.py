@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.report.family import Family
 from orchestrator.report.numbers import (
     MISSING,
     count,
-    difference_interval,
+    family_interval,
     fixed,
     hours,
-    interval,
     is_fraction,
     mean_and_std,
+    mean_interval,
     money,
     number,
     p_text,
     plus_minus,
-    probability,
 )
 from orchestrator.report.results import Place, Report, Row, Table
 from orchestrator.report.statistics import PairedDifference
@@ -59,11 +59,43 @@ def text_table(table: Table) -> TextTable:
         expendable=tuple(
             tuple(index for index, column in enumerate(columns) if column.leaves == turn) for turn in turns
         ),
-        best=table.rows.index(best[0]) if best else None,
+        best=table.rows.index(best[0]) if best and not is_tied(table) else None,
         caption="; ".join(
-            filter(None, [*(f"cell: {found.value}" for found in table.criteria), on_these_images(table)])
+            filter(
+                None,
+                [*(f"cell: {found.value}" for found in table.criteria), *family_caption(table), on_these_images(table)],
+            )
         ),
     )
+
+
+def is_tied(table: Table) -> bool:
+    """Whether every row with a result prints the same value and none is established to differ: none is the best."""
+    if table.family is not None and table.family.num_established:
+        return False
+    values = {number(row.summary.mean, table.metric) for row in table.ranked if row.summary}
+    return len(table.ranked) > 1 and len(values) == 1
+
+
+def family_caption(table: Table) -> list[str]:
+    """What the corrected numbers of the table are corrected for; nothing where nothing is tested."""
+    family = table.family
+    if family is None or not family.num_comparisons:
+        return []
+    return [f"corrected: simultaneous over {family_text(family)}"]
+
+
+def num_comparisons(family: Family) -> str:
+    """``10 comparisons``."""
+    return f"{family.num_comparisons} comparison{'s' * (family.num_comparisons > 1)}"
+
+
+def family_text(family: Family) -> str:
+    """How the correction is made: ``10 comparisons (...; the 4 with the baseline have half of the level)``."""
+    pairs = num_comparisons(family)
+    if not family.has_own_share:
+        return f"{pairs} ({family.method})"
+    return f"{pairs} ({family.method}; the {family.num_with_baseline} with the baseline have half of the level)"
 
 
 def describe_transfer(table: Table) -> str:
@@ -104,10 +136,16 @@ def _own_columns(table: Table) -> list[_Column]:
             cell=lambda row: "missing" if row.summary is None else plus_minus(row.summary, metric),
         ),
         _Column(header="n", cell=count),
+        _Column(header="seeds", cell=_num_seeds),
     ]
     if any(row.published for row in table.rows):
         columns.append(_Column(header=f"published{percent}", cell=lambda row: published_text(row, metric)))
     return columns + [_subset_column(name, metric) for name in table.subsets]
+
+
+def _num_seeds(row: Row) -> str:
+    """Pretrain seeds: what an interval rests on, however many transfers each has."""
+    return MISSING if row.summary is None else str(row.summary.num_pretrain_seeds)
 
 
 def _subset_column(name: str, metric: str) -> _Column:
@@ -136,16 +174,22 @@ def _comparison_columns(table: Table) -> list[_Column]:
             header=f"difference{units(metric)[1]}",
             cell=of_difference(lambda found: number(found.mean, metric, sign="+")),
         ),
-        _Column(header="95 % CI", cell=of_difference(lambda found: difference_interval(found, metric)), leaves=6),
-        _Column(header="p (Holm)", cell=of_difference(lambda found: p_text(found.p_holm)), leaves=4),
+        _Column(header="corrected 95 % CI", cell=of_difference(lambda found: family_interval(found, metric)), leaves=6),
+        _Column(header="corrected p", cell=of_difference(lambda found: p_text(found.p_family)), leaves=7),
+        *_pooled_column(table, of_difference(lambda found: p_text(found.p_pooled))),
     ]
+
+
+def _pooled_column(table: Table, cell: Callable[[Row], str]) -> list[_Column]:
+    has_any = any(row.difference and row.difference.p_pooled is not None for row in table.rows)
+    return [_Column(header="pooled p", cell=cell, leaves=4)] if has_any else []
 
 
 def _other_columns(table: Table) -> list[_Column]:
     metric, (percent, _) = table.metric, units(table.metric)
     columns = []
-    if any(row.probability_best is not None for row in table.rows):
-        columns.append(_Column(header="P(best) [%]", cell=lambda row: probability(row.probability_best), leaves=4))
+    if any(row.can_be_best is not None for row in table.rows):
+        columns.append(_Column(header="can be best", cell=_can_be_best, leaves=4))
     if any(row.cell for row in table.rows):
         columns.append(_Column(header="cell", cell=lambda row: row.cell or MISSING, leaves=3))
     if (unit := hours_unit(table)) is not None:
@@ -158,6 +202,10 @@ def _other_columns(table: Table) -> list[_Column]:
         columns.append(_Column(header=header, cell=lambda row: _mean_interval(row, metric), leaves=1))
     known = [name for name in ("pretrain", "transfer") if any(_component(row, name) is not None for row in table.rows)]
     return columns + [_component_column(name, metric) for name in known]
+
+
+def _can_be_best(row: Row) -> str:
+    return MISSING if row.can_be_best is None else ("yes" if row.can_be_best else "no")
 
 
 def hours_unit(table: Table) -> str | None:
@@ -186,7 +234,7 @@ def _cost(row: Row) -> str:
 
 
 def _mean_interval(row: Row, metric: str) -> str:
-    return MISSING if row.summary is None else interval(row.summary.low, row.summary.high, metric)
+    return MISSING if row.summary is None else mean_interval(row.summary, metric)
 
 
 def _component(row: Row, name: str) -> float | None:

@@ -134,13 +134,13 @@ def test_page_shows_table_curve_pairs_grid_and_runs(page):
     rows = _rows(page)
     assert [row[0] for row in rows] == list(SPACES)
     assert rows[2][2].startswith("11.1")
-    assert "5/6 seeds" in rows[3]
+    assert "5/6 runs" in rows[3]
     assert _traces(page) == [
         "levels",
         "random",
         "baseline levels/depth1",
         "one-pass levels/depth1",
-        "best: levels/depth3",
+        "lowest mean: levels/depth3",
     ]
     assert page.evaluate("document.getElementById('pairs').data[0].z.length") == 4
     assert page.locator("table[data-facet=cell] td.selected").count() == 4

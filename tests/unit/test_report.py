@@ -71,7 +71,7 @@ def test_report_row_is_compared_with_the_baseline(store, plan):
     row = _row(build_report(store, plan), "levels/depth3")
     assert row.improvement == pytest.approx((0.27 - 0.07) / 0.27)
     assert row.difference.mean == pytest.approx(-0.2)
-    assert row.difference.excludes_zero
+    assert row.difference.is_established
     assert _row(build_report(store, plan), BASELINE).difference is None
 
 
@@ -83,7 +83,7 @@ def test_report_missing_seed_is_shown_and_left_out_of_the_numbers(store, plan):
     assert (row.summary.num_values, row.num_expected, row.difference.num_pairs) == (2, 3, 2)
     assert report.missing == (lost,)
     printed = _printed(report)
-    assert "2/3 seeds" in printed
+    assert "2/3 runs" in printed
     assert lost in printed
 
 
@@ -93,7 +93,7 @@ def test_report_label_space_without_results_is_shown_as_missing(store, plan):
     report = build_report(store, plan)
     assert _row(report, "random/128").summary is None
     assert "missing" in _printed(report)
-    assert "0/3 seeds" in _printed(report)
+    assert "0/3 runs" in _printed(report)
 
 
 def test_report_empty_store_renders_everything(store, plan):
@@ -134,10 +134,10 @@ def test_report_other_metric_is_computed_from_it(store, plan):
 def test_report_answer_names_the_best_space_and_its_rivals(store, plan):
     _commit_all(store, plan)
     best, rival, *_ = answers(build_report(store, plan))[0].sentences
-    assert best.startswith("best: levels/depth3 (G = 32), val_error 7.00 ± 1.00 %, 74.1 % lower than the baseline")
-    assert "excludes 0" in best
-    assert rival.startswith("best of random: random/128 (G = 128), val_error 28.00 ± 1.00 %, 3.7 % higher")
-    assert "not distinguishable" in rival
+    assert best.startswith("lowest mean: levels/depth3 (G = 32), val_error 7.00 ± 1.00 %, 74.1 % lower than the base")
+    assert "(established, corrected p " in best
+    assert rival.startswith("lowest of random: random/128 (G = 128), val_error 28.00 ± 1.00 %, 3.7 % higher")
+    assert "(not established, corrected p = " in rival
 
 
 def test_report_best_space_with_all_seeds_stands_before_a_lucky_single(store, plan):

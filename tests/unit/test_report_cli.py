@@ -41,8 +41,8 @@ def store(tmp_path_factory):
 def test_report_command_of_a_running_sweep_shows_what_is_there(store, capsys):
     show_report("sample", ReportOptions(store=store.uri))
     printed = capsys.readouterr().out
-    assert "2/3 seeds" in printed
-    assert "best: levels/depth3" in printed
+    assert "2/3 runs" in printed
+    assert "lowest mean: levels/depth3" in printed
     assert {name.rpartition("/")[2] for name in _saved(store)} == set(REPORT_FILES)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from orchestrator.plan.published import Published
 from orchestrator.report.answers import answers
-from orchestrator.report.numbers import fixed, number, p_text, probability
+from orchestrator.report.numbers import fixed, number, p_text
 from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import compute_report, render_files
 from orchestrator.report.results import Criterion, Facet
@@ -237,7 +237,7 @@ def test_failed_runs_are_shown_as_such():
     views[lost] = replace(views[lost], state=JobState.FAILED, reason="out of memory")
     report = compute_report(plan, committed(plan, lambda job: None if job.name == lost else _metrics(job)), views)
     assert report.tables[0].rows[1].absent == {"failed": 1}
-    assert "2/3 seeds, 1 failed" in _printed(report)
+    assert "2/3 runs, 1 failed" in _printed(report)
     assert any(f"first: {lost}: out of memory" in note for note in report.notes)
     assert report.absent == {lost: "failed"}
 
@@ -250,7 +250,7 @@ def test_nan_metric_is_shown_excluded_and_noted():
     report = _report(StudyPlan(), metrics)
     row = report.tables[0].rows[1]
     assert (row.summary.num_values, row.absent) == (2, {"nan": 1})
-    assert "2/3 seeds, 1 NaN" in _printed(report)
+    assert "2/3 runs, 1 NaN" in _printed(report)
     assert any("nan or infinity" in note for note in report.notes)
     for content in (render_files(report)["report.json"], json.dumps(report.to_json(), allow_nan=False).encode()):
         json.loads(content, parse_constant=pytest.fail)
@@ -265,7 +265,7 @@ def test_metric_that_no_run_reports_names_those_that_they_do():
 def test_single_seed_has_no_std_and_says_why():
     report = _report(StudyPlan(pretrain_seeds=(0,)))
     row = report.tables[0].rows[0]
-    assert (row.summary.std, row.summary.low, row.probability_best) == (None, None, None)
+    assert (row.summary.std, row.summary.low, row.can_be_best) == (None, None, None)
     printed = _printed(report)
     assert "±" not in printed
     assert "one pretrain seed only" in printed
@@ -314,7 +314,6 @@ def test_numbers_that_round_to_zero_have_no_sign(value):
 
 
 def test_numbers_of_certainty_never_round_to_certainty():
-    assert [probability(value) for value in (None, 0.0, 0.004, 0.5, 0.996, 1.0)] == ["-", "0", "<1", "50", ">99", "100"]
     assert [p_text(value) for value in (None, 0.0001, 0.049, 1.0)] == ["-", "<0.001", "0.049", "1.000"]
 
 

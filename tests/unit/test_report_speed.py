@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
 from orchestrator.errors import CorruptObjectError
-from orchestrator.report.corrections import benjamini_hochberg
 from orchestrator.report.curves import draw_curve, encode_png, encode_svg
+from orchestrator.report.family import benjamini_hochberg
 from orchestrator.report.history import read_epochs_and_metrics, read_metric_history
 from orchestrator.report.inputs import map_in_threads
 from orchestrator.report.plain import json_ready, json_text

@@ -8,8 +8,7 @@ from scipy import stats
 from statsmodels.regression.mixed_linear_model import MixedLM  # type: ignore[import-untyped]
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
-from orchestrator.report.bootstrap import probabilities_best
-from orchestrator.report.corrections import benjamini_hochberg, holm
+from orchestrator.report.family import benjamini_hochberg, holm
 from orchestrator.report.intervals import estimate_arrays
 from orchestrator.report.statistics import SeedPair, paired_difference, summarize_runs
 from orchestrator.report.variance import variance_components
@@ -149,75 +148,3 @@ def test_holm_bounds_the_chance_of_any_false_finding():
     uncorrected = np.mean(p_values.min(axis=0) < 0.05)
     assert false <= 0.06
     assert uncorrected > 0.15
-
-
-def test_bootstrap_clear_winner_is_certain_and_twins_share():
-    clear = [_runs([[0.1, 0.12], [0.11, 0.13]]), _runs([[0.3, 0.32], [0.31, 0.33]])]
-    assert probabilities_best(clear) == [1.0, 0.0]
-    twin = _runs([[0.1, 0.12], [0.11, 0.13]])
-    assert probabilities_best([twin, dict(twin), clear[1]]) == [0.5, 0.5, 0.0]
-
-
-def test_bootstrap_is_the_exact_share_of_all_resamples():
-    """Two backbones with one transfer each: (0,0), (0,1), (1,0), (1,1) are equally likely."""
-    first, second = _runs([[0.10], [0.30]]), _runs([[0.15], [0.20]])
-    # Means of the first in these draws: 0.10, 0.20, 0.20, 0.30; of the second 0.15, 0.175, 0.175, 0.20.
-    found = probabilities_best([first, second])
-    assert found is not None
-    assert found[0] == pytest.approx(0.25, abs=0.02)
-    assert sum(found) == pytest.approx(1.0)
-
-
-def test_bootstrap_is_paired_over_label_spaces():
-    """Seeds move both label spaces together: the one that is better in every seed always wins."""
-    better, worse = _runs([[0.10], [0.40], [0.70]]), _runs([[0.11], [0.41], [0.71]])
-    assert probabilities_best([better, worse]) == [1.0, 0.0]
-
-
-def test_bootstrap_resamples_transfer_seeds_within_one_backbone():
-    found = probabilities_best([_runs([[0.1, 0.3]]), _runs([[0.2, 0.2]])])
-    assert found is not None
-    # Of the pairs drawn, (0.1, 0.1) wins, a mixed one ties, (0.3, 0.3) loses: 1/4 + half of 1/2.
-    assert found[0] == pytest.approx(0.5, abs=0.02)
-    assert min(found) > 0
-
-
-def _simulated_sweep(random, num_pretrain, truth):
-    """Three transfers per backbone; pretrain seeds move all label spaces together and each one by itself."""
-    shape = (num_pretrain, 3, len(truth))
-    shared, own = random.normal(0, 1, (num_pretrain, 1, 1)), random.normal(0, 0.7, (num_pretrain, 1, len(truth)))
-    return truth + shared + own + random.normal(0, 0.7, shape)
-
-
-@pytest.mark.parametrize(("num_pretrain", "at_least"), [(2, 0.75), (5, 0.88), (10, 0.93)])
-def test_bootstrap_that_is_sure_of_a_level_is_mostly_right(num_pretrain, at_least):
-    """Five label spaces that differ about as much as seeds do: how often is the sure choice the truth?"""
-    random, right = np.random.default_rng(num_pretrain), []
-    for _ in range(300):
-        truth = random.normal(0, 1, 5)
-        runs = _simulated_sweep(random, num_pretrain, truth)
-        spaces = [_runs(runs[:, :, space].tolist()) for space in range(5)]
-        found = probabilities_best(spaces, num_resamples=300)
-        assert found is not None
-        if max(found) >= 0.95:
-            right.append(int(np.argmax(found)) == int(np.argmin(truth)))
-    assert len(right) > 60
-    assert np.mean(right) >= at_least
-
-
-def test_bootstrap_of_a_single_pair_of_seeds_says_nothing():
-    assert probabilities_best([_runs([[0.1]]), _runs([[0.2]])]) is None
-
-
-def test_bootstrap_of_equal_input_is_equal():
-    runs = [_runs(GROUPS), _runs([[value + 0.001 for value in group[::-1]] for group in GROUPS])]
-    assert probabilities_best(runs) == probabilities_best(runs)
-    assert probabilities_best(runs, seed=1) != probabilities_best(runs)
-
-
-def test_bootstrap_candidate_with_missing_runs_still_takes_part():
-    lacking = {SeedPair(pretrain=0, transfer=0): 0.05}
-    found = probabilities_best([lacking, _runs([[0.1], [0.1]])])
-    assert found is not None
-    # It cannot win where its only backbone is not drawn: a quarter of the resamples.
-    assert found[0] == pytest.approx(0.75, abs=0.02)

@@ -39,14 +39,8 @@
     return (signed && value > 0 ? "+" : "") + String(Number(value.toPrecision(4)));
   }
   const plusMinus = (mean, std) => (isThere(mean) ? number(mean) + (isThere(std) ? ` ± ${number(std)}` : "") : "missing");
-  const interval = (low, high, signed) => (isThere(low) && isThere(high) ? `[${number(low, signed)}, ${number(high, signed)}]` : "-");
   const money = (x) => (x && x < 1e-6 ? "<0.000001" : x && x < 0.01 ? x.toFixed(1 - Number(x.toExponential(1).split("e")[1])) : x.toFixed(2));
   const pText = (p) => (!isThere(p) ? "-" : p < 0.0005 ? "<0.001" : p.toFixed(3));
-  function probability(value) {
-    if (!isThere(value)) return "-";
-    if (value > 0 && value < 0.01) return "<1";
-    return value > 0.99 && value < 1 ? ">99" : fixed(100 * value, 0);
-  }
 
   // --------------------------------------------------------------------------------------------------------- filters
   const FACETS = ["transfer", "pretrain", "checkpoint", "fraction"];
@@ -122,8 +116,8 @@
       const place = grid.rows.findIndex((other) => other.labelSpace === row.labelSpace);
       const cell = grid.rows[place].cells[grid.values.indexOf(state.cell)];
       const summary = isThere(cell.mean) ? { mean: cell.mean, std: cell.std, low: null, high: null } : null;
-      const n = cell.n === cell.expected ? String(cell.n) : `${cell.n}/${cell.expected} seeds`;
-      return { ...row, summary, n, subsets: {}, improvement: null, difference: null, probabilityBest: null, cell: state.cell };
+      const n = cell.n === cell.expected ? String(cell.n) : `${cell.n}/${cell.expected} runs`;
+      return { ...row, summary, n, subsets: {}, improvement: null, difference: null, canBeBest: null, meanInterval: "-", familyInterval: "-", cell: state.cell };
     });
     const baseline = rows.find((row) => row.labelSpace === DATA.baseline && row.summary);
     if (grid && baseline && baseline.summary.mean > 0) {
@@ -163,7 +157,7 @@
     if (drawn.length && shown && shown.summary) level(`baseline ${DATA.baseline}`, shown.summary.mean, "dash", "#555555");
     if (drawn.length && table.onePass) level(`one-pass ${table.onePass.label_space}`, table.onePass.summary.mean, "dot", "#999999");
     const best = bestOf(drawn);
-    if (best) traces.push({ name: `best: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
+    if (best && !table.isTied) traces.push({ name: `lowest mean: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
       hoverinfo: "skip", marker: { symbol: "circle-open", size: 17, color: "black", line: { width: 2 } } });
     // A cut axis makes small differences look large: it starts at 0 where the values come near it.
     const heights = drawn.flatMap((row) => [row.summary.mean - (row.summary.std || 0), row.summary.mean + (row.summary.std || 0)]);
@@ -183,7 +177,8 @@
       ["G", (row) => row.granularity ?? "-", (row) => row.granularity],
       [DATA.metric + PERCENT, (row) => (row.summary ? plusMinus(row.summary.mean, row.summary.std) : "missing"), (row) => row.summary && row.summary.mean],
       ["n", (row) => row.n, (row) => parseInt(row.n, 10)],
-      ["95 % CI of the mean", (row) => (row.summary ? interval(row.summary.low, row.summary.high) : "-"), (row) => row.summary && row.summary.low],
+      ["seeds", (row) => (row.summary && row.summary.num_pretrain_seeds ? row.summary.num_pretrain_seeds : "-"), (row) => row.summary && row.summary.num_pretrain_seeds],
+      ["95 % CI of the mean", (row) => row.meanInterval, (row) => row.summary && row.summary.low],
     ];
     if (has((row) => row.published)) columns.push(["published" + PERCENT, (row) => (row.published ? plusMinus(row.published.value, row.published.std) : "-"), (row) => row.published && row.published.value]);
     for (const name of distinct(rows.flatMap((row) => Object.keys(row.subsets)))) {
@@ -192,9 +187,10 @@
     columns.push(
       ["improvement [%]", (row) => (row.labelSpace === DATA.baseline ? "baseline" : isThere(row.improvement) ? fixed(100 * row.improvement, 1, true) : "-"), (row) => row.improvement],
       ["difference" + POINTS, (row) => (row.difference ? number(row.difference.mean, true) : "-"), (row) => row.difference && row.difference.mean],
-      ["95 % CI", (row) => (row.difference ? interval(row.difference.low, row.difference.high, true) : "-"), (row) => row.difference && row.difference.low],
-      ["p (Holm)", (row) => (row.difference ? pText(row.difference.p_holm) : "-"), (row) => row.difference && row.difference.p_holm],
-      ["P(best) [%]", (row) => probability(row.probabilityBest), (row) => row.probabilityBest]);
+      ["corrected 95 % CI", (row) => row.familyInterval, (row) => row.difference && row.difference.family_low],
+      ["corrected p", (row) => (row.difference ? pText(row.difference.p_family) : "-"), (row) => row.difference && row.difference.p_family]);
+    if (has((row) => row.difference && isThere(row.difference.p_pooled))) columns.push(["pooled p", (row) => (row.difference ? pText(row.difference.p_pooled) : "-"), (row) => row.difference && row.difference.p_pooled]);
+    if (has((row) => isThere(row.canBeBest))) columns.push(["can be best", (row) => (isThere(row.canBeBest) ? (row.canBeBest ? "yes" : "no") : "-"), (row) => row.canBeBest]);
     if (has((row) => row.cell)) columns.push(["cell", (row) => row.cell || "-", (row) => row.cell]);
     if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
     const priced = rows.map((row) => row.compute).find((compute) => compute && isThere(compute.cost));
@@ -228,14 +224,13 @@
     }
     head.append(names);
     for (const row of sorted(rows, columns)) {
-      const line = element("tr", null, { class: [row === best ? "best" : "", row.labelSpace === DATA.baseline ? "baseline" : ""].join(" ").trim() });
+      const line = element("tr", null, { class: [row === best && !table.isTied ? "best" : "", row.labelSpace === DATA.baseline ? "baseline" : ""].join(" ").trim() });
       for (const [name, text] of columns) line.append(element("td", text(row), name === "n" && row.n.includes("/") ? { class: "lacking" } : {}));
       body.append(line);
     }
     byId("results").replaceChildren(head, body);
-    const captions = table.criteria.length ? [`Grid cell of each row: ${table.criteria.join("; ")}.`] : [];
-    if (table.images) captions.push(`${table.images[0].toUpperCase()}${table.images.slice(1)}.`);
-    byId("results-caption").textContent = captions.join(" ");
+    const captions = [state.cell === SELECTED ? table.caption : "", table.criteria.length ? `grid cell of each row: ${table.criteria.join("; ")}` : "", table.images];
+    byId("results-caption").textContent = captions.filter(Boolean).join(". ");
   }
 
   // ----------------------------------------------------------------------------------------------------------- pairs
@@ -246,10 +241,10 @@
     if (!isShown) return Plotly.purge("pairs");
     const place = new Map(table.rows.map((row, index) => [index, names.indexOf(row.labelSpace)]));
     const z = names.map(() => names.map(() => null)), text = names.map(() => names.map(() => ""));
-    for (const [first, second, mean, low, high, p] of table.pairs) {
+    for (const [first, second, mean, isEstablished] of table.pairs) {
       const [i, j] = [place.get(first), place.get(second)];
       if (i < 0 || j < 0) continue;
-      const star = isThere(p) && p < 0.05 ? "*" : "";
+      const star = isEstablished ? "*" : "";
       z[i][j] = SCALE * mean; z[j][i] = -SCALE * mean;
       text[i][j] = number(mean, true) + star; text[j][i] = number(-mean, true) + star;
     }

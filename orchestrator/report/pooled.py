@@ -1,0 +1,162 @@
+"""The pooled two-way analysis: all label spaces of a table share one variance.
+
+``y = label space + pretrain seed + residual`` over the means of the transfers of every backbone, so the residual is the
+interaction of pretrain seed and label space, and transfers of one backbone count once. With ``m`` label spaces and
+``s`` seeds the residual variance has ``(m - 1)(s - 1)`` degrees of freedom, where a paired test has ``s - 1``. The
+model with random seeds gives the same comparisons, because every label space has every seed.
+
+Simultaneous p-values come from the multivariate t of the comparisons: Dunnett's for many with one (A Multiple
+Comparison Procedure for Comparing Several Treatments with a Control, JASA 50, 1955; the correlation is 1/2) and Tukey's
+studentized range for all pairs. Both are integrals over one normal and one chi variable.
+
+What it assumes is that every label space varies equally over seeds. ``two_way`` checks that by Cochran's C, and a check
+can miss it where seeds are few: ``docs/report.md`` has the simulated errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from orchestrator.report.statistics import SeedPair
+
+Floats = NDArray[np.float64]
+
+MIN_P_EQUAL_VARIANCES = 0.05
+"""Below, the check finds that the variances differ, and there is no pooled comparison."""
+_NUM_DRAWS = 4000
+"""Of the check's distribution, which depends on the numbers of label spaces and seeds only."""
+_NUM_NORMAL_NODES, _NUM_CHI_NODES = 64, 32
+"""Of the quadrature: p-values are right to 1e-4 (tested against scipy)."""
+_REACH = 8.0
+"""Standard deviations of the normal variable that are integrated over."""
+_CHUNK = 256
+_NO_SPREAD = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledFit:
+    """The residuals of one table, and whether they look alike."""
+
+    num_label_spaces: int
+    """Those that have every seed pair of the table; the others are not in the analysis."""
+    num_pretrain_seeds: int
+    degrees_of_freedom: int
+    residual_std: float
+    p_equal_variances: float
+    """Of Cochran's C: the largest share of one label space in the sum of squared residuals."""
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether the runs themselves contradict the assumption of equal variances."""
+        return self.p_equal_variances < MIN_P_EQUAL_VARIANCES
+
+    @property
+    def std_error(self) -> float:
+        """Of a difference of two label spaces."""
+        return float(self.residual_std * np.sqrt(2 / self.num_pretrain_seeds))
+
+
+def complete(values: Sequence[Mapping[SeedPair, float]]) -> tuple[list[int], Floats]:
+    """The label spaces that have every seed pair, and their means ``(seeds, label spaces)`` over transfers."""
+    pairs = sorted({pair for some in values for pair in some})
+    chosen = [index for index, some in enumerate(values) if len(some) == len(pairs)]
+    seeds = sorted({pair.pretrain for pair in pairs})
+    means = np.full((len(seeds), len(chosen)), np.nan)
+    for row, seed in enumerate(seeds):
+        of_seed = [pair for pair in pairs if pair.pretrain == seed]
+        for column, index in enumerate(chosen):
+            means[row, column] = np.mean([values[index][pair] for pair in of_seed])
+    sizes = {sum(pair.pretrain == seed for pair in pairs) for seed in seeds}
+    # Means over unequal numbers of transfers would not have one variance.
+    return (chosen, means) if len(sizes) <= 1 else ([], means[:, :0])
+
+
+def two_way(means: Floats) -> PooledFit | None:
+    """The fit of ``(seeds, label spaces)``; None with fewer than two of either, or without any spread."""
+    num_seeds, num_spaces = means.shape
+    if num_seeds < 2 or num_spaces < 2:
+        return None
+    variance, share = residuals(means)
+    if variance <= (_NO_SPREAD * np.abs(means).max()) ** 2:
+        return None
+    return PooledFit(
+        num_label_spaces=num_spaces,
+        num_pretrain_seeds=num_seeds,
+        degrees_of_freedom=(num_seeds - 1) * (num_spaces - 1),
+        residual_std=float(np.sqrt(variance)),
+        p_equal_variances=float(p_equal_variances(share, num_seeds, num_spaces)),
+    )
+
+
+def residuals(means: Floats) -> tuple[Floats, Floats]:
+    """Residual variance and largest share of a label space in it, of ``(seeds, label spaces, ...)``."""
+    num_seeds, num_spaces = means.shape[:2]
+    left = means - means.mean(axis=0, keepdims=True) - means.mean(axis=1, keepdims=True) + means.mean(axis=(0, 1))
+    squares = (left**2).sum(axis=0)
+    total = squares.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return total / ((num_seeds - 1) * (num_spaces - 1)), squares.max(axis=0) / total
+
+
+def p_equal_variances(share: ArrayLike, num_seeds: int, num_spaces: int) -> Floats:
+    """How often equal variances give a share at least as large; 1 for two label spaces, which share by halves."""
+    if num_spaces == 2:
+        return np.ones_like(np.asarray(share, dtype=np.float64))
+    null = _null_shares(num_seeds, num_spaces)
+    found: Floats = (1 + len(null) - np.searchsorted(null, share)) / (1 + len(null))
+    return found
+
+
+@cache
+def _null_shares(num_seeds: int, num_spaces: int) -> Floats:
+    random = np.random.default_rng(0)
+    return np.sort(residuals(random.standard_normal((num_seeds, num_spaces, _NUM_DRAWS)))[1])
+
+
+def p_many_to_one(t: ArrayLike, num_others: int, freedom: float) -> Floats:
+    """Two-sided adjusted p-values of ``num_others`` comparisons with one label space (Dunnett)."""
+    from scipy import special
+
+    def inside(limit: Floats, z: Floats) -> Floats:
+        # T_i = (Z_i - Z_0) / sqrt(2): given Z_0 = z, all others lie within sqrt(2) limits of it.
+        found: Floats = (special.ndtr(z + limit) - special.ndtr(z - limit)) ** num_others
+        return found
+
+    return _outside(np.asarray(t, dtype=np.float64), freedom, inside)
+
+
+def p_all_pairs(t: ArrayLike, num_spaces: int, freedom: float) -> Floats:
+    """Two-sided adjusted p-values of all pairs of ``num_spaces`` label spaces (Tukey); ``t`` = q / sqrt(2)."""
+    from scipy import special
+
+    def inside(limit: Floats, z: Floats) -> Floats:
+        # The smallest of them is at z, the others above it and within the range.
+        found: Floats = num_spaces * (special.ndtr(z + limit) - special.ndtr(z)) ** (num_spaces - 1)
+        return found
+
+    return _outside(np.asarray(t, dtype=np.float64), freedom, inside)
+
+
+def _outside(t: Floats, freedom: float, inside: Callable[[Floats, Floats], Floats]) -> Floats:
+    """1 - E over chi and normal of ``inside(sqrt(2) t chi, z)``, for every t."""
+    from scipy import special
+
+    nodes, weights = np.polynomial.legendre.leggauss(_NUM_NORMAL_NODES)
+    z, z_weights = _REACH * nodes, _REACH * weights * np.exp(-((_REACH * nodes) ** 2) / 2) / np.sqrt(2 * np.pi)
+    nodes, weights = np.polynomial.legendre.leggauss(_NUM_CHI_NODES)
+    share = (nodes + 1) / 2  # of the distribution of chi: its quantiles need no bounds of their own
+    chi = np.sqrt(special.chdtri(freedom, 1 - share) / freedom)
+    flat = np.abs(t).ravel()
+    found = np.empty_like(flat)
+    for start in range(0, len(flat), _CHUNK):
+        limit = np.sqrt(2) * flat[start : start + _CHUNK, None, None] * chi[None, :, None]
+        found[start : start + _CHUNK] = (inside(limit, z[None, None, :]) @ z_weights) @ (weights / 2)
+    outside: Floats = np.clip(1 - found.reshape(t.shape), 0.0, 1.0)
+    return outside

@@ -1,0 +1,113 @@
+"""How often a report claims something where nothing is, over 20,000 simulated sweeps of each design."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tests.null_sweeps import (
+    TABLE_5,
+    Floats,
+    Scenario,
+    established,
+    lowest_can_be_best,
+    pairs_of,
+    pooled_established,
+    variances_of_table_5,
+)
+
+NUM_SWEEPS, CHUNK = 20_000, 500
+SEEDS, SIZES = (2, 3, 5, 10), (5, 7, 34)
+NOISE = 3 * math.sqrt(0.05 * 0.95 / NUM_SWEEPS)
+"""Three standard errors of a simulated 5 %."""
+
+Rates = dict[str, float]
+
+
+def variances(num_spaces: int) -> dict[str, tuple[float, ...]]:
+    """The patterns that are simulated."""
+    return {"equal": (1.0,) * num_spaces, "table 5": variances_of_table_5(num_spaces)}
+
+
+def rates(scenario: Scenario, measure: Callable[[Floats], Rates]) -> Rates:
+    """What is measured of a chunk of sweeps, averaged over all."""
+    random, sums = np.random.default_rng(abs(hash(scenario)) % 2**32), dict[str, float]()
+    for _ in range(NUM_SWEEPS // CHUNK):
+        for name, value in measure(scenario.draw(random, CHUNK)).items():
+            sums[name] = sums.get(name, 0.0) + value * CHUNK / NUM_SWEEPS
+    return sums
+
+
+def _any(found: Sequence[Sequence[bool]] | np.ndarray) -> float:
+    return float(np.mean(np.any(found, axis=0)))
+
+
+def _errors(means: Floats) -> Rates:
+    return {
+        "family": _any(established(means)),
+        "pooled": _any(pooled_established(means)),
+        "pooled, unchecked": _any(pooled_established(means, is_checked=False)),
+    }
+
+
+def _designs() -> Iterator[tuple[str, Scenario]]:
+    for num_spaces, num_seeds, num_transfers in product(SIZES, SEEDS, (1, 3)):
+        for name, stds in variances(num_spaces).items():
+            title = f"{num_spaces:2} label spaces, {num_seeds:2} x {num_transfers} seeds, {name} variances"
+            yield title, Scenario(num_seeds=num_seeds, stds=stds, num_transfers=num_transfers)
+
+
+def _print(title: str, found: Rates) -> None:
+    sys.stdout.write(f"{title}: {', '.join(f'{name} {100 * value:.2f} %' for name, value in found.items())}\n")
+    sys.stdout.flush()
+
+
+@pytest.mark.bench
+def test_null_sweeps_are_given_a_verdict_in_five_percent_at_most() -> None:
+    worst = 0.0
+    for title, scenario in _designs():
+        found = rates(scenario, _errors)
+        _print(title, found)
+        worst = max(worst, found["family"])
+    assert worst <= 0.05
+
+
+@pytest.mark.bench
+def test_confidence_set_of_the_best_has_the_best() -> None:
+    for num_spaces, num_seeds, gap in product((2, *SIZES), SEEDS, (0.0, 0.5, 5.0)):
+        for name, stds in variances(num_spaces).items():
+            unit = float(np.median(stds))
+            scenario = Scenario(num_seeds=num_seeds, stds=stds, effects=(0.0, *(gap * unit,) * (num_spaces - 1)))
+
+            def measure(means: Floats) -> Rates:
+                return {"kept": float(np.mean(lowest_can_be_best(means, established(means))))}
+
+            found = rates(scenario, measure)
+            _print(f"{num_spaces:2} label spaces, {num_seeds:2} seeds, gap {gap} standard deviations, {name}", found)
+            assert found["kept"] >= 0.95 - NOISE
+
+
+@pytest.mark.bench
+def test_effects_of_table_5_are_found() -> None:
+    """Any of the label spaces that are lower than the baseline, and the share of all 33 that are found."""
+    effects = tuple(mean for mean, _ in TABLE_5)
+    with_baseline = [index for index, pair in enumerate(pairs_of(len(effects))) if pair[0] == 0]
+    for num_seeds in SEEDS:
+        for name, stds in {"std 0.05": (0.05,) * 34, "its own variances": variances_of_table_5(34)}.items():
+            scenario = Scenario(num_seeds=num_seeds, stds=stds, effects=effects)
+
+            def measure(means: Floats) -> Rates:
+                one, two = established(means)[with_baseline], pooled_established(means)[with_baseline]
+                return {
+                    "family, any": _any(one),
+                    "family, share": float(one.mean()),
+                    "pooled, any": _any(two),
+                    "pooled, share": float(two.mean()),
+                }
+
+            _print(f"{num_seeds:2} seeds, {name}", rates(scenario, measure))

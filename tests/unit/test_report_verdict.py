@@ -1,0 +1,267 @@
+"""What a report claims: from one corrected family, and not more often than it says."""
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from orchestrator.report.ablation_text import pairs_table
+from orchestrator.report.answers import answers, verdict
+from orchestrator.report.family import corrected, shares
+from orchestrator.report.learning import Learning
+from orchestrator.report.numbers import TOO_FEW
+from orchestrator.report.page import render_page
+from orchestrator.report.render_terminal import render_terminal
+from orchestrator.report.report import compute_report, render_files
+from orchestrator.report.statistics import SeedPair, paired_differences
+from orchestrator.report.text import text_table
+from tests.null_sweeps import Scenario, established, lowest_can_be_best, pairs_of, variances_of_table_5
+from tests.report_sweeps import StudyPlan, committed
+
+SPACES = {"levels/depth1": 2, "levels/depth2": 8, "levels/depth3": 32, "levels/depth4": 128, "random/128": 128}
+CLAIM = re.compile(r"at 95 %: |is the best at 95 %|the best at 95 % is among|pairs of label spaces differ")
+
+
+def _report(means, *, transfers=(0,), metric="val_error", baseline="levels/depth1"):
+    """Of values ``(seeds, label spaces)``, as rates."""
+    plan = StudyPlan(
+        spaces=dict(list(SPACES.items())[: means.shape[1]]),
+        pretrain_seeds=range(means.shape[0]),
+        transfer_seeds=transfers,
+        metric=metric,
+        baseline=baseline,
+    ).plan()
+    names = list(SPACES)
+
+    def metrics(job):
+        value = means[job.facets["pretrain_seed"], names.index(job.facets["label_space"])]
+        return {metric: float(value)}
+
+    return compute_report(plan, committed(plan, metrics))
+
+
+def _sweeps(scenario, num_sweeps, seed=0):
+    """As errors around 30 %, so that none is cut off at 0 or 1."""
+    return 0.3 + 0.02 * scenario.draw(np.random.default_rng(seed), num_sweeps)
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3, 5, 10])
+@pytest.mark.parametrize("stds", [(1.0,) * 5, variances_of_table_5(5)], ids=["equal", "table 5"])
+def test_null_sweeps_are_given_a_verdict_in_five_percent_at_most(num_seeds, stds):
+    """5,000 sweeps each: 6 % are three standard errors above; ``tests/benchmarks`` has 20,000 and more designs."""
+    means = Scenario(num_seeds=num_seeds, stds=stds).draw(np.random.default_rng(num_seeds), 5000)
+    found = established(means)
+    assert np.mean(found.any(axis=0)) <= 0.06
+    assert np.mean(lowest_can_be_best(means, found)) >= 0.94
+
+
+def test_sentences_of_a_report_claim_what_the_family_establishes_and_nothing_else():
+    """The simulated rates are those of reports: sweep by sweep the same pairs, with and without differences."""
+    scenario = Scenario(num_seeds=4, stds=(1.0, 0.3, 2.0, 1.0, 0.5), effects=(0.0, 0.0, -3.0, 6.0, 0.0))
+    means = _sweeps(scenario, 60)
+    found, names = established(means), list(SPACES)
+    assert 0 < found.sum() < found.size
+    for sweep in range(means.shape[2]):
+        table = _report(means[:, :, sweep]).tables[0]
+        told = {frozenset((pair.first, pair.second)): pair.difference.is_established for pair in table.comparisons}
+        for (first, second), is_found in zip(pairs_of(5), found[:, sweep], strict=True):
+            assert told[frozenset((names[first], names[second]))] == is_found
+        claims = [sentence for sentence in verdict(table)[:2] if CLAIM.search(sentence)]
+        assert bool(claims) == found[:, sweep].any()
+
+
+def _null_with_a_lucky_pair():
+    """One uncorrected interval excludes 0 (p = 0.02), the family does not."""
+    random = np.random.default_rng(5)
+    for _ in range(1000):
+        means = 0.3 + 0.02 * random.standard_normal((3, 5))
+        row = _report(means).tables[0].ranked[0]
+        if row.difference and row.difference.high is not None and row.difference.high < 0:
+            return means
+    raise AssertionError("no such sweep")
+
+
+def test_interval_of_one_comparison_that_excludes_0_is_no_verdict():
+    """In one null sweep of seven some single 95 % interval of 34 label spaces excludes 0."""
+    report = _report(_null_with_a_lucky_pair())
+    sentences = answers(report)[0].sentences
+    assert "(not established, corrected p = " in sentences[0]
+    assert any(s.startswith("no label space differs from the baseline levels/depth1 beyond") for s in sentences)
+    assert "no label space can be excluded as the best at 95 %" in sentences
+    assert "corrected for 10 comparisons" in " ".join(sentences)
+
+
+def _printed(report, width=200):
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(render_terminal(report))
+    return file.getvalue()
+
+
+def test_sentences_stars_table_page_and_files_say_the_same():
+    scenario = Scenario(num_seeds=5, stds=(1.0,) * 5, effects=(0.0, -5.0, -9.0, -8.0, 1.0))
+    report = _report(_sweeps(scenario, 1)[:, :, 0])
+    table = report.tables[0]
+    found = {(pair.first, pair.second) for pair in table.comparisons if pair.difference.is_established}
+    assert 0 < len(found) < len(table.comparisons) == 10
+    matrix = pairs_table(table)
+    assert matrix is not None
+    starred = {
+        (row[0], name)
+        for row in matrix.rows
+        for name, cell in zip(matrix.header[1:], row[1:], strict=True)
+        if "*" in cell
+    }
+    assert starred == found | {(second, first) for first, second in found}
+    lines = csv.DictReader(io.StringIO(render_files(report)["comparisons.csv"].decode()))
+    assert {(line["first"], line["second"]) for line in lines if float(line["p_family"]) < 0.05} == found
+    with_baseline = {first for first, second in found if second == "levels/depth1"}
+    sentence = next(s for s in answers(report)[0].sentences if s.startswith("lower than the baseline"))
+    assert {name for name in SPACES if f" {name} " in sentence.partition("at 95 %")[2]} == with_baseline
+    assert "10 comparisons" in _printed(report)
+    assert "the 4 with the baseline have half of the level" in matrix.caption
+    page = render_page(report, StudyPlan(spaces=SPACES).plan(), Learning(curves={}, unreadable=())).decode()
+    rows = list(SPACES)
+    pairs = json.loads(re.findall(r'"pairs":(\[\[.*?\]\])', page)[0])
+    told = {(rows[first], rows[second]) for first, second, _, is_established in pairs if is_established}
+    assert told == found
+
+
+def test_shares_of_the_five_percent_sum_to_nine_tenths_of_which_the_baseline_has_at_least_half():
+    for num_spaces in range(3, 40):
+        with_baseline, others = num_spaces - 1, (num_spaces - 1) * (num_spaces - 2) // 2
+        mine, theirs = shares(with_baseline, others)
+        assert with_baseline * mine + others * theirs == pytest.approx(0.9)
+        assert with_baseline * mine >= 0.45 - 1e-9
+        assert mine >= theirs - 1e-9
+    assert shares(0, 10) == pytest.approx((0.09, 0.09))
+    assert shares(1, 0) == (1.0, 1.0)
+
+
+def _differences(*seeds):
+    baseline = {SeedPair(pretrain=seed, transfer=0): 0.3 for seed in range(len(seeds))}
+    values = {SeedPair(pretrain=seed, transfer=0): 0.3 + value for seed, value in enumerate(seeds)}
+    return paired_differences([values], baseline)[0]
+
+
+def test_single_comparison_needs_no_correction():
+    found = _differences(-0.02, -0.03, -0.05)
+    (one,) = corrected([found])
+    assert one is not None
+    assert one.p_family == one.p_value
+    assert (one.family_low, one.family_high) == pytest.approx((one.low, one.high))
+
+
+def test_interval_excludes_0_exactly_where_a_difference_is_established():
+    found = [_differences(*(np.random.default_rng(seed).normal(-0.02, 0.01, 4))) for seed in range(40)]
+    family = [one for one in corrected(found) if one is not None]
+    assert len({one.is_established for one in family}) == 2
+    for one in family:
+        assert one.family_low is not None
+        assert one.family_high is not None
+        assert one.is_established == (one.family_high < 0 or one.family_low > 0)
+
+
+# ----------------------------------------------------------------------------------------- intervals that cannot be
+def test_interval_that_an_error_cannot_have_says_too_few_seeds():
+    """Two seeds: one degree of freedom, intervals of hundreds of points."""
+    report = _report(np.array([[0.05, 0.02, 0.01], [0.08, 0.03, 0.07]]))
+    cells = [row.difference for row in report.tables[0].rows if row.difference]
+    assert [(found.family_low, found.family_high) for found in cells] == [(None, None)] * 2
+    assert all(
+        -1 <= found.low <= found.high <= 1 for found in cells if found.low is not None and found.high is not None
+    )
+    assert _printed(report).count(TOO_FEW) >= 2
+
+
+def test_interval_of_a_mean_stays_in_what_a_rate_can_be():
+    wide, near_zero = _report(np.array([[0.0, 0.001], [0.75, 0.002]])).tables[0].rows
+    assert (wide.summary.low, wide.summary.high) == (0.0, 1.0)
+    assert near_zero.summary.low == 0.0
+    assert 0.002 < near_zero.summary.high < 0.01
+    cells = text_table(_report(np.array([[0.0, 0.001], [0.75, 0.002]])).tables[0])
+    column = cells.header.index("95 % CI of the mean [%]")
+    assert [row[column] for row in cells.rows] == [TOO_FEW, "[0.00, 0.79]"]
+
+
+def test_established_difference_ends_at_an_error_of_0():
+    values = np.array([[0.25, 0.01], [0.252, 0.0], [0.248, 0.05]])
+    found = _report(values).tables[0].rows[1].difference
+    assert found.is_established
+    assert found.family_low == pytest.approx(-0.25)
+
+
+def test_metric_that_is_no_rate_keeps_its_intervals():
+    found = _report(np.array([[5.0, 2.0], [8.0, 3.0]]), metric="val_loss").tables[0].rows
+    assert found[0].summary.low < 0
+    assert found[1].difference.family_low < -10
+
+
+# ------------------------------------------------------------------------------------------- ties, too few, saturated
+def test_equal_label_spaces_have_no_best():
+    report = _report(np.full((3, 5), 0.12))
+    assert answers(report)[0].sentences[0] == "all 5 label spaces have val_error 12.00 %: nothing differs"
+    assert not any("lowest" in sentence or "lower" in sentence for sentence in answers(report)[0].sentences)
+    assert text_table(report.tables[0]).best is None
+    assert b"lowest mean" not in render_files(report)["curve.svg"]
+
+
+def test_saturated_target_is_called_so():
+    first, *_ = answers(_report(np.zeros((3, 5))))[0].sentences
+    assert first == "all 5 label spaces have val_error 0.00 %: the target is saturated and cannot tell them apart"
+
+
+def test_lowest_mean_that_others_share_names_them():
+    values = np.full((3, 5), 0.2) + 0.001 * np.random.default_rng(0).standard_normal((3, 5))
+    values[:, 1:3] = 0.0
+    first, *_ = answers(_report(values))[0].sentences
+    assert first.startswith("lowest mean: levels/depth2 (G = 8), val_error 0.00")
+    assert first.endswith("; the same value: levels/depth3")
+
+
+def test_one_seed_tests_nothing_and_says_so():
+    sentences = answers(_report(np.array([[0.3, 0.1, 0.2]])))[0].sentences
+    assert "(not tested)" in sentences[0]
+    assert any(sentence.startswith("nothing is tested: no two label spaces share two") for sentence in sentences)
+
+
+def test_differences_without_spread_are_not_tested():
+    sentences = answers(_report(np.array([[0.5, 0.25, 0.125]] * 3)))[0].sentences
+    assert any("no noise was seen" in sentence for sentence in sentences)
+
+
+def test_table_has_the_number_of_pretrain_seeds_beside_the_runs():
+    table = text_table(
+        _report(_sweeps(Scenario(num_seeds=2, stds=(1.0,) * 5), 1)[:, :, 0], transfers=(0, 1, 2)).tables[0]
+    )
+    place = table.header.index("n")
+    assert table.header[place + 1] == "seeds"
+    assert {row[place : place + 2] for row in table.rows} == {("6", "2")}
+
+
+# ------------------------------------------------------------------------------------------------- the second analysis
+def test_second_analysis_finds_with_two_seeds_and_names_its_assumption():
+    effects = (0.0, -3.0, -6.0, -6.0, 0.0)
+    report = _report(_sweeps(Scenario(num_seeds=2, stds=(0.3,) * 5, effects=effects), 1, seed=1)[:, :, 0])
+    *_, second, _ = answers(report)[0].sentences
+    assert second.startswith("second analysis, right only if all label spaces vary equally over seeds (pooled two-way")
+    assert "levels/depth3" in second.partition("would differ from the baseline")[2]
+    assert "pooled p" in text_table(report.tables[0]).header
+    assert report.tables[0].family.pooled.degrees_of_freedom == 4
+
+
+def test_second_analysis_that_the_runs_contradict_is_left_out():
+    report = _report(_sweeps(Scenario(num_seeds=5, stds=(0.1, 0.1, 0.1, 0.1, 5.0)), 1)[:, :, 0])
+    assert any("left out: they vary unequally over seeds" in s for s in answers(report)[0].sentences)
+    assert {pair.difference.p_pooled for pair in report.tables[0].comparisons} == {None}
+    assert "pooled p" not in text_table(report.tables[0]).header
+
+
+def test_without_a_baseline_all_pairs_share_equally():
+    scenario = Scenario(num_seeds=5, stds=(0.2,) * 5, effects=(0.0, -4.0, 0.0, 0.0, 0.0))
+    report = _report(_sweeps(scenario, 1)[:, :, 0], baseline="")
+    assert verdict(report.tables[0])[0].startswith("4 of 10 pairs of label spaces differ at 95 %; corrected for 10")
+    assert verdict(report.tables[0])[1] == "levels/depth2 is the best at 95 %"
