@@ -22,9 +22,9 @@ from orchestrator.testing.memory_store import MemoryStore
 COUNTS = {
     "paper-inat21-resnet34": "1 index, 34 labels, 2 embed, 20 cluster, 68 pretrain, 312 finetune",
     "paper-inat21-resnet50": "1 index, 14 labels, 28 pretrain, 84 finetune",
-    "paper-in21k-binary": "1 index, 7 labels, 7 pretrain, 15 finetune, 4 embed, 4 probe",
-    "paper-in1k-resnet50": "1 index, 10 labels, 4 embed, 6 cluster, 10 pretrain, 30 finetune",
-    "paper-in21k-to-in1k": "2 index, 7 labels, 9 pretrain, 72 finetune, 12 embed, 18 probe",
+    "paper-in21k-binary": "1 index, 7 labels, 7 pretrain, 15 finetune, 4 probe",
+    "paper-in1k-resnet50": "1 index, 10 labels, 4 embed, 6 cluster, 13 pretrain, 30 finetune",
+    "paper-in21k-to-in1k": "2 index, 7 labels, 9 pretrain, 72 finetune, 18 probe",
 }
 LEVELS = (21843, 5995, 2281, 519, 160, 38)
 MANUAL = [11, 13, 51, 273, 1103, 4884, 6485]
