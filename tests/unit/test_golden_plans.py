@@ -37,5 +37,5 @@ def test_networks_of_shipped_sweeps_are_in_the_table_of_variants() -> None:
 def test_capture_of_plan_shows_what_the_command_prints(tmp_path: Path) -> None:
     text = make("plan", tmp_path).read_text(encoding="utf-8")
     assert "orchestrator&#160;plan&#160;quickstart" in text
-    assert "52&#160;jobs" in text
+    assert "82&#160;jobs" in text
     assert "critical" in text
