@@ -2,9 +2,9 @@
 
 Each capture runs a real command and records what it prints; another one is a function more in ``CAPTURES``.
 
-``python -m tests.captures demo`` writes the answer of ``make demo`` into README.md and docs/quickstart.svg. It reads the
-results from this directory's store (or ``ORCHESTRATOR_STORE``) and keeps them in docs/captures/quickstart.json, from
-which ``python -m tests.captures readme`` does the same where nothing was trained: after a change of the report.
+``python -m tests.captures demo`` writes the answer of ``make demo`` into README.md and docs/quickstart.svg. It reads
+the results from this directory's store (or ``ORCHESTRATOR_STORE``) and keeps them in docs/captures/quickstart.json,
+from which ``python -m tests.captures readme`` does the same where nothing was trained: after a change of the report.
 """
 
 from __future__ import annotations

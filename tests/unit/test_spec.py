@@ -221,7 +221,7 @@ def test_digits_are_counted_as_they_are_split() -> None:
 
 
 def test_batch_of_all_training_digits_is_accepted_and_one_more_is_not() -> None:
-    digits = f"""{GOOD.split("datasets:")[0]}datasets: {{scans: {{builtin: digits}}}}
+    digits = f"""{GOOD.split("datasets:", maxsplit=1)[0]}datasets: {{scans: {{builtin: digits}}}}
 labels: {{digit: {{dataset: scans, hierarchy: [digit]}}}}
 pretrain:
   model: {{name: test_vit, image_size: 32}}

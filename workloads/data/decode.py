@@ -35,7 +35,8 @@ _RGB: Final = 3
 
 class DecoderName(StrEnum):
     """Who decodes and resizes; part of a recipe, because resized pixels differ: bilinearly by one level, bicubically by
-    two on photographs and by more at hard edges, where Pillow clips overshoots between its two passes."""
+    two on photographs and by more at hard edges, where Pillow clips overshoots between its two passes.
+    """
 
     PILLOW = "pillow"
     """The reference: Pillow decodes, Pillow resizes."""
