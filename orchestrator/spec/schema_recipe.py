@@ -137,7 +137,7 @@ class RecipeSpec(Strict):
     color_jitter: float = Field(0.0, ge=0, le=1, description="Strength of brightness, contrast and saturation changes.")
     decoder: Literal["pillow", "turbo", "nvjpeg"] = Field(
         "pillow",
-        description="Decoder and resizer of images; turbo is faster, and its resized pixels differ from pillow's by one "
+        description="Decoder and resizer of images; turbo is faster; its resized pixels differ from pillow's by one "
         "level (bilinear), or by two and at hard edges more (bicubic).",
     )
     norm_group: Count | None = Field(
