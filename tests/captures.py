@@ -1,13 +1,20 @@
-"""Pictures of the terminal for the docs: ``python -m tests.captures [NAME ...]`` writes ``docs/captures/<NAME>.svg``.
+"""What the docs show of the terminal: ``python -m tests.captures [NAME ...]`` writes ``docs/captures/<NAME>.svg``.
 
 Each capture runs a real command and records what it prints; another one is a function more in ``CAPTURES``.
+
+``python -m tests.captures demo`` writes the answer of ``make demo`` into README.md and docs/quickstart.svg. It reads
+the results from this directory's store (or ``ORCHESTRATOR_STORE``) and keeps them in docs/captures/quickstart.json,
+from which ``python -m tests.captures readme`` does the same where nothing was trained: after a change of the report.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,13 +26,27 @@ from orchestrator.cli.plan import PlanOptions, show_plan
 from orchestrator.cli.report import compute
 from orchestrator.cli.status import open_existing_store
 from orchestrator.cli.watch import Watching, view
+from orchestrator.plan.build import build_plan
+from orchestrator.plan.graph import Plan
 from orchestrator.planning.fleets import StatedCluster
-from orchestrator.report.render_terminal import render_terminal
+from orchestrator.report.answers import answers
+from orchestrator.report.curves import draw_curve, encode_svg
+from orchestrator.report.inputs import Committed, read_committed
+from orchestrator.report.render_terminal import FittingTable, render_terminal
+from orchestrator.report.report import compute_report
+from orchestrator.report.results import Report
+from orchestrator.report.text import text_table
+from orchestrator.spec import load_sweep
+from orchestrator.storage import ObjectStore
 from orchestrator.storage.local import LocalStore
 from tests.live_sweep import SWEEP, write_live_sweep
 
-FOLDER = Path(__file__).parents[1] / "docs" / "captures"
-_WIDTH = 118
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "captures"
+README, CURVE, RESULTS = ROOT / "README.md", ROOT / "docs" / "quickstart.svg", FOLDER / "quickstart.json"
+_DEMO = re.compile(r"(?<=ends like this:\n\n```\n).*?(?=\n```\n)", re.DOTALL)
+"""What README.md shows of the quickstart's report."""
+_WIDTH, _README_WIDTH = 118, 150
 _HEIGHT = 40
 
 
@@ -77,10 +98,51 @@ def make(name: str, folder: Path = FOLDER) -> Path:
     return path
 
 
+def keep_results(store: ObjectStore) -> None:
+    """Write the results of the quickstart that are in a store to ``RESULTS``, but for how long they took."""
+    plan = _quickstart()
+    committed, jobs = read_committed(store, plan.jobs), plan.by_name()
+    kept = {jobs[name].key: {**asdict(found), "measured_s": None} for name, found in committed.items()}
+    lines = (f"{json.dumps(key)}: {json.dumps(found)}" for key, found in kept.items())
+    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def demo_report() -> Report:
+    """The report of the results that are kept; those of former recipes have other keys and are left out."""
+    kept, plan = json.loads(RESULTS.read_text(encoding="utf-8")), _quickstart()
+    return compute_report(plan, {job.name: Committed(**kept[job.key]) for job in plan.jobs if job.key in kept})
+
+
+def demo_text(report: Report) -> str:
+    """The table and the answer of fine-tuning, as README.md shows them."""
+    answer = answers(report)[0]
+    console = Console(record=True, file=StringIO(), width=_README_WIDTH, color_system=None, highlight=False)
+    console.print(FittingTable(table=text_table(report.headlines[0])))
+    console.print("...", answer.title, *(f"  {sentence}" for sentence in answer.sentences), sep="\n", soft_wrap=True)
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines() if line.strip())
+
+
+def show_demo() -> None:
+    """Put the kept results into README.md and the curve beside it."""
+    report = demo_report()
+    readme = README.read_text(encoding="utf-8")
+    README.write_text(_DEMO.sub(lambda _: demo_text(report), readme, count=1), encoding="utf-8")
+    CURVE.write_bytes(encode_svg(draw_curve(report)))
+
+
+def _quickstart() -> Plan:
+    return build_plan(load_sweep("quickstart")[0], store_uri="file:///project/.orchestrator/store")
+
+
 def main() -> None:
-    """Make the captures that are named, or all."""
+    """Make the captures that are named, or all of ``CAPTURES``."""
     for name in sys.argv[1:] or CAPTURES:
-        sys.stdout.write(f"{make(name)}\n")
+        if name == "demo":
+            keep_results(open_existing_store(""))
+        if name in {"demo", "readme"}:
+            show_demo()
+        else:
+            sys.stdout.write(f"{make(name)}\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
+from orchestrator.cli.sources import ScaleOption, scale_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,6 +39,10 @@ def show(
     target: Annotated[
         list[str] | None, typer.Option(help="Space to compare with; default: the sweep's targets.")
     ] = None,
+    space: Annotated[
+        list[str] | None, typer.Option(metavar="NAME|GLOB", help="Show and plot these spaces alone; default: all.")
+    ] = None,
+    scale: ScaleOption = None,
     tree: Annotated[str, typer.Option(metavar="ENTRY", help="Draw the tree of an entry's spaces.")] = "",
     plot: Annotated[Path | None, typer.Option(help="Write a plot of class sizes to this file (png, svg, pdf).")] = None,
     output: DocumentOption = DocumentForm.TABLE,
@@ -46,7 +52,8 @@ def show(
     from orchestrator.spec.count_classes import ask_labels
 
     folder = _folder_uri(reference)
-    requests = _of_folder(folder) if folder else _of_sweep(reference, dataset, target, tree)
+    requests = _of_folder(folder) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
+    requests = _only(requests, space) if space else requests
     asked = {"plot": str(plot.resolve()) if plot else "", "parents": output is not DocumentForm.TABLE}
     found = [{"dataset": name, **ask_labels("show", request | asked)} for name, request in requests.items()]
     if output is DocumentForm.YAML:
@@ -60,6 +67,20 @@ def show(
         stdout_console().print(_table(looked))
         if tree and looked["tree"]:
             stdout_console().print(_drawn(tree, looked["tree"], looked["lemmas"]))
+
+
+def _only(requests: dict[str, dict[str, Any]], wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The requests with the wanted spaces alone."""
+    known = [item["name"] for request in requests.values() for item in request["spaces"]]
+    for pattern in wanted:
+        if not fnmatch.filter(known, pattern):
+            message = f"no label space is called {pattern!r}, or it is of clusters that no run has made yet; there are "
+            raise typer.BadParameter(message + ", ".join(known))
+    for request in requests.values():
+        request["spaces"] = [
+            item for item in request["spaces"] if any(fnmatch.fnmatchcase(item["name"], one) for one in wanted)
+        ]
+    return {name: request for name, request in requests.items() if request["spaces"]}
 
 
 def _folder_uri(reference: str) -> str:
@@ -91,12 +112,14 @@ def _of_folder(uri: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _of_sweep(reference: str, dataset: str, targets: Sequence[str] | None, tree: str) -> dict[str, dict[str, Any]]:
+def _of_sweep(
+    reference: str, scale: str, dataset: str, targets: Sequence[str] | None, tree: str
+) -> dict[str, dict[str, Any]]:
     """A request for each data set."""
     from orchestrator.spec import load_sweep
     from orchestrator.spec.count_classes import table_of
 
-    sweep = load_sweep(reference)[0]
+    sweep = load_sweep(reference, scale=scale)[0]
     used = list(dict.fromkeys(space.dataset for space in sweep.labels.values()))
     if dataset and dataset not in used:
         raise typer.BadParameter(f"no label space is of a data set {dataset!r}; there are {', '.join(used)}")

@@ -17,6 +17,7 @@ from orchestrator.contract import JobKind
 from orchestrator.plan.flops import FORWARD_PASSES_PER_STEP, OPERATIONS_PER_MAC, Fit, Network, Work, network_of
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.search_work import filled, num_full_trials, times, typical_trial
+from orchestrator.spec.resolve_datasets import digits_split
 
 _FLOAT_BYTES = 4
 _FEATURE_BYTES = 2
@@ -26,7 +27,7 @@ _TAR_BYTES_PER_SAMPLE = 3072
 _RECORD_BYTES = 4096
 _OPTIMIZER_COPIES: Mapping[str, int] = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Values per weight that optimizers remember."""
-_DIGITS, _DIGITS_VAL_FRACTION = 1797, 0.2
+_DIGITS_VAL_FRACTION = 0.2
 _SCAN_S, _WRITE_S, _LABEL_S = 0.00012, 0.0004, 0.5
 """Core-seconds to index and to write a sample, and of a label space."""
 _PASSES = 3  # forward, and the products of both factors backward
@@ -133,8 +134,7 @@ def builtin_size(parameters: Mapping[str, Any]) -> DatasetSize:
     """Samples of a built-in data set, by its parameters."""
     num_train, num_val = parameters.get("num_train", 0), parameters.get("num_val", 0)
     if parameters.get("builtin") == "digits":
-        num_val = round(_DIGITS * parameters.get("val_fraction", _DIGITS_VAL_FRACTION))
-        num_train = _DIGITS - num_val
+        num_train, num_val = digits_split(parameters.get("val_fraction", _DIGITS_VAL_FRACTION))
     num_parts = parameters.get("part", {}).get("num", 1)  # a part job writes its share
     return DatasetSize(num_train=math.ceil(num_train / num_parts), num_val=math.ceil(num_val / num_parts))
 
@@ -151,7 +151,8 @@ def training_work(
     images, eval_images = num_steps * batch_size, num_evals * size.num_val
     if kind is JobKind.PROBE:  # features of the validation split, and of images that always look the same, once
         eval_images = size.num_val
-        images = size.num_train if recipe.get("augment", "none") == "none" else images
+        has_one_look = recipe.get("augment", "none") == "none" and not recipe.get("dropout")
+        images = size.num_train if has_one_look else images
     forward = OPERATIONS_PER_MAC * (network.macs + network.num_features * num_classes)
     return Work(
         operations=passes * forward * images,

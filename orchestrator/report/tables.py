@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.contract import JobKind
 from orchestrator.plan.costs import PriceTable
@@ -158,10 +159,13 @@ class TableBuilder:
         return MISSING if view is None or view.state.is_done else view.state.value
 
     def _one_pass(self, place: Place) -> OnePass | None:
-        """Backbones that were trained on the target itself: of this block, else of the first that has any."""
+        """Backbones that were trained on the target itself: of this block, else of the first that has any; also those
+        of other blocks that differ in their seeds alone.
+        """
         jobs = [job for job in self._pretrains if job.facets.get("label_space") == place.target]
-        block = [job for job in jobs if job.facets.get("pretrain", "") == place.pretrain] or jobs
-        block = [job for job in block if job.facets.get("pretrain") == block[0].facets.get("pretrain")]
+        own = [job for job in jobs if job.facets.get("pretrain", "") == place.pretrain] or jobs
+        alike = [job for job in (*own, *jobs) if _but_seed(job) == _but_seed(own[0])]
+        block = list({job.key: job for job in reversed(alike)}.values())[::-1]  # those of this block first
         published = self.published.find(place, "", is_headline=place in self._headlines)
         if not block and published is None:
             return None
@@ -236,3 +240,9 @@ def _subsets(metric: str, results: Sequence[Result]) -> dict[str, Summary]:
         for name in names
         if (values := [value for result in results if math.isfinite(value := result.metrics.get(name, math.nan))])
     }
+
+
+def _but_seed(job: Job) -> Mapping[str, Any]:
+    """What a job's identity says but for its seed."""
+    parameters = {name: value for name, value in job.identity["parameters"].items() if name != "seed"}
+    return {**job.identity, "parameters": parameters}

@@ -14,13 +14,14 @@ EXCLUSIVE = (("warmup_epochs", "warmup_steps"),)
 """Pairs of which a recipe gives one: the one that overrides a base displaces the other."""
 
 
-# The backbone of a probe is frozen and in evaluation mode whatever its recipe says; the head is one linear layer.
+# The backbone of a probe is frozen whatever its recipe says, and of what training does only drops out; the head is one
+# linear layer.
 _UNREAD_BY_PROBES = dict.fromkeys(
-    ("freeze", "dropout", "drop_path", "norm_group"),
+    ("freeze", "drop_path", "norm_group"),
     "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or choose finetune",
 )
 _UNREAD_FROM_CACHE = dict.fromkeys(
-    ("augment", "crop_scale", "crop_ratio", "color_jitter", "mixup", "cutmix", "mix_prob", "cutmix_share"),
+    ("augment", "crop_scale", "crop_ratio", "color_jitter", "mixup", "cutmix", "mix_prob", "cutmix_share", "dropout"),
     "is ignored by features: cached, which were computed once, of whole images; remove it, or use features: online",
 )
 

@@ -16,7 +16,14 @@ from orchestrator.spec.tree import Path
 from orchestrator.storage.dataset_files import level_counts
 
 BUILTIN_VERSION = 1
-_NUM_DIGITS = 1797
+_SCANS_OF_DIGITS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
+"""Scans of the digits 0 to 9 inside scikit-learn."""
+
+
+def digits_split(val_fraction: float) -> tuple[int, int]:
+    """Training and validation samples of the built-in digits, as the data plane splits them: digit by digit."""
+    num_val = sum(round(val_fraction * scans) for scans in _SCANS_OF_DIGITS)
+    return sum(_SCANS_OF_DIGITS) - num_val, num_val
 
 
 def resolve_dataset(
@@ -32,7 +39,7 @@ def resolve_dataset(
         return resolve_conversion(name, entry, survey or Survey(), complaints)
     parameters = {**entry.model_dump(exclude={"jobs"}), "version": BUILTIN_VERSION}
     if isinstance(entry, Digits):
-        num_train = int(_NUM_DIGITS * (1 - entry.val_fraction))
+        num_train, _ = digits_split(entry.val_fraction)
         return Dataset(
             name=name,
             readable="digits",

@@ -136,7 +136,9 @@ class RecipeSpec(Strict):
     crop_ratio: Pair = Field([0.75, 4 / 3], description="Least and largest width / height (random_resized_crop).")
     color_jitter: float = Field(0.0, ge=0, le=1, description="Strength of brightness, contrast and saturation changes.")
     decoder: Literal["pillow", "turbo", "nvjpeg"] = Field(
-        "pillow", description="Decoder and resizer of images; turbo is faster and differs by at most one level."
+        "pillow",
+        description="Decoder and resizer of images; turbo is faster; its resized pixels differ from pillow's by one "
+        "level (bilinear), or by two and at hard edges more (bicubic).",
     )
     norm_group: Count | None = Field(
         None, description="Samples per BatchNorm statistic, a divisor of batch_size; default min(batch_size, 64)."

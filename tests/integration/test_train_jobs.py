@@ -19,6 +19,7 @@ from tests.tiny_training import BATCHNORM, NO_BATCHNORM, RECIPE, TinyTraining
 from workloads.data.index import SampleIndex
 from workloads.data.source import SampleSource
 from workloads.labels.label_map import LabelMap
+from workloads.models.batchnorm import batchnorm_layers
 from workloads.train.job import Setting
 from workloads.transfer import probe
 from workloads.transfer.backbone import pretrained_backbone
@@ -181,6 +182,42 @@ def test_probe_in_bf16_computes_all_features_in_it(
     tiny.run(tiny.training(JobKind.PROBE, model=BATCHNORM, recipe=recipe, backbone=pretrained.key, space=DEPTH1))
     assert {is_validation for _, is_validation in seen} == {True, False}
     assert all(is_bf16 for is_bf16, _ in seen)
+
+
+def test_probe_with_dropout_drops_while_the_head_learns_and_keeps_the_statistics_of_batchnorm(
+    tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"name": "test_resnet", "image_size": 16, "kwargs": {}}
+    origin = tiny.run(tiny.training(model=plain, recipe={"epochs": 0.5}))
+    seen: list[tuple[bool, bool, bool]] = []
+
+    def backbone_of(setting: Setting) -> tuple[torch.nn.Module, int]:
+        backbone, num_features = pretrained_backbone(setting)
+        layers = batchnorm_layers(backbone)
+        backbone.register_forward_pre_hook(
+            lambda *_: seen.append(
+                (backbone.training, any(layer.training for layer in layers), torch.is_inference_mode_enabled())
+            )
+        )
+        return backbone, num_features
+
+    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+
+    def head(dropout: float, attempt: int = 1) -> bytes:
+        recipe = {"epochs": 1, "dropout": dropout}
+        request = tiny.training(
+            JobKind.PROBE, model=plain, recipe=recipe, backbone=origin.key, space=DEPTH1, attempt=attempt
+        )
+        record = _record(tiny, tiny.run(request))
+        assert record.summary["backbone_sha256"] == _record(tiny, origin).summary["backbone_sha256"]
+        return read_part(tiny.store, record, "head.safetensors")
+
+    dropped = head(0.5)
+    assert {drops for drops, _, is_validation in seen if not is_validation} == {True}
+    assert {drops for drops, _, is_validation in seen if is_validation} == {False}
+    assert not any(moves for _, moves, _ in seen)
+    assert head(0.25) != dropped
+    assert head(0.0) != dropped
 
 
 def test_transfer_head_follows_the_transfer_seed_alone(tiny: TinyTraining, pretrained: JobResult) -> None:

@@ -118,7 +118,7 @@ def test_forecast_command_prints_json_and_draws(tmp_path: Path, monkeypatch: pyt
     code, stdout, _ = invoke(tmp_path, monkeypatch, "quickstart", *flags)
     assert code == 0
     found = json.loads(stdout)
-    assert (found["state"], found["num_jobs"], found["resource"]) == ("succeeded", 52, "CPU")
+    assert (found["state"], found["num_jobs"], found["resource"]) == ("succeeded", 82, "CPU")
     assert (tmp_path / "a.png").stat().st_size > 1000
     assert (tmp_path / "a.html").stat().st_size > 1000
     assert not (tmp_path / ".orchestrator").exists()

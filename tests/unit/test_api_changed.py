@@ -41,8 +41,8 @@ def test_changed_sweep_is_shown_and_refused_where_nobody_can_be_asked(
 ) -> None:
     with pytest.raises(ControllerError, match=r"submit\(changed=Changed\.REPLACE\)") as refused:
         agree(plan_of(store, *VARIANT), changed)
-    assert "15 added, 45 removed" in str(refused.value)
-    assert "45 removed: pretrain/levels/depth1/seed0" in " ".join(capsys.readouterr().err.split())
+    assert "15 added, 75 removed" in str(refused.value)
+    assert "75 removed: pretrain/levels/depth1/seed0" in " ".join(capsys.readouterr().err.split())
 
 
 def test_changed_sweep_is_shown_and_replaced_by_who_says_so(

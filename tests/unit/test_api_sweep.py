@@ -109,8 +109,8 @@ def test_repr_of_views_is_one_line(submitted: LocalStore) -> None:
     sweep = Sweep.from_yaml("quickstart", store=submitted.uri)
     view = sweep.plan()
     shown = {
-        repr(view): "Plan of sweep quickstart: 52 jobs",
-        repr(view.diff(view)): "52 unchanged",
+        repr(view): "Plan of sweep quickstart: 82 jobs",
+        repr(view.diff(view)): "82 unchanged",
         repr(sweep.report()): "Report of sweep quickstart: val_error",
         repr(sweep.status()): "Sweep quickstart: ",
     }

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.captures import make
+from orchestrator.report.curves import draw_curve, encode_svg
+from tests.captures import CURVE, README, demo_report, demo_text, make
 from tests.golden_plans import FOLDER, golden_text, shipped
 from workloads.models.variants import main as variants
 
@@ -37,5 +38,13 @@ def test_networks_of_shipped_sweeps_are_in_the_table_of_variants() -> None:
 def test_capture_of_plan_shows_what_the_command_prints(tmp_path: Path) -> None:
     text = make("plan", tmp_path).read_text(encoding="utf-8")
     assert "orchestrator&#160;plan&#160;quickstart" in text
-    assert "52&#160;jobs" in text
+    assert "82&#160;jobs" in text
     assert "critical" in text
+
+
+def test_readme_shows_the_report_of_the_kept_results() -> None:
+    report = demo_report()
+    assert not [row.label_space for row in report.headlines[0].rows if row.summary is None], "run `make demo` anew"
+    remedy = "run `python -m tests.captures readme`, or after `make demo` `python -m tests.captures demo`"
+    assert f"```\n{demo_text(report)}\n```" in README.read_text(encoding="utf-8"), remedy
+    assert encode_svg(draw_curve(report)) == CURVE.read_bytes(), remedy

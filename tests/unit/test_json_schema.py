@@ -82,7 +82,7 @@ WRONG = [
     ("optimizer: sgd\n    lr: 0.3", "optimizer: sdg\n    lr: 0.3"),
     ("lr: 0.3", "lr: -1"),
     ("lr: 0.3", "lerning_rate: 0.3"),
-    ("seeds: [0, 1, 2]", "seeds: [0, -1]"),
+    ("seeds: [0, 1, 2, 3, 4]", "seeds: [0, -1]"),
     ("protocol: finetune", "protocol: tune"),
     ("metric: val_error", "metric: error"),
     ("resources: {pretrain: {cpus: 1}", "resources: {pretrain: {cpu: 1}"),

@@ -300,3 +300,14 @@ def test_labels_show_of_an_unknown_data_set_is_refused() -> None:
     result = CliRunner().invoke(app, ["labels", "show", "quickstart", "--dataset", "trees"])
     assert result.exit_code == 2
     assert "there are tree" in result.output
+
+
+def test_labels_show_of_chosen_spaces_shows_and_plots_these_alone(tmp_path: Path) -> None:
+    picture = tmp_path / "sizes.svg"
+    chosen = ["--space", "levels/depth[12]", "--plot", str(picture)]
+    found = json.loads(CliRunner().invoke(app, ["labels", "show", "quickstart", *chosen, "-o", "json"]).output)
+    assert [space["name"] for looked in found for space in looked["spaces"]] == ["levels/depth1", "levels/depth2"]
+    assert picture.is_file()
+    result = CliRunner().invoke(app, ["labels", "show", "quickstart", "--space", "levels/depth9"])
+    assert result.exit_code == 2
+    assert "levels/depth9" in result.output

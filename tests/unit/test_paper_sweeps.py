@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
+import timm
 
 from orchestrator.contract import JobKind
 from orchestrator.controller.client import submit
@@ -13,6 +15,7 @@ from orchestrator.errors import ControllerError, SpecError
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.graph import Job, Plan
 from orchestrator.plan.published import Published
+from orchestrator.report.inputs import Committed
 from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.report import compute_report
 from orchestrator.spec import Sweep, load_sweep
@@ -22,12 +25,14 @@ from orchestrator.testing.memory_store import MemoryStore
 COUNTS = {
     "paper-inat21-resnet34": "1 index, 34 labels, 2 embed, 20 cluster, 68 pretrain, 312 finetune",
     "paper-inat21-resnet50": "1 index, 14 labels, 28 pretrain, 84 finetune",
-    "paper-in21k-binary": "1 index, 7 labels, 7 pretrain, 15 finetune, 4 embed, 4 probe",
-    "paper-in1k-resnet50": "1 index, 10 labels, 4 embed, 6 cluster, 10 pretrain, 30 finetune",
-    "paper-in21k-to-in1k": "2 index, 7 labels, 9 pretrain, 72 finetune, 12 embed, 18 probe",
+    "paper-in21k-binary": "1 index, 7 labels, 7 pretrain, 15 finetune, 4 probe",
+    "paper-in1k-resnet50": "1 index, 10 labels, 4 embed, 6 cluster, 13 pretrain, 30 finetune",
+    "paper-in21k-to-in1k": "2 index, 7 labels, 9 pretrain, 72 finetune, 18 probe",
 }
+PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
 LEVELS = (21843, 5995, 2281, 519, 160, 38)
 MANUAL = [11, 13, 51, 273, 1103, 4884, 6485]
+MANUAL_LEVELS = ("supercategory", "phylum", "class", "order", "family", "genus", "specific_epithet")
 RANDOM = [22, 88, 352, 1408, 5632, 11264, 500000]
 STORE = MemoryStore()
 NEGATIVE_RANDOM = ("23.40 ± 0.07", "23.40 ± 0.07", "23.65 ± 0.07")
@@ -122,6 +127,8 @@ def test_numbers_of_inat21_are_those_of_tables_1_5_6_and_7() -> None:
     assert found["whole/22"] == (5.52, 0.015)
     assert printed("paper-inat21-resnet34", "checkpoints", checkpoint="epoch50")["manual/phylum"] == (5.53, 0.036)
     assert printed("paper-inat21-resnet34", "checkpoints", checkpoint="epoch70")["manual/genus"] == (4.83, 0.064)
+    last = printed("paper-inat21-resnet34", "checkpoints", checkpoint="epoch90")
+    assert last == {f"manual/{level}": found[f"manual/{level}"] for level in MANUAL_LEVELS[1:]}, "spreads included"
     best = min(value for value, _ in found.values())
     assert round(100 * (5.25 - best) / 5.25, 2) == 8.76  # the improvement that the paper prints
     larger = printed("paper-inat21-resnet50", "finetune")
@@ -159,6 +166,85 @@ def test_seeds_are_the_papers() -> None:
     assert pairs("paper-inat21-resnet34") == {(pretrain, seed) for pretrain in (0, 1) for seed in (0, 1, 2)}
     assert pairs("paper-in21k-binary") == {(0, 0)}
     assert pairs("paper-in1k-resnet50") == pairs("paper-in21k-to-in1k") == {(0, 0), (0, 1), (0, 2)}
+    one_pass = {job.key for job in plan("paper-in1k-resnet50").jobs if job.name.startswith("pretrain/one-pass/")}
+    retrained = plan("paper-in1k-resnet50").by_name()["pretrain/split/classes/leaf/seed0"]
+    assert len(one_pass) == 3
+    assert retrained.key in one_pass, "trained once for both"
+
+
+def test_one_pass_training_of_table_9_has_a_spread_over_the_seeds_of_both_blocks() -> None:
+    committed = {
+        job.name: Committed(metrics={"val_error": 0.24 + 0.001 * int(job.facets["pretrain_seed"])})
+        for job in plan("paper-in1k-resnet50").jobs
+        if job.kind is JobKind.PRETRAIN and job.facets["label_space"] == "classes/leaf"
+    }
+    found = compute_report(plan("paper-in1k-resnet50"), committed).headlines[0].one_pass
+    assert found is not None
+    assert found.published is not None
+    assert found.published.std == 0.00057
+    assert found.summary is not None
+    assert found.summary.num_values == 3
+    assert found.summary.mean == pytest.approx(0.241)
+    assert found.summary.std == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "model", "num_features"),
+    [
+        ("paper-inat21-resnet34", "per-superclass", "vit_large_patch14_clip_quickgelu_224", 768),
+        ("paper-inat21-resnet34", "rebalanced-608", "vit_large_patch14_clip_quickgelu_224", 768),
+        ("paper-inat21-resnet34", "whole", "vit_large_patch14_clip_quickgelu_224", 768),
+        ("paper-in1k-resnet50", "clip-vit-l14", "vit_large_patch14_clip_quickgelu_224", 768),
+        ("paper-in1k-resnet50", "clip-resnet50", "resnet50_clip", 1024),
+    ],
+)
+def test_clusters_are_of_clips_embedding_under_openais_weights(
+    name: str, entry: str, model: str, num_features: int
+) -> None:
+    for space in sweep(name).labels.values():
+        if space.entry == entry:
+            assert space.clustering is not None
+            embedding = space.clustering.embedding
+            assert embedding.model is not None
+            assert (embedding.model.name, embedding.initial) == (model, {"timm": "openai"})
+            assert (embedding.look["output"], embedding.look["resize"]) == ("projection", 224)
+    weights = timm.get_pretrained_cfg(f"{model}.openai")
+    assert weights is not None
+    assert weights.num_classes == num_features
+
+
+def test_smallest_clusters_are_larger_than_the_papers_thresholds() -> None:
+    rules = [
+        space.clustering.parameters["rebalanced"]["min_samples"]
+        for space in sweep("paper-inat21-resnet34").labels.values()
+        if space.clustering is not None and "rebalanced" in space.clustering.parameters
+    ]
+    assert rules == [threshold + 1 for threshold in (1000, 500, 300, 150, 100, 60)]
+
+
+def test_probes_see_what_the_paper_says() -> None:
+    jobs = plan("paper-in21k-to-in1k").jobs
+    (linear,) = {
+        (recipe["augment"], recipe["resize"], recipe.get("features"))
+        for job in jobs
+        if job.kind is JobKind.PROBE
+        for recipe in (job.identity["parameters"]["recipe"],)
+    }
+    assert linear == ("random_crop_flip", 256, None)
+    trained = next(job for job in plan("paper-in21k-binary").jobs if job.kind is JobKind.PRETRAIN)
+    pretrained = trained.identity["parameters"]["recipe"]
+    probes = [job for job in plan("paper-in21k-binary").jobs if job.kind is JobKind.PROBE]
+    assert len(probes) == 4
+    for job in probes:
+        recipe = dict(job.identity["parameters"]["recipe"])
+        differing = {name for name in recipe.keys() | pretrained.keys() if recipe.get(name) != pretrained.get(name)}
+        assert differing <= {"epochs", "batch_size", "lr"}, "otherwise exactly the pipeline of the pretraining"
+
+
+def test_docs_count_the_jobs_that_run() -> None:
+    rows = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `paper-")]
+    counted = {cells[1].strip(" `"): int(cells[6]) for cells in rows if len(cells) == 8}
+    assert counted == {name: len({job.key for job in plan(name).jobs}) for name in COUNTS}, "one job may have two names"
 
 
 def test_both_sweeps_of_imagenet21k_share_their_backbones() -> None:

@@ -134,7 +134,7 @@ def test_recipe_field_that_is_ignored_is_refused_at_its_place(given: str, path: 
     assert message in line
 
 
-@pytest.mark.parametrize("given", ["freeze: backbone", "dropout: 0.1", "drop_path: 0.1", "norm_group: 8"])
+@pytest.mark.parametrize("given", ["freeze: backbone", "drop_path: 0.1", "norm_group: 8"])
 def test_recipe_field_of_a_network_that_trains_is_refused_in_a_probe(given: str) -> None:
     text = f"recipe: {{epochs: 4, batch_size: 32, lr: 0.1, {given}}}"
     assert "is ignored by protocol: probe" in problem_of(text, "probe")
@@ -142,7 +142,17 @@ def test_recipe_field_of_a_network_that_trains_is_refused_in_a_probe(given: str)
 
 
 def test_recipe_base_of_a_network_that_trains_serves_a_probe_without_what_that_ignores() -> None:
-    assert resolve("recipe: {base: dropped, lr: 0.2}", "probe") == resolve("recipe: {base: plain, lr: 0.2}", "probe")
+    plain = resolve("recipe: {base: plain, lr: 0.2}", "probe")
+    assert resolve("recipe: {base: dropped, lr: 0.2}", "probe") == {**plain, "dropout": 0.1}
+
+
+def test_recipe_dropout_is_a_probe_s_own_on_images_and_refused_on_cached_features() -> None:
+    text = "recipe: {epochs: 4, batch_size: 32, lr: 0.1, dropout: 0.1}"
+    assert resolve(text, "probe")["dropout"] == 0.1
+    cached = text.replace("dropout", "features: cached, solver: sgd, dropout")
+    assert "0.1 is ignored by features: cached" in problem_of(cached, "probe")
+    of_base = "recipe: {base: dropped, features: cached, solver: sgd}"
+    assert "dropout" not in resolve(of_base, "probe")
 
 
 REFUSED = [

@@ -159,7 +159,7 @@ VIT = {"optimizer": "adamw", "betas": (0.9, 0.999), "weight_decay": 0.03, "sched
 VIT |= {"loss": "sigmoid", "head_bias": -10.0, "mean": (0.5, 0.5, 0.5)}
 LONG = {"epochs": 90, "warmup_steps": 10_000, "dropout": 0.1, "augment": "random_crop_flip"}
 SHORT = {"epochs": 10, "warmup_steps": 0, "warmup_epochs": 0, "constant_epochs": 3, "dropout": 0.1}
-PROBE = {"epochs": 20, "augment": "none"}
+PROBE = {"epochs": 20, "warmup_steps": 10_000, "augment": "random_crop_flip", "dropout": 0.1}
 LINEAR = {"optimizer": "sgd", "nesterov": True, "momentum": 0.9, "weight_decay": 1e-6, "batch_size": 512, "lr": 0.9}
 LINEAR |= {"schedule": "exponential", "decay_rate": 0.97, "decay_every_epochs": 0.5, "lr_every": "half_epoch"}
 VALUES: dict[str, dict[str, Any]] = {
@@ -177,9 +177,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "vit-binary-probe-20ep-b512": {**VIT, **PROBE, "batch_size": 512, "lr": 1.25e-4},
     "vit-in1k-finetune": {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0, "batch_size": 512, "dropout": 0}
     | {"grad_clip": 1.0, "warmup_steps": 500, "schedule": "cosine", "epochs": 8, "loss": "softmax"},
-    "linear-probe-40ep": {**LINEAR, "epochs": 40},
+    "linear-probe-40ep": {**LINEAR, "epochs": 40, "augment": "none"},
     "linear-probe-20ep": {**LINEAR, "epochs": 20},
-    "linear-probe-40ep-augmented": {**LINEAR, "epochs": 40, "augment": "random_resized_crop_flip"},
+    "linear-probe-40ep-augmented": {**LINEAR, "epochs": 40, "augment": "random_crop_flip", "resize": 256},
     "vit-in1k-90ep": {"optimizer": "adamw", "betas": (0.9, 0.999), "weight_decay": 0.3, "batch_size": 4096, "lr": 3e-3}
     | {"schedule": "cosine", "warmup_steps": 10_000, "grad_clip": 1.0, "dropout": 0.1, "average": "none", "epochs": 90},
 }

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import SpecError
+from orchestrator.plan.volumes import builtin_size
 from orchestrator.spec import Sweep, load_sweep, parse_sweep
 from orchestrator.spec.load import shipped_recipes
+from orchestrator.spec.resolve_datasets import digits_split
 from orchestrator.spec.schema_model import RESERVED_KWARGS
 from orchestrator.spec.tree import parse_tree
+from workloads.data.builtin import open_builtin
 from workloads.models.spec import _RESERVED
 
 RECIPE = "{epochs: 2, batch_size: 64, lr: 1e-3}"
@@ -206,6 +209,28 @@ def test_batch_larger_than_the_second_of_two_datasets_is_refused() -> None:
     assert text.startswith("sweep.yaml:13:23: pretrain.recipe.batch_size: batch_size 64 is more than the 35 training")
     assert text.splitlines() == [text]
     assert "'scans'" in text
+
+
+def test_digits_are_counted_as_they_are_split() -> None:
+    for val_fraction in (0.01, 0.05, 0.1, 0.2, 0.25, 1 / 3, 0.5, 0.75, 0.98):
+        made = open_builtin({"builtin": "digits", "version": 1, "val_fraction": val_fraction, "seed": 0}).splits
+        found = digits_split(val_fraction)
+        assert found == (made["train"].num_samples, made["val"].num_samples)
+        assert builtin_size({"builtin": "digits", "val_fraction": val_fraction}).num_train == found[0]
+    assert digits_split(0.2) == (1438, 359)
+
+
+def test_batch_of_all_training_digits_is_accepted_and_one_more_is_not() -> None:
+    digits = f"""{GOOD.split("datasets:", maxsplit=1)[0]}datasets: {{scans: {{builtin: digits}}}}
+labels: {{digit: {{dataset: scans, hierarchy: [digit]}}}}
+pretrain:
+  model: {{name: test_vit, image_size: 32}}
+  labels: ["digit/*"]
+  recipe: {{epochs: 2, batch_size: 1438, lr: 0.1}}
+transfer: [{{name: t, target: digit/digit, protocol: finetune, recipe: {{epochs: 1, batch_size: 64, lr: 0.1}}}}]
+"""
+    assert parse(digits).datasets["scans"].num_train == 1438
+    assert "batch_size 1439 is more than the 1438 training samples" in problems_of(digits.replace("1438", "1439"))
 
 
 def test_recipe_at_the_limits_is_accepted() -> None:

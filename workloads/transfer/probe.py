@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cached_property, partial
+from typing import Final
 
 import numpy as np
 import torch
@@ -15,15 +16,20 @@ from orchestrator.contract import ExecutionContext, JobRequest, JobResult
 from workloads.data.augment import Augment
 from workloads.data.loader import Batch
 from workloads.data.order import rank_slice
-from workloads.data.streams import Stage
+from workloads.data.streams import Purpose, Stage
+from workloads.models.batchnorm import batchnorm_layers
 from workloads.train.arithmetic import Arithmetic
 from workloads.train.evaluate import EvalInputs
 from workloads.train.images import ImageTask, new_head
 from workloads.train.job import Setting, run_training
 from workloads.train.samples import LabelledSplit, eval_inputs
+from workloads.train.streams import seed_device, torch_seed
 from workloads.train.task import TrainInputs
 from workloads.transfer.backbone import pretrained_backbone
 from workloads.transfer.features import Features
+
+_OF_FEATURES: Final = 1
+"""Detail that tells the masks of a frozen backbone's dropout from those of an update."""
 
 
 def run_online_probe(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -43,7 +49,10 @@ def _probe_task(setting: Setting) -> ProbeTask:
 class ProbeTask:
     """Only the head learns; the backbone is in evaluation mode. See ``workloads.train.job.TrainedModel``.
 
-    Where a sample looks the same in every epoch, its features are computed once per job, by one rank each, and kept in
+    With ``dropout`` the backbone drops activations while the head learns, as it did in pretraining, but its BatchNorm
+    layers keep their running statistics; validation drops nothing.
+
+    Where a sample has the same features in every epoch, they are computed once per job, by one rank each, and kept in
     memory.
     """
 
@@ -63,7 +72,8 @@ class ProbeTask:
     def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
         """See ``Task``; ``inputs`` are features (B, num_features)."""
         recipe = self._setting.parameters.recipe
-        if recipe.augment is Augment.NONE and not recipe.color_jitter and not recipe.is_mixed:
+        looks_the_same = recipe.augment is Augment.NONE and not recipe.color_jitter and not recipe.is_mixed
+        if looks_the_same and not recipe.dropout:
             return self._cached_batches(first, stop, unit)
         return self._fresh_batches(first, stop, unit)
 
@@ -108,8 +118,28 @@ class ProbeTask:
 
     def _fresh_batches(self, first: int, stop: int, unit: int) -> Generator[TrainInputs, None, None]:
         with closing(self._images.batches(first, stop, unit=unit)) as batches:
-            for batch in batches:
-                yield TrainInputs(inputs=self._features(batch.inputs), targets=batch.targets)
+            for number, batch in enumerate(batches, start=first):
+                with self._dropping(number):
+                    features_BF = self._features(batch.inputs)
+                yield TrainInputs(inputs=features_BF, targets=batch.targets)
+
+    @contextmanager
+    def _dropping(self, batch: int) -> Iterator[None]:
+        """Run the body with the recipe's dropout; its masks follow from seed, batch and rank alone."""
+        setting = self._setting
+        if not setting.parameters.recipe.dropout:
+            yield
+            return
+        rank = setting.samples.ranks.rank
+        seed = torch_seed(setting.parameters.seed, setting.stage, Purpose.DROPOUT, _OF_FEATURES, batch, rank)
+        self.backbone.train()
+        for layer in batchnorm_layers(self.backbone):
+            layer.eval()
+        seed_device(setting.device, seed)
+        try:
+            yield
+        finally:
+            self.backbone.eval()
 
     @cached_property
     def _val_features(self) -> list[EvalInputs]:
