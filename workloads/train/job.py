@@ -228,13 +228,15 @@ def _commit(
     )
     context.report(told)
     with context.activity.during(Activity.STORE):
-        return _write(setting, task, loop, summary)
+        return _write(setting, task, loop, summary, outcomes.parts())
 
 
-def _write(setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any]) -> Outcome:
+def _write(
+    setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any], outcomes: Mapping[str, bytes]
+) -> Outcome:
     state, context = loop.state, setting.context
     writer = ArtifactWriter(context.store, setting.request)
-    for name, content in {**_parts(setting, task), **outcomes.parts()}.items():
+    for name, content in {**_parts(setting, task), **outcomes}.items():
         writer.add(name, content)
     # The record hashes the final weights; kept ones are loaded over them.
     metrics = _metrics(state, task)
