@@ -175,6 +175,15 @@ def standing_document(standing: Standing) -> dict[str, Any]:
         "priority": _priority(snapshot),
         "owner": snapshot.plan.owner if snapshot.plan is not None else "",
         "waits": standing.waits,
+        "waits_for_room": {
+            name: {
+                "since_s": attempt.launched_at_s,
+                "resources": str(attempt.resources),
+                "workers": attempt.num_workers,
+            }
+            for name in snapshot.jobs.running
+            if (attempt := snapshot.jobs[name].attempt) is not None and attempt.awaits_room
+        },
         "waits_behind": {name: standing.progress[name].num_behind for name in standing.waits},
     }
 

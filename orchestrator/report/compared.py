@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.report.family import Family, corrected, shares, within
-from orchestrator.report.intervals import Bounds
+from orchestrator.report.intervals import MetricRange
 from orchestrator.report.pooled import PooledFit, complete, p_all_pairs, p_many_to_one, two_way
 from orchestrator.report.results import Comparison, Row, Table
 from orchestrator.report.statistics import PairedDifference, SeedPair, all_paired_differences, relative_improvement
 
 
-def compared(table: Table, bounds: Bounds | None = None) -> Table:
+def compared(table: Table, bounds: MetricRange | None = None) -> Table:
     """The table with every pair of its rows compared as one family, which all other comparisons are taken from.
 
     ``bounds`` are those of the metric, where it has any.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.report.intervals import CONFIDENCE, Bounds
+from orchestrator.report.intervals import CONFIDENCE, MetricRange
 from orchestrator.report.pooled import PooledFit
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def corrected(
     return family
 
 
-def within(found: PairedDifference, bounds: Bounds | None, reference: float) -> PairedDifference:
+def within(found: PairedDifference, bounds: MetricRange | None, reference: float) -> PairedDifference:
     """The difference with intervals that the metric can have, where ``reference`` is the mean of what was subtracted.
 
     A simultaneous interval that contains 0 and reaches beyond what is possible says only that seeds are too few: it is
@@ -105,7 +105,7 @@ def within(found: PairedDifference, bounds: Bounds | None, reference: float) -> 
     """
     if bounds is None:
         return found
-    possible = Bounds(low=bounds.low - bounds.high, high=bounds.high - bounds.low)
+    possible = MetricRange(low=bounds.low - bounds.high, high=bounds.high - bounds.low)
     found = replace(found, low=possible.clip(found.low), high=possible.clip(found.high))
     if found.family_low is None or found.family_high is None:
         return found

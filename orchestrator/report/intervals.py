@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class MetricRange:
     """What a metric can be."""
 
     low: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orchestrator.report.intervals import Bounds
+from orchestrator.report.intervals import MetricRange
 from orchestrator.report.results import Row
 from orchestrator.report.statistics import PairedDifference, Summary
 from orchestrator.units import format_money
@@ -14,7 +14,7 @@ TOO_FEW = "too few seeds"
 """In place of an interval that reaches beyond what the metric can be, and so says nothing else."""
 _FRACTIONS = ("error", "accuracy")
 _SIGNIFICANT_DIGITS = 4
-_RATE = Bounds(low=0.0, high=1.0)
+_RATE = MetricRange(low=0.0, high=1.0)
 
 
 def is_fraction(metric: str) -> bool:
@@ -22,7 +22,7 @@ def is_fraction(metric: str) -> bool:
     return any(word in metric for word in _FRACTIONS)
 
 
-def bounds_of(metric: str, values: Iterable[float]) -> Bounds | None:
+def bounds_of(metric: str, values: Iterable[float]) -> MetricRange | None:
     """What a metric can be: a rate is between 0 and 1. None where nothing is known, or where its values lie outside."""
     is_rate = is_fraction(metric) and all(_RATE.low <= value <= _RATE.high for value in values)
     return _RATE if is_rate else None

@@ -180,12 +180,11 @@ class Scheduler:
         machines, excluded = self._laid_out(tuple(nodes), total), excluded_nodes([*snapshots, *former], now).keys()
         commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now, steps)]
         commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, whereabouts=whereabouts or {}, now=now)
-        commands += [command for index in indexes for command in follow_up(index, committed, now)]
         site = self._suited(machines, total, maximum, excluded)
-        commands += _readmissions(indexes, site)
+        commands += [*_readmissions(indexes, site), *_follow_ups(indexes, committed, now)]
         occupancy = Occupancy(site, indexes, remaining_s=remaining_s or {}, now=now)
-        live_keys = set(claimed).union(*_live_keys(indexes))
-        world = World(now=now, live_keys=live_keys, committed=committed, stepping=stepping)
+        keys = set(claimed).union(*_live_keys(indexes))
+        world = World(now=now, live_keys=keys, committed=committed, stepping=stepping)
         turns = [_turn(index, occupancy, world, machines.whole) for index in _starting(indexes, commands)]
         launching = Launching(
             site=site,
@@ -247,6 +246,10 @@ class Scheduler:
             reason = f"{turn.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
             return TripSweep(sweep=turn.sweep, reason=reason)
         return None
+
+
+def _follow_ups(indexes: Sequence[SweepIndex], committed: Collection[str], now: float) -> Iterator[Command]:
+    return (command for index in indexes for command in follow_up(index, committed, now))
 
 
 def _readmissions(indexes: Sequence[SweepIndex], site: Site) -> Iterator[PreemptAttempt]:

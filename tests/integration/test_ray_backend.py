@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -197,6 +198,7 @@ def test_new_runner_removes_what_a_killed_one_has_left_before_it_has_an_attempt(
     os.kill(pid, signal.SIGKILL)
     until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
     settings = replace(SETTINGS, namespace=namespace)
-    runner = create_runner(new_runner_name(ONE_CPU), namespace, ONE_CPU, settings, ANY_SITE)
+    runner: Any = create_runner(new_runner_name(ONE_CPU), namespace, ONE_CPU, settings, ANY_SITE)
     until(lambda: not folder.exists() and not folder.with_suffix(".log").exists())
-    assert ray.get(runner.describe.remote(), timeout=60.0)["attempt_id"] == ""
+    described: Any = ray.get(runner.describe.remote(), timeout=60.0)
+    assert described["attempt_id"] == ""

@@ -113,7 +113,7 @@ def test_gang_keeps_one_reservation_while_there_is_no_room_and_is_charged_from_i
     reserved = cluster.reservations()
     assert len(reserved) == 1
     assert len(watch_for(sweep, NEVER_S)) == 1
-    assert sweep.view.state is JobState.RUNNING
+    assert sweep.snapshot.counts == {JobState.RUNNING: 1}
     assert cluster.reservations() == reserved
     sweep.assert_nothing_is_charged()
     sweep.assert_status_tells_what_it_waits_for()
@@ -133,7 +133,7 @@ def test_gang_keeps_one_reservation_while_there_is_no_room_and_is_charged_from_i
     assert view.num_attempts == 2
     placed = sweep.placed()
     assert placed[0].at_s - placed[0].since_s > allowed_at_s
-    assert 0.0 < view.ran_s < view.ended_at_s - allowed_at_s
+    assert 0.0 < view.ran_s < (view.ended_at_s or 0.0) - allowed_at_s
     assert view.room_s > 0.0
     sweep.controller.kill()
     cluster.allow(0)
@@ -142,7 +142,7 @@ def test_gang_keeps_one_reservation_while_there_is_no_room_and_is_charged_from_i
 def test_job_of_one_gpu_waits_for_its_node_over_the_death_of_its_controller_at_no_cost(cluster, store, until) -> None:
     one = replace(job("single"), resources=Resources(cpus=1.0, gpus=1.0))
     sweep = Sweep(store, cluster, until, one)
-    sweep.until(lambda: sweep.view.state is JobState.RUNNING and sweep.view.attempt.awaits_room)
+    sweep.until(lambda: any(attempt.awaits_room for attempt in sweep.snapshot.live_attempts))
     sweep.assert_status_tells_what_it_waits_for()
     sweep.controller.kill()
     sweep.controller.wait()

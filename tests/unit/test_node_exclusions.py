@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchestrator.contract import Resources
 from orchestrator.state import events
 from orchestrator.state.commands import ExcludeNode, LaunchJob, PreemptAttempt
@@ -87,7 +89,7 @@ def test_elastic_gang_does_not_grow_onto_a_node_that_is_left_out_before_its_time
     start = launched(job, *(GOOD,) * 8, at_s=10.0, resources=half, num_workers=8)
     running = after(plan_of("s", job), start)
     for now, is_restarted in ((1000.0, False), (HOUR_S + 1.0, True)):
-        options = {"now": now, "durations": {"s": {job.name: 20 * HOUR_S}}, "former": [ended_sweep()]}
+        options: dict[str, Any] = {"now": now, "durations": {"s": {job.name: 20 * HOUR_S}}, "former": [ended_sweep()]}
         assert bool(of_type(decide(running, nodes=NODES, **options), PreemptAttempt)) is is_restarted
 
 

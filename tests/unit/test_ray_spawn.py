@@ -27,8 +27,8 @@ def test_runner_for_a_chosen_node_goes_there_and_nowhere_else() -> None:
     (strategy,) = _constraints(ASKED, Site(node="a/1", node_id="ab" * 28)).values()
     assert strategy.node_id == "ab" * 28
     assert not strategy.soft
-    (strategy,) = _constraints(COORDINATOR, Site(node="a/1", node_id="ab" * 28)).values()
-    assert strategy.soft
+    coordinator = _constraints(COORDINATOR, Site(node="a/1", node_id="ab" * 28))
+    assert coordinator == {"label_selector": {NODE_LABEL: "ab" * 28}}  # which waits for a node that has just joined
 
 
 def test_workers_of_a_gang_go_to_their_nodes_or_to_nodes_of_their_sort() -> None:

@@ -20,7 +20,7 @@ from orchestrator.backends.simulated import (
     SimulatedCluster,
     VirtualClock,
 )
-from orchestrator.cli.standing import Standing, used_hours
+from orchestrator.cli.standing import Standing, standing_document, used_hours
 from orchestrator.cli.status import running_lines
 from orchestrator.contract import JobFailure, Resources
 from orchestrator.controller.attempts import judge_report
@@ -161,6 +161,10 @@ def test_status_says_what_an_attempt_waits_for_and_since_when() -> None:
     (line,) = running_lines(Standing(snapshot=waiting(), now=now))
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(10.0))
     assert f"waits for room for 64 CPU, 16 GPU (16 workers) since {since} (2h00m): the cluster has none yet" in line
+    document = standing_document(Standing(snapshot=waiting(), now=now))
+    told = {"since_s": 10.0, "resources": "64 CPU, 16 GPU", "workers": 16}
+    assert document["waits_for_room"] == {GANG.name: told}
+    assert standing_document(Standing(snapshot=waiting(placed(20.0)), now=now))["waits_for_room"] == {}
 
 
 def test_gang_that_waits_for_long_neither_holds_what_there_is_nor_keeps_others_from_asking() -> None:

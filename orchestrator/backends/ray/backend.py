@@ -300,7 +300,8 @@ class RayBackend:
 
     def _gone_before_use(self, link: RunnerLink) -> str:
         """A node that a gang waits for in vain: Ray would try for minutes before it says so."""
-        return self._capacity.first_gone(link.gang.node_ids) if link.gang is not None and _is_placing(link) else ""
+        is_waiting = link.state is LinkState.CREATED or _is_placing(link)
+        return self._capacity.first_gone(link.gang.node_ids) if link.gang is not None and is_waiting else ""
 
     def _place_again(self, link: RunnerLink) -> None:
         """The runner never took the attempt, so another one may, under the same id."""

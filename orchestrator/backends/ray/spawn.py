@@ -77,9 +77,12 @@ def create_runner(
 def _constraints(resources: Resources, site: Site) -> dict[str, Any]:
     is_coordinator = resources == COORDINATOR
     if site.node_id:
-        # The scheduler has counted on this node, so that another one would be one too many there. A gang's runner holds
-        # nothing, and may sit anywhere.
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(site.node_id, soft=is_coordinator)}
+        if is_coordinator:
+            # It belongs on its gang's first node. A soft affinity forgets one that has only just joined, a hard one
+            # fails for it; a label waits. Of a node that is gone the backend knows.
+            return {"label_selector": {NODE_LABEL: site.node_id}}
+        # The scheduler has counted on this node, so that another one would be one too many there.
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(site.node_id, soft=False)}
     if is_coordinator and (strategy := off_the_head()):
         return {"scheduling_strategy": strategy}
     avoided = {NODE_LABEL: f"!in({','.join(site.excluded_ids)})"} if site.excluded_ids else {}
