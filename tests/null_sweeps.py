@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.report.family import ALPHA, shares
+from orchestrator.plan.comparisons import ALPHA, Comparisons
 from orchestrator.report.intervals import estimate_arrays
 from orchestrator.report.pooled import MIN_P_EQUAL_VARIANCES, p_all_pairs, p_equal_variances, p_many_to_one, residuals
 
@@ -72,7 +72,7 @@ def established(means: Floats, *, has_baseline: bool = True) -> Bools:
     differences = (means[:, first] - means[:, second]).reshape(num_seeds, -1)
     p_values = estimate_arrays(differences, range(num_seeds)).p_value.reshape(len(first), num_sweeps)
     num_with = num_spaces - 1 if has_baseline else 0
-    with_share, other_share = shares(num_with, len(first) - num_with)
+    with_share, other_share = Comparisons(num_with_baseline=num_with, num_others=len(first) - num_with).shares
     share = np.where(has_baseline & (first == 0), with_share, other_share)
     found: Bools = p_values / share[:, None] < ALPHA
     return found
@@ -83,7 +83,7 @@ def pooled_established(means: Floats, *, is_checked: bool = True) -> Bools:
     num_seeds, num_spaces, num_sweeps = means.shape
     pairs = pairs_of(num_spaces)
     num_others, freedom = len(pairs) - num_spaces + 1, (num_seeds - 1) * (num_spaces - 1)
-    with_share, other_share = shares(num_spaces - 1, num_others)
+    with_share, other_share = Comparisons(num_with_baseline=num_spaces - 1, num_others=num_others).shares
     variance, noisiest = residuals(means)
     error = np.sqrt(2 * variance / num_seeds)
     level = means.mean(axis=0)

@@ -206,7 +206,7 @@ def _from_to(low: str, high: str) -> str:
 
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     """What it rests on, what the plan has, and what is cheapest."""
-    from orchestrator.plan.power import METHOD
+    from orchestrator.plan.comparisons import METHOD
     from orchestrator.report.numbers import number
 
     noise, unit = answer.noise, _unit(metric)
@@ -216,7 +216,7 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     low, high = noise.ends
     spread = f"; 80 % range {number(low.pretrain_std, metric)} to {number(high.pretrain_std, metric)}" if seeds else ""
     yield f"noise of a difference: {' and '.join(parts)}, {answer.source}{seeds}{spread}"
-    yield f"tests: {answer.num_comparisons} comparisons, {METHOD}"
+    yield f"tests: {answer.comparisons.total} comparisons, {METHOD}"
     planned, chances = answer.planned, answer.planned_range
     chance = _from_to(f"{chances[0]:.0%}", f"{chances[1]:.0%}")
     planned_power = f"{answer.planned_power:.0%}"
@@ -245,7 +245,7 @@ def _write(path: str, answers: Sequence[PowerAnswer], metric: str) -> None:
             title=_title(answer, metric).replace(": ", ":\n", 1),
             noise=answer.noise,
             difference=answer.difference,
-            num_comparisons=answer.num_comparisons,
+            comparisons=answer.comparisons,
             planned=answer.planned,
             target_power=answer.target_power,
             transfer_seeds=[option.num_transfer_seeds for option in answer.options],

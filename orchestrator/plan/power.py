@@ -1,8 +1,8 @@
 """How likely a difference of a given size would be found, from the noise between seeds; pure.
 
 What is assumed is the report's own test: paired differences to the baseline, averaged over the transfers of each
-pretrain seed, Student's t over the pretrain seeds, corrected by Holm's method for all label spaces of the table. Only
-``level_of`` and ``power_of`` know that test: with another one in the report, they and ``METHOD`` alone change.
+pretrain seed, Student's t over the pretrain seeds, at the level that the table's one corrected family leaves to a
+comparison with the baseline.
 
 The paired difference of pretrain seed i and transfer seed j is ``difference + pretrain_i + transfer_ij``, with the same
 two variances for every label space; they are pooled over the label spaces of a table.
@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from orchestrator.contract import JobKind
+from orchestrator.plan.comparisons import METHOD, Comparisons
 from orchestrator.plan.graph import Plan
 
-LEVEL, TARGET_POWER = 0.05, 0.8
-METHOD = "paired t tests over pretraining seeds, Holm's correction"
+TARGET_POWER = 0.8
 MOST_SEEDS = 100
 """Searches for a design end here."""
 _TRANSFERS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
@@ -74,15 +74,7 @@ class Noise:
         return replace(self, pretrain_std=factor * self.pretrain_std, transfer_std=transfer)
 
 
-def level_of(num_comparisons: int) -> float:
-    """The p-value below which one comparison with the baseline is called different, if no other is.
-
-    That is the first step of Holm's method; where others are called different, too, it is larger.
-    """
-    return LEVEL / num_comparisons
-
-
-def power_of(design: Design, noise: Noise, difference: float, num_comparisons: int) -> float:
+def power_of(design: Design, noise: Noise, difference: float, comparisons: Comparisons) -> float:
     """Chance that the report calls a label space different from the baseline, if it differs by so much; in [0, 1].
 
     The other label spaces are taken to be as good as the baseline. 0 with one pretrain seed.
@@ -94,7 +86,7 @@ def power_of(design: Design, noise: Noise, difference: float, num_comparisons: i
     if not std:
         return float(difference != 0)
     shift = abs(difference) / std * math.sqrt(design.num_pretrain_seeds)
-    return _beyond(_critical(freedom, level_of(num_comparisons)), shift, freedom)
+    return _beyond(_critical(freedom, comparisons.level), shift, freedom)
 
 
 def _beyond(critical: float, shift: float, freedom: int) -> float:
@@ -140,14 +132,14 @@ def _normal(value: float) -> float:
 
 
 def seeds_needed(
-    noise: Noise, difference: float, num_comparisons: int, *, num_transfer_seeds: int, power: float = TARGET_POWER
+    noise: Noise, difference: float, comparisons: Comparisons, *, num_transfer_seeds: int, power: float = TARGET_POWER
 ) -> int | None:
     """The fewest pretrain seeds with so much power; None if more than ``MOST_SEEDS``."""
     low, high = 2, MOST_SEEDS
 
     def suffices(num: int) -> bool:
         design = Design(num_pretrain_seeds=num, num_transfer_seeds=num_transfer_seeds)
-        return power_of(design, noise, difference, num_comparisons) >= power
+        return power_of(design, noise, difference, comparisons) >= power
 
     if not suffices(high):
         return None
@@ -157,16 +149,16 @@ def seeds_needed(
     return low
 
 
-def smallest_difference(num_pretrain_seeds: int, num_comparisons: int) -> float:
+def smallest_difference(num_pretrain_seeds: int, comparisons: Comparisons) -> float:
     """The smallest difference with ``TARGET_POWER``, in standard deviations between seeds; infinite with one seed."""
     design = Design(num_pretrain_seeds=num_pretrain_seeds)
     noise = Noise(pretrain_std=1.0, transfer_std=None, num_pretrain_seeds=0, freedom=math.inf)
     low, high = 0.0, _LARGEST_STDS
-    if power_of(design, noise, high, num_comparisons) < TARGET_POWER:
+    if power_of(design, noise, high, comparisons) < TARGET_POWER:
         return math.inf
     while high - low > 1e-3 * high:
         middle = (low + high) / 2 if low else high / 100
-        is_seen = power_of(design, noise, middle, num_comparisons) >= TARGET_POWER
+        is_seen = power_of(design, noise, middle, comparisons) >= TARGET_POWER
         low, high = (low, middle) if is_seen else (middle, high)
     return high
 
@@ -180,26 +172,22 @@ def weak_designs(plan: Plan) -> Iterator[str]:
             place = (str(job.facets["transfer"]), str(job.facets.get("pretrain", "")))
             spaces.setdefault(place, set()).add(str(job.facets["label_space"]))
             seeds.setdefault(place, set()).add(str(job.facets.get("pretrain_seed", 0)))
-    alike: dict[tuple[int, int], list[str]] = {}
+    alike: dict[tuple[int, Comparisons], list[str]] = {}
     for place, names in spaces.items():
-        num = num_comparisons(len(names), has_baseline=plan.baseline in names)
-        if num:
-            alike.setdefault((len(seeds[place]), num), []).append(place[0])
-    for (num_seeds, num), transfers in alike.items():
-        least = smallest_difference(num_seeds, num)
+        comparisons = Comparisons.of_spaces(len(names), has_baseline=plan.baseline in names)
+        if comparisons.total:
+            alike.setdefault((len(seeds[place]), comparisons), []).append(place[0])
+    for (num_seeds, comparisons), transfers in alike.items():
+        least = smallest_difference(num_seeds, comparisons)
         if least > _IMPLAUSIBLE_STDS:
-            yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(num_seeds, num, least)}"
+            yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(num_seeds, comparisons, least)}"
 
 
-def num_comparisons(num_spaces: int, *, has_baseline: bool) -> int:
-    """Tests of one table's family: each label space with the baseline, or all pairs without one."""
-    return num_spaces - 1 if has_baseline else num_spaces * (num_spaces - 1) // 2
-
-
-def _weakness(num_seeds: int, num: int, least: float) -> str:
-    enough = next(seeds for seeds in range(3, MOST_SEEDS) if smallest_difference(seeds, num) <= _IMPLAUSIBLE_STDS / 2)
-    would = f"{enough} seeds find {smallest_difference(enough, num):.1f}; `orchestrator power` says what they cost"
-    tests = f"in {num} comparison{'s' * (num > 1)} ({METHOD})"
+def _weakness(num_seeds: int, family: Comparisons, least: float) -> str:
+    finds = ((seeds, smallest_difference(seeds, family)) for seeds in range(3, MOST_SEEDS))
+    enough, found = next((seeds, found) for seeds, found in finds if found <= _IMPLAUSIBLE_STDS / 2)
+    would = f"{enough} seeds find {found:.1f}; `orchestrator power` says what they cost"
+    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({METHOD})"
     if math.isinf(least):
         return f"1 pretraining seed finds no difference {tests}: nothing tells how others would differ; {would}"
     return (

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from orchestrator.contract import JobKind
 from orchestrator.controller.client import list_sweeps, load_plan
 from orchestrator.errors import NotFoundError, OrchestratorError, UserError
+from orchestrator.plan.comparisons import Comparisons
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.estimates import Estimates, estimate
 from orchestrator.plan.graph import Job, Plan
-from orchestrator.plan.power import TARGET_POWER, Design, Noise, num_comparisons, power_of, seeds_needed
+from orchestrator.plan.power import TARGET_POWER, Design, Noise, power_of, seeds_needed
 from orchestrator.planning.measured import history_of
 from orchestrator.report.compared import values_of
 from orchestrator.report.grouping import group_transfers, seeds_of
@@ -77,7 +78,7 @@ class PowerAnswer:
     place: str
     difference: float
     baseline: str
-    num_comparisons: int
+    comparisons: Comparisons
     planned: Design
     planned_power: float
     planned_range: tuple[float, float]
@@ -139,7 +140,7 @@ def _answer(
 ) -> PowerAnswer:
     noise, source = _noise(plan, table, question, store)
     has_baseline = any(row.label_space == table.baseline for row in table.rows)
-    num = num_comparisons(len(table.rows), has_baseline=has_baseline)
+    comparisons = Comparisons.of_spaces(len(table.rows), has_baseline=has_baseline)
     planned = _design_of(_jobs_of(plan, table))
     low, high = noise.ends
     prices = _prices(plan, table, estimates)
@@ -148,22 +149,22 @@ def _answer(
         place=describe_transfer(table),
         difference=question.difference,
         baseline=table.baseline if has_baseline else "",
-        num_comparisons=num,
+        comparisons=comparisons,
         planned=planned,
-        planned_power=power_of(planned, noise, question.difference, num),
+        planned_power=power_of(planned, noise, question.difference, comparisons),
         planned_range=(
-            power_of(planned, high, question.difference, num),
-            power_of(planned, low, question.difference, num),
+            power_of(planned, high, question.difference, comparisons),
+            power_of(planned, low, question.difference, comparisons),
         ),
         noise=noise,
         source=source,
         target_power=question.target_power,
-        options=tuple(_options(planned, noise, question, num, prices)),
+        options=tuple(_options(planned, noise, question, comparisons, prices)),
     )
 
 
 def _options(
-    planned: Design, noise: Noise, question: Question, num: int, prices: tuple[Price, Price]
+    planned: Design, noise: Noise, question: Question, comparisons: Comparisons, prices: tuple[Price, Price]
 ) -> Iterator[Option]:
     """One for each number of transfer seeds that is not below the plan's."""
     fixed = planned.num_transfer_seeds
@@ -172,7 +173,9 @@ def _options(
         least, seeds, most = (
             _at_least(
                 planned.num_pretrain_seeds,
-                seeds_needed(some, question.difference, num, num_transfer_seeds=transfers, power=question.target_power),
+                seeds_needed(
+                    some, question.difference, comparisons, num_transfer_seeds=transfers, power=question.target_power
+                ),
             )
             for some in (noise.ends[0], noise, noise.ends[1])
         )
@@ -183,7 +186,7 @@ def _options(
             num_pretrain_seeds=seeds,
             least=least,
             most=most,
-            power=None if seeds is None else power_of(designs[0], noise, question.difference, num),
+            power=None if seeds is None else power_of(designs[0], noise, question.difference, comparisons),
             added=added[0],
             least_added=added[1],
             most_added=added[2],

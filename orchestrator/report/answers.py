@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.family import ALPHA, Family
+from orchestrator.plan.comparisons import ALPHA
+from orchestrator.report.family import Family
 from orchestrator.report.numbers import (
     MISSING,
     count,

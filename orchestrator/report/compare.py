@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.errors import UsageError, UserError
+from orchestrator.plan.comparisons import METHOD
 from orchestrator.report.compared import values_of
-from orchestrator.report.family import METHOD, corrected, within
+from orchestrator.report.family import corrected, within
 from orchestrator.report.numbers import MISSING, bounds_of, count, family_interval, number, p_text, plus_minus
 from orchestrator.report.records import DIFFERENCE_COLUMNS, PLACE_COLUMNS, Records, difference_values, place_values
 from orchestrator.report.results import Place, Report, Row

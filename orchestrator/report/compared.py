@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.report.family import Family, corrected, shares, within
+from orchestrator.plan.comparisons import Comparisons
+from orchestrator.report.family import Family, corrected, within
 from orchestrator.report.intervals import MetricRange
 from orchestrator.report.pooled import PooledFit, complete, p_all_pairs, p_many_to_one, two_way
 from orchestrator.report.results import Comparison, Row, Table
@@ -71,7 +72,7 @@ def _pooled(
     names = {spaces[index] for index in chosen}
     inside = [index for index, pair in enumerate(pairs) if pair.first in names and pair.second in names]
     with_baseline, others = [index for index in inside if flags[index]], [i for i in inside if not flags[i]]
-    with_share, other_share = shares(len(with_baseline), len(others))
+    with_share, other_share = Comparisons(num_with_baseline=len(with_baseline), num_others=len(others)).shares
     freedom, num_alike = fit.degrees_of_freedom, fit.num_label_spaces - bool(with_baseline)
 
     def t_of(indices: Sequence[int]) -> list[float]:

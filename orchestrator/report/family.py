@@ -6,9 +6,7 @@ variances. Bonferroni's inequality makes them one family, so the intervals hold 
 whatever their dependence, and a comparison is established where its interval excludes 0. (A step-down method as Holm's
 finds a few more differences, yet has no two-sided intervals to go with them and promises nothing about their signs.)
 
-Comparisons with the baseline are what the sweep asks, so they share at least half of the level. A tenth of the 5 % is
-given to no comparison: Bonferroni's bound is nearly reached where seeds are few (4.9 % of null sweeps at 3 seeds), and
-errors of real runs are not quite normal.
+``plan.comparisons`` says how the level is shared; ``plan.power`` predicts from it what a design would find.
 """
 
 from __future__ import annotations
@@ -20,17 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.report.intervals import CONFIDENCE, MetricRange
+from orchestrator.plan.comparisons import ALPHA, CONFIDENCE, METHOD, Comparisons
+from orchestrator.report.intervals import MetricRange
 from orchestrator.report.pooled import PooledFit
 
 if TYPE_CHECKING:
     from orchestrator.report.statistics import PairedDifference
-
-ALPHA = 1 - CONFIDENCE
-METHOD = "paired t tests over pretrain seeds, Bonferroni"
-_BASELINE_SHARE = 0.5
-_USED_SHARE = 0.9
-"""Of the 5 %; the rest is the reserve. A single comparison needs none: it is an ordinary test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +44,9 @@ class Family:
     @property
     def has_own_share(self) -> bool:
         """Whether comparisons with the baseline have more of the level than the others."""
-        with_share, other_share = shares(self.num_with_baseline, self.num_comparisons - self.num_with_baseline)
+        num_others = self.num_comparisons - self.num_with_baseline
+        with_share, other_share = Comparisons(num_with_baseline=self.num_with_baseline, num_others=num_others).shares
         return with_share > 1.001 * other_share
-
-
-def shares(num_with_baseline: int, num_others: int) -> tuple[float, float]:
-    """Which part of the 5 % each comparison with the baseline and each other one has."""
-    whole = num_with_baseline + num_others
-    if whole < 2:
-        return (1.0, 1.0)
-    if not num_with_baseline or not num_others:
-        return (_USED_SHARE / whole, _USED_SHARE / whole)
-    of_baseline = max(_BASELINE_SHARE, num_with_baseline / whole)
-    return _USED_SHARE * of_baseline / num_with_baseline, _USED_SHARE * (1 - of_baseline) / num_others
 
 
 def corrected(
@@ -80,7 +63,8 @@ def corrected(
         if found is not None and found.p_value is not None
     ]
     num_flagged = sum(flags[index] for index, _, _ in tested)
-    with_share, other_share = shares(num_flagged, len(tested) - num_flagged)
+    comparisons = Comparisons(num_with_baseline=num_flagged, num_others=len(tested) - num_flagged)
+    with_share, other_share = comparisons.shares
     p_values = [p_value for _, _, p_value in tested]
     family = list(differences)
     for (index, found, p_value), p_holm, p_bh in zip(tested, holm(p_values), benjamini_hochberg(p_values), strict=True):

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-CONFIDENCE = 0.95
+from orchestrator.plan.comparisons import CONFIDENCE
+
 _NO_SPREAD = 1e-12
 """Relative to the values: what is left of a spread of zero after rounding."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.plan.comparisons import Comparisons
 from orchestrator.plan.power import Design, Noise, power_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class PowerPanel:
     title: str
     noise: Noise
     difference: float
-    num_comparisons: int
+    comparisons: Comparisons
     planned: Design
     target_power: float
     transfer_seeds: Sequence[int]
@@ -54,7 +55,7 @@ def _draw_panel(axis: Axes, panel: PowerPanel) -> None:
 
     def curve(noise: Noise, transfers: int) -> list[float]:
         designs = (Design(num_pretrain_seeds=num, num_transfer_seeds=transfers) for num in seeds)
-        return [100 * power_of(design, noise, panel.difference, panel.num_comparisons) for design in designs]
+        return [100 * power_of(design, noise, panel.difference, panel.comparisons) for design in designs]
 
     low, high = panel.noise.ends
     first = panel.transfer_seeds[0]

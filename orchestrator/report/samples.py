@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.errors import UserError
-from orchestrator.report.corrections import holm
+from orchestrator.plan.comparisons import CONFIDENCE
+from orchestrator.report.family import holm
 from orchestrator.report.intervals import CONFIDENCE
 from orchestrator.report.plain import fields_of, json_ready
 from orchestrator.report.statistics import SeedPair

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.report.intervals import CONFIDENCE, Estimate, estimate_columns
+from orchestrator.plan.comparisons import CONFIDENCE
+from orchestrator.report.intervals import Estimate, estimate_columns
 from orchestrator.report.variance import VarianceComponents, variance_components
 
 

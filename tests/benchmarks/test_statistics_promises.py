@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from orchestrator.plan.comparisons import Comparisons
 from orchestrator.plan.power import Design, power_of, smallest_difference
 from orchestrator.report.samples import NetworkPair, compare_samples
 from orchestrator.report.statistics import SeedPair
@@ -17,19 +18,18 @@ NUM_SWEEPS = 2000
 
 
 @pytest.mark.parametrize("num_transfers", [1, 3])
-@pytest.mark.parametrize("num_comparisons", [1, 4, 33])
+@pytest.mark.parametrize("num_spaces", [2, 5, 34])
 @pytest.mark.parametrize("num_seeds", [2, 3, 5, 10])
-def test_predicted_power_is_the_simulated_one_to_3_points(
-    num_seeds: int, num_comparisons: int, num_transfers: int
-) -> None:
+def test_predicted_power_is_the_simulated_one_to_3_points(num_seeds: int, num_spaces: int, num_transfers: int) -> None:
     design = Design(num_pretrain_seeds=num_seeds, num_transfer_seeds=num_transfers)
     noise = Truth(transfer_std=0.3).noise
-    least = noise.of_seed(num_transfers) * smallest_difference(num_seeds, num_comparisons)
+    comparisons = Comparisons.of_spaces(num_spaces, has_baseline=True)
+    least = noise.of_seed(num_transfers) * smallest_difference(num_seeds, comparisons)
     for seed, share in enumerate((0.5, 0.8, 1.0)):
         truth = Truth(effect=share * least, transfer_std=0.3)
-        predicted = power_of(design, noise, truth.effect, num_comparisons)
-        simulated = found_share(truth, design, num_comparisons, num_sweeps=NUM_SWEEPS, seed=seed)
-        print(f"{design} {num_comparisons} comparisons: predicted {predicted:.3f}, simulated {simulated:.3f}")  # noqa: T201 - a result
+        predicted = power_of(design, noise, truth.effect, comparisons)
+        simulated = found_share(truth, design, num_spaces, num_sweeps=NUM_SWEEPS, seed=seed)
+        print(f"{design} {num_spaces} label spaces: predicted {predicted:.3f}, simulated {simulated:.3f}")  # noqa: T201 - a result
         assert simulated == pytest.approx(predicted, abs=0.03)
 
 

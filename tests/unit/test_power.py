@@ -16,6 +16,7 @@ from orchestrator.cli.power import PowerOptions, show_power
 from orchestrator.contract import JobKind
 from orchestrator.errors import NotFoundError, UsageError, UserError
 from orchestrator.plan.build import build_plan
+from orchestrator.plan.comparisons import Comparisons
 from orchestrator.plan.costs import PriceTable
 from orchestrator.plan.estimates import estimate
 from orchestrator.plan.power import (
@@ -59,6 +60,7 @@ report: {{baseline: levels/depth1}}
 
 
 SLOW = pytest.mark.slow
+FIVE_SPACES = Comparisons.of_spaces(5, has_baseline=True)
 
 
 def known(std=1.0, transfer_std=None):
@@ -67,25 +69,26 @@ def known(std=1.0, transfer_std=None):
 
 @pytest.mark.parametrize(("num", "comparisons", "difference"), [(2, 1, 12.0), (3, 4, 5.0), (5, 4, 2.0), (10, 33, 1.5)])
 def test_power_is_that_of_the_noncentral_t_distribution(num, comparisons, difference):
-    critical, shift = stats.t.ppf(1 - 0.05 / (2 * comparisons), num - 1), difference * math.sqrt(num)
+    family = Comparisons.of_spaces(comparisons + 1, has_baseline=True)
+    critical, shift = stats.t.ppf(1 - family.level / 2, num - 1), difference * math.sqrt(num)
     expected = 1 - stats.nct.cdf(critical, num - 1, shift)  # the other tail is below 1e-9, and nan in scipy
-    found = power_of(Design(num_pretrain_seeds=num), known(), difference, comparisons)
+    found = power_of(Design(num_pretrain_seeds=num), known(), difference, family)
     assert found == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("truth", "num_pretrain", "num_transfers", "num_comparisons"),
+    ("truth", "num_pretrain", "num_transfers", "num_spaces"),
     [
-        (Truth(effect=1.3), 3, 1, 2),
-        pytest.param(Truth(effect=0.75, pretrain_std=0.3, transfer_std=0.3), 5, 3, 4, marks=SLOW),
+        (Truth(effect=1.3), 3, 1, 3),
+        pytest.param(Truth(effect=0.75, pretrain_std=0.3, transfer_std=0.3), 5, 3, 5, marks=SLOW),
     ],
 )
-def test_power_is_that_of_2000_simulated_sweeps_to_3_points(truth, num_pretrain, num_transfers, num_comparisons):
+def test_power_is_that_of_2000_simulated_sweeps_to_3_points(truth, num_pretrain, num_transfers, num_spaces):
     """By the report's own comparisons and corrections; over more designs in the benchmarks."""
     design = Design(num_pretrain_seeds=num_pretrain, num_transfer_seeds=num_transfers)
-    predicted = power_of(design, truth.noise, truth.effect, num_comparisons)
+    predicted = power_of(design, truth.noise, truth.effect, Comparisons.of_spaces(num_spaces, has_baseline=True))
     assert 0.2 < predicted < 0.95
-    assert found_share(truth, design, num_comparisons, num_sweeps=2000, seed=1) == pytest.approx(predicted, abs=0.03)
+    assert found_share(truth, design, num_spaces, num_sweeps=2000, seed=1) == pytest.approx(predicted, abs=0.03)
 
 
 def test_noise_is_pooled_over_rows_and_split_into_its_components():
@@ -125,18 +128,20 @@ def test_range_of_the_noise_holds_the_truth_in_80_of_100_sweeps(num_seeds):
 
 def test_seeds_needed_are_the_fewest_and_more_transfers_need_no_more():
     noise = known(0.5, transfer_std=1.0)
-    needed = [seeds_needed(noise, 1.0, 4, num_transfer_seeds=num) or 0 for num in (1, 2, 5)]
+    needed = [seeds_needed(noise, 1.0, FIVE_SPACES, num_transfer_seeds=num) or 0 for num in (1, 2, 5)]
     assert needed == sorted(needed, reverse=True)
     for num, transfers in zip(needed, (1, 2, 5), strict=True):
         powers = [
-            power_of(Design(num_pretrain_seeds=n, num_transfer_seeds=transfers), noise, 1.0, 4) for n in (num - 1, num)
+            power_of(Design(num_pretrain_seeds=n, num_transfer_seeds=transfers), noise, 1.0, FIVE_SPACES)
+            for n in (num - 1, num)
         ]
         assert powers[0] < 0.8 <= powers[1]
-    assert seeds_needed(noise, 0.01, 4, num_transfer_seeds=1) is None
+    assert seeds_needed(noise, 0.01, FIVE_SPACES, num_transfer_seeds=1) is None
 
 
-@pytest.mark.parametrize(("num", "comparisons"), [(2, 1), (2, 33), (3, 4), (10, 33)])
-def test_smallest_difference_has_the_power_that_is_asked_for(num, comparisons):
+@pytest.mark.parametrize(("num", "num_spaces"), [(2, 2), (2, 34), (3, 5), (10, 34)])
+def test_smallest_difference_has_the_power_that_is_asked_for(num, num_spaces):
+    comparisons = Comparisons.of_spaces(num_spaces, has_baseline=True)
     least = smallest_difference(num, comparisons)
     assert power_of(Design(num_pretrain_seeds=num), known(), least, comparisons) == pytest.approx(0.8, abs=0.002)
 
@@ -203,7 +208,7 @@ def test_power_command_of_a_measured_sweep_names_seeds_power_and_source(store, t
     assert [answer["transfer"] for answer in document] == ["superclass"]
     for answer in document:
         assert answer["source"] == "measured in this sweep"
-        assert answer["num_comparisons"] == 4
+        assert answer["comparisons"] == {"num_with_baseline": 4, "num_others": 6}
         assert answer["cheapest"]["power"] >= 0.8
         assert answer["cheapest"]["least"] <= answer["cheapest"]["num_pretrain_seeds"] <= answer["cheapest"]["most"]
     assert (tmp_path / "power.png").read_bytes().startswith(b"\x89PNG")
@@ -268,7 +273,7 @@ def test_figure_has_a_panel_for_each_transfer_and_a_line_for_each_number_of_tran
         title="x",
         noise=known(0.01, transfer_std=0.01),
         difference=0.02,
-        num_comparisons=4,
+        comparisons=FIVE_SPACES,
         planned=Design(num_pretrain_seeds=2),
         target_power=0.8,
         transfer_seeds=(1, 2, 5),

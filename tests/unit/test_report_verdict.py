@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from orchestrator.plan.comparisons import Comparisons
 from orchestrator.report.ablation_text import pairs_table
 from orchestrator.report.answers import answers, verdict
-from orchestrator.report.family import corrected, shares
+from orchestrator.report.family import corrected
 from orchestrator.report.learning import Learning
 from orchestrator.report.numbers import TOO_FEW
 from orchestrator.report.page import render_page
@@ -133,11 +134,11 @@ def test_sentences_stars_table_page_and_files_say_the_same():
 def test_shares_of_the_five_percent_sum_to_nine_tenths_of_which_the_baseline_has_at_least_half():
     for num_spaces in range(3, 40):
         with_baseline, others = num_spaces - 1, (num_spaces - 1) * (num_spaces - 2) // 2
-        mine, theirs = shares(with_baseline, others)
+        mine, theirs = Comparisons(num_with_baseline=with_baseline, num_others=others).shares
         assert with_baseline * mine + others * theirs == pytest.approx(0.9)
         assert with_baseline * mine >= 0.45 - 1e-9
         assert mine >= theirs - 1e-9
-    assert shares(0, 10) == pytest.approx((0.09, 0.09))
+    assert Comparisons(num_with_baseline=0, num_others=10).shares == pytest.approx((0.09, 0.09))
     assert shares(1, 0) == (1.0, 1.0)
 
 
