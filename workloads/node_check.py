@@ -1,20 +1,30 @@
-"""``python -m workloads.node_check LIMIT_S``: whether this node's devices compute, remember and compile; prints JSON.
+"""``python -m workloads.node_check REQUEST``: whether this node computes, remembers and moves data; prints JSON.
 
 For each GPU (for the processor where there is none): a matrix product that is known beforehand, again and again; a
 pattern written over most of the free memory and read back; one kernel compiled by ``torch.compile``, which needs a C
-compiler. Nothing else should run on the devices meanwhile.
+compiler. With the folder of the cache: an all-reduce between the devices, and that disk; with a store: it, too. Nothing
+else should run on the devices meanwhile. ``REQUEST`` is JSON: limit_s, and if wanted cache and store_uri.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
 
 _SIDE: Final = {"cuda": 8192, "cpu": 512}
 _OPERATIONS_PER_ENTRY: Final = 2
@@ -22,18 +32,111 @@ _MEMORY_SHARE: Final = 0.8
 """Of the memory that is free; the rest is for whoever comes in between."""
 _CPU_BYTES: Final = 64 * 1024**2
 _CHUNK_BYTES: Final = 1024**3
+_REDUCE_S: Final = 25.0
+_DISK_BYTES: Final = 128 * 1024**2
+_STORE_BYTES: Final = 16 * 1024**2
+_LEAST_DISK_PER_S: Final = 20 * 2.0**20
+_LEAST_STORE_PER_S: Final = 1 * 2.0**20
+"""Below these a disk or a network card is broken, not merely shared."""
 _PATTERNS: Final = (0x55, 0xAA, 0x00, 0xFF)
 """Each bit is set and cleared, beside neighbours of the same and of the other value."""
 
 
-def main(limit_s: float) -> dict[str, Any]:
-    """What was found on each device. ``limit_s`` bounds the repetitions, not a single step."""
+def main(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found. ``limit_s`` bounds the repetitions on devices, not a single step."""
+    limit_s = float(request["limit_s"])
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
     share_s = limit_s / len(names)
-    return {
+    found: dict[str, Any] = {
         "devices": [check_device(torch.device(name), share_s) for name in names],
         "compile": compile_kernel(names[0]),
     }
+    if "cache" not in request:
+        return found
+    checks: dict[str, Callable[[], float]] = {
+        "all_reduce_s": lambda: reduce_here(torch.cuda.device_count()),
+        "disk_bytes_per_s": lambda: write_disk(Path(request["cache"])),
+    }
+    if request.get("store_uri"):
+        checks["store_bytes_per_s"] = lambda: use_store(open_store(request["store_uri"]))
+    return found | {"node": _told(checks)}
+
+
+def _told(checks: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
+    told: dict[str, Any] = {"errors": []}
+    for name, check in checks.items():
+        try:
+            told[name] = check()
+        except (ArithmeticError, OSError, OrchestratorError, subprocess.SubprocessError) as error:
+            told["errors"].append(f"{name}: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}")
+    return told
+
+
+def reduce_here(num_gpus: int) -> float:
+    """Seconds of an all-reduce between all GPUs of this node, or two processes of one without several.
+
+    Raises ``ArithmeticError`` if a rank fails, ``subprocess.TimeoutExpired`` if they do not come together.
+    """
+    world_size, backend = max(2, num_gpus), "nccl" if num_gpus > 1 else "gloo"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"world_size": world_size, "host": "127.0.0.1", "port": port, "backend": backend, "limit_s": _REDUCE_S}
+    ranks = [_start_rank({**place, "rank": rank, "device": rank}) for rank in range(world_size)]
+    try:
+        answers = [rank.communicate(timeout=_REDUCE_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for number, (rank, (_, said)) in enumerate(zip(ranks, answers, strict=True)):
+        if rank.returncode:
+            last = said.strip().splitlines()[-1:] or [f"it ended with code {rank.returncode}"]
+            raise ArithmeticError(f"rank {number} of {world_size} of an all-reduce over {backend}: {last[0][:200]}")
+    return max(float(json.loads(told.strip().splitlines()[-1])["took_s"]) for told, _ in answers)
+
+
+def _start_rank(place: Mapping[str, Any]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "workloads.all_reduce", json.dumps(place)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def write_disk(folder: Path, num_bytes: int = _DISK_BYTES, least_per_s: float = _LEAST_DISK_PER_S) -> float:
+    """Bytes/s that reach a disk. Raises ``ArithmeticError`` where they come back altered, or slowly; ``OSError``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, content = folder / f".node-check-{secrets.token_hex(8)}", secrets.token_bytes(num_bytes)
+    started_s = time.perf_counter()
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+            os.fsync(file.fileno())
+        took_s = time.perf_counter() - started_s
+        if path.read_bytes() != content:
+            raise ArithmeticError(f"{folder} gives back other bytes than were written")
+    finally:
+        path.unlink(missing_ok=True)
+    return _fast_enough(f"{folder} is written", num_bytes / took_s, least_per_s)
+
+
+def use_store(store: ObjectStore, num_bytes: int = _STORE_BYTES, least_per_s: float = _LEAST_STORE_PER_S) -> float:
+    """Bytes/s of an object there and back. Raises ``ArithmeticError`` where it is altered or slow; ``StorageError``."""
+    name, content = f"probes/node-{secrets.token_hex(8)}", secrets.token_bytes(num_bytes)
+    started_s = time.perf_counter()
+    store.put(name, content)
+    try:
+        found = store.get(name)
+        took_s = time.perf_counter() - started_s
+    finally:
+        store.delete(name)
+    if found != content:
+        raise ArithmeticError(f"{store.uri} gives back other bytes than were written")
+    return _fast_enough(f"{store.uri} is used", 2 * num_bytes / took_s, least_per_s)
+
+
+def _fast_enough(what: str, per_s: float, least_per_s: float) -> float:
+    if per_s < least_per_s:
+        raise ArithmeticError(f"{what} at {per_s / 2**20:.2g} MiB/s; at least {least_per_s / 2**20:g} are needed")
+    return per_s
 
 
 def check_device(device: torch.device, limit_s: float) -> dict[str, Any]:
@@ -113,4 +216,4 @@ class _Kernel(torch.nn.Module):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(float(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")

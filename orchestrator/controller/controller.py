@@ -23,6 +23,7 @@ from orchestrator.controller.heartbeats import Heartbeats
 from orchestrator.controller.inbox import Message, Retry, Submit, discard
 from orchestrator.controller.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.controller.limits import AttemptLimits, PreflightRule
+from orchestrator.controller.node_health import NodeHealth
 from orchestrator.controller.quotas import Cap, read_quotas
 from orchestrator.controller.settlement import settle
 from orchestrator.controller.stops import Stops
@@ -79,7 +80,7 @@ class Controller:
         self._on_alive = on_alive
         self._fleet: Fleet | None = None
         limits = limits or AttemptLimits()
-        self._stops = Stops(backend)
+        self._stops, self._health = Stops(backend), NodeHealth(backend, store.uri)
         self._terms = Terms()
         self._executor = Executor(
             store, backend, cluster, self._stops, self._terms, grace_s=limits.grace_s, on_alive=self._stay_alive
@@ -97,8 +98,7 @@ class Controller:
         self._drain: Drain | None = None
         self._quotas: Mapping[str, Cap] = {}
         self._orphans: set[str] = set()
-        self._inbox_at_s = 0.0
-        self._quiet_at_s = 0.0
+        self._inbox_at_s = self._quiet_at_s = 0.0
         self._woken: set[str] = set()
 
     @property
@@ -160,6 +160,7 @@ class Controller:
         self._release_ended(fleet)
         self._read_inbox(fleet)
         self._observe(fleet)
+        self._health.follow(fleet, self._now())
         self._bring_to_rest(fleet)
         self._act(fleet)
         self._stops.insist(self._now())

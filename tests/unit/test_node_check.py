@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from orchestrator.backends.ray.node_checks import faults
+from orchestrator.storage.local import LocalStore
 from workloads import node_check
 
 CPU = torch.device("cpu")
@@ -42,7 +46,7 @@ def test_one_byte_that_does_not_keep_its_pattern_is_found(monkeypatch: pytest.Mo
             self._memory[3] |= 1
 
         def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-            return self._memory != other
+            return self._memory.ne(other)  # type: ignore[call-overload, no-any-return]
 
         def __hash__(self) -> int:
             return 0
@@ -61,3 +65,27 @@ def test_kernel_is_compiled_or_the_reason_is_told(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch, "compile", fails)
     assert "Failed to find C compiler" in node_check.compile_kernel("cpu")
+
+
+def test_disk_that_is_slow_and_a_store_that_alters_bytes_are_found(tmp_path: Path) -> None:
+    assert node_check.write_disk(tmp_path, num_bytes=1024, least_per_s=0.0) > 0
+    with pytest.raises(ArithmeticError, match=r"is written at .* MiB/s; at least"):
+        node_check.write_disk(tmp_path, num_bytes=1024, least_per_s=1e15)
+    assert list(tmp_path.iterdir()) == []
+
+    class Altering(LocalStore):
+        def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+            return super().get(name)[:-1] + b"?"
+
+    assert node_check.use_store(LocalStore(tmp_path / "store"), num_bytes=1024, least_per_s=0.0) > 0
+    with pytest.raises(ArithmeticError, match="other bytes than were written"):
+        node_check.use_store(Altering(tmp_path / "altering"), num_bytes=1024, least_per_s=0.0)
+    assert list(LocalStore(tmp_path / "store").list_objects("probes/")) == []
+
+
+def test_faults_are_those_of_the_hardware() -> None:
+    well = {"device": "cuda:0", "errors": []}
+    found = {"devices": [well], "compile": "no C compiler", "node": {"errors": []}}
+    assert faults(found) == []
+    assert faults({**found, "node": {"errors": ["all_reduce_s: rank 3 of 8"]}}) == ["all_reduce_s: rank 3 of 8"]
+    assert faults({"error": "its check has not ended within 60 s"}) == ["its check has not ended within 60 s"]

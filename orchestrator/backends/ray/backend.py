@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import ray
@@ -17,6 +17,7 @@ from orchestrator.backends.ray.gang import PLACING
 from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import Doom, LinkState, RunnerLink, poll_links
 from orchestrator.backends.ray.names import new_runner_name, shape_of
+from orchestrator.backends.ray.node_checks import NodeChecks
 from orchestrator.backends.ray.orphans import Orphanage
 from orchestrator.backends.ray.reports import lost, machines_of, report_of, stacks_of, worker_node_ids
 from orchestrator.backends.ray.reservations import remove_reservation
@@ -60,6 +61,7 @@ class RayBackend:
         self._to_stop: set[str] = set()
         self._unclaimed_since_s: dict[str, float] = {}
         self._capacity = ClusterCapacity()
+        self._checks = NodeChecks()
         self._orphanage = Orphanage()
         self._find_at_s = 0.0
 
@@ -211,6 +213,15 @@ class RayBackend:
         for node in dict.fromkeys(placement.nodes):
             self._make_room(gang.worker.scaled(placement.nodes.count(node)), node)
         self._make_room(gang.total)
+
+    def check_node(self, name: str, store_uri: str) -> None:
+        """See ``controller.node_health.ChecksNodes``."""
+        for node_id in self._capacity.ids_of((name,)):
+            self._checks.start(name, node_id, self._capacity.room_of(name).gpus, store_uri)
+
+    def checked_nodes(self) -> Mapping[str, str]:
+        """See ``controller.node_health.ChecksNodes``."""
+        return self._checks.finished()
 
     # Taking answers
 

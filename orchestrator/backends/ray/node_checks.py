@@ -1,0 +1,99 @@
+"""Node checks: a minute in which a node shows that it computes, remembers and moves data, alone with its GPUs.
+
+A check is a Ray task that holds all GPUs of its node. So it never runs beside an attempt, and a gang that is sent to
+the node meanwhile waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.backends.ray.settings import cache_directory
+
+LIMIT_S = 60.0
+_DEVICES_S = 15.0
+"""Of it, for repetitions on the devices."""
+_GIVEN_UP_AFTER_S = 3 * LIMIT_S
+"""A check that has not begun by then: something else holds the GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    answer: ray.ObjectRef[Any]
+    began_at_s: float
+
+
+class NodeChecks:
+    """The checks under way, by name of the node; use from one thread."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, _Check] = {}
+
+    def start(self, name: str, node_id: str, num_gpus: float, store_uri: str) -> None:
+        """Begin to check a node, unless it is being checked."""
+        if name in self._running:
+            return
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        options = {"num_cpus": 0, "num_gpus": num_gpus, "max_retries": 0, "scheduling_strategy": strategy}
+        task: Any = ray.remote(_check).options(**options)
+        self._running[name] = _Check(task.remote(store_uri, LIMIT_S), time.monotonic())
+
+    def finished(self) -> dict[str, str]:
+        """Checks that have ended since the last call: what is wrong with the node, empty = nothing.
+
+        Those that could not be made are left out: they say nothing of the node.
+        """
+        found: dict[str, str] = {}
+        for name, check in list(self._running.items()):
+            ready, _ = ray.wait([check.answer], timeout=0)
+            if not ready and time.monotonic() - check.began_at_s < _GIVEN_UP_AFTER_S:
+                continue
+            del self._running[name]
+            if not ready:
+                ray.cancel(check.answer, force=True)
+                continue
+            try:
+                told = ray.get(check.answer)
+            except RayError:  # the node is gone, or the task could not start there
+                continue
+            if told is not None:
+                found[name] = "; ".join(faults(told))
+        return found
+
+
+def faults(told: Mapping[str, Any]) -> list[str]:
+    """What ``workloads.node_check`` found wrong; a compiler that is missing is no fault of the hardware."""
+    if "error" in told:
+        return [str(told["error"])]
+    wrong = [f"{one['device']}: {error}" for one in told["devices"] for error in one["errors"]]
+    return wrong + list(told.get("node", {}).get("errors", ()))
+
+
+def _check(store_uri: str, limit_s: float) -> dict[str, Any] | None:
+    """On the node; None if there is no such program (another version of the code)."""
+    request = {"limit_s": _DEVICES_S, "cache": str(cache_directory()), "store_uri": store_uri}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "workloads.node_check", json.dumps(request)]
+    try:
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"its check has not ended within {limit_s:g} s"}
+    except OSError:
+        return None
+    lines = ended.stdout.strip().splitlines()
+    if ended.returncode or not lines:
+        last = ended.stderr.strip().splitlines()[-1:] or [f"code {ended.returncode}"]
+        return None if "No module named" in last[0] else {"error": f"its check fails: {last[0][:300]}"}
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer

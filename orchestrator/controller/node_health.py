@@ -1,0 +1,96 @@
+"""Which nodes are checked, and what of it: a node is let back in by a passed check, not by the clock alone.
+
+A node with GPUs is checked when it is first seen without an attempt, so before its first gang, and once it is left out
+for failures. One that fails stays out and is checked again; where no check can be made, the clock decides as before. In
+the journal both are ``NodeExcluded``: with an end in the future, or at once, as older readers understand it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol, runtime_checkable
+
+from orchestrator.backends.protocol import Backend
+from orchestrator.controller.fleet import Fleet, Holding
+from orchestrator.state import events
+from orchestrator.state.breaker import REPEATED_S, excluded_nodes
+
+RECHECK_S = 900.0
+"""Between two checks of a node that is left out."""
+
+
+@runtime_checkable
+class ChecksNodes(Protocol):
+    """A backend that can check its nodes."""
+
+    def check_node(self, name: str, store_uri: str) -> None:
+        """Begin to check a node, once nothing else holds its GPUs; one that is being checked is left alone."""
+
+    def checked_nodes(self) -> Mapping[str, str]:
+        """Nodes whose checks have ended since the last call, and what is wrong with them; empty = nothing."""
+
+
+class NodeHealth:
+    """Starts checks and writes down what they found. What it has checked is forgotten with the controller."""
+
+    def __init__(self, backend: Backend, store_uri: str) -> None:
+        self._backend, self._store_uri = backend, store_uri
+        self._checked_at_s: dict[str, float] = {}
+        self._faults: dict[str, str] = {}
+        """Found, and in no journal yet."""
+
+    def follow(self, fleet: Fleet, now: float) -> None:
+        """One look, in each round of a controller."""
+        backend = self._backend
+        if not isinstance(backend, ChecksNodes):
+            return
+        for node, fault in backend.checked_nodes().items():
+            if fault:
+                self._faults[node] = fault
+            else:
+                self._let_in(fleet, node, now)
+        self._leave_out(fleet, now)
+        snapshots = [holding.snapshot for holding in fleet.holdings()]
+        if not fleet.active():
+            return  # nobody waits for nodes; GPUs of an idle cluster stay cold
+        excluded = excluded_nodes(snapshots, now)
+        live = [attempt for one in snapshots for attempt in one.live_attempts if attempt.resources.gpus]
+        busy = {node for attempt in live for node in attempt.nodes}
+        for machine in self._backend.capacity().machines:
+            if (
+                machine.resources.gpus
+                and machine.leaves_at_s is None
+                and self._is_due(machine.name, excluded, busy, now)
+            ):
+                self._checked_at_s[machine.name] = now
+                backend.check_node(machine.name, self._store_uri)
+
+    def _is_due(self, node: str, excluded: Collection[str], busy: Collection[str], now: float) -> bool:
+        last_s = self._checked_at_s.get(node)
+        if node in busy:
+            # What runs there shows that it works; a check of all its GPUs would wait for the end.
+            self._checked_at_s.setdefault(node, now)
+            return False
+        return last_s is None or (node in excluded and now - last_s >= RECHECK_S)
+
+    def _let_in(self, fleet: Fleet, node: str, now: float) -> None:
+        told = f"node {node} is let back in: it has passed its check"
+        for holding in _who_excludes(fleet, node, now):
+            self._append(fleet, holding, node, told, now, until_s=now)
+
+    def _leave_out(self, fleet: Fleet, now: float) -> None:
+        for node, fault in list(self._faults.items()):
+            holdings = _who_excludes(fleet, node, now) or fleet.active()[:1]
+            told = f"node {node} is left out until it passes a check: {fault}"
+            for holding in holdings:
+                self._append(fleet, holding, node, told, now, until_s=now + REPEATED_S)
+                self._faults.pop(node, None)
+
+    def _append(self, fleet: Fleet, holding: Holding, node: str, reason: str, now: float, *, until_s: float) -> None:
+        with fleet.guard(holding.snapshot.sweep):
+            event = events.NodeExcluded(at_s=now, node=node, reason=reason, until_s=until_s)
+            fleet.append(holding, [event])
+
+
+def _who_excludes(fleet: Fleet, node: str, now: float) -> list[Holding]:
+    return [one for one in fleet.holdings() if node in excluded_nodes([one.snapshot], now)]
