@@ -1,9 +1,10 @@
 """``python -m workloads.node_check REQUEST``: whether this node computes, remembers and moves data; prints JSON.
 
 For each GPU (for the processor where there is none): a matrix product that is known beforehand, again and again; a
-pattern written over most of the free memory and read back; one kernel compiled by ``torch.compile``, which needs a C
-compiler. With the folder of the cache: an all-reduce between the devices, and that disk; with a store: it, too. Nothing
-else should run on the devices meanwhile. ``REQUEST`` is JSON: limit_s, and if wanted cache and store_uri.
+pattern written over most of the free memory and read back. If asked for: a kernel compiled by ``torch.compile``, which
+needs a C compiler (compile); an all-reduce between the devices (reduce_s, its limit) and the disk of the cache (cache,
+its folder); a store (store_uri). Nothing else should run on the devices meanwhile. ``REQUEST`` is JSON: limit_s, and
+these.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ _MEMORY_SHARE: Final = 0.8
 """Of the memory that is free; the rest is for whoever comes in between."""
 _CPU_BYTES: Final = 64 * 1024**2
 _CHUNK_BYTES: Final = 1024**3
-_REDUCE_S: Final = 25.0
 _DISK_BYTES: Final = 128 * 1024**2
 _STORE_BYTES: Final = 16 * 1024**2
 _LEAST_DISK_PER_S: Final = 20 * 2.0**20
@@ -47,14 +47,13 @@ def main(request: Mapping[str, Any]) -> dict[str, Any]:
     limit_s = float(request["limit_s"])
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
     share_s = limit_s / len(names)
-    found: dict[str, Any] = {
-        "devices": [check_device(torch.device(name), share_s) for name in names],
-        "compile": compile_kernel(names[0]),
-    }
+    found: dict[str, Any] = {"devices": [check_device(torch.device(name), share_s) for name in names]}
+    if request.get("compile"):
+        found["compile"] = compile_kernel(names[0])
     if "cache" not in request:
         return found
     checks: dict[str, Callable[[], float]] = {
-        "all_reduce_s": lambda: reduce_here(torch.cuda.device_count()),
+        "all_reduce_s": lambda: reduce_here(torch.cuda.device_count(), float(request["reduce_s"])),
         "disk_bytes_per_s": lambda: write_disk(Path(request["cache"])),
     }
     if request.get("store_uri"):
@@ -67,12 +66,14 @@ def _told(checks: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
     for name, check in checks.items():
         try:
             told[name] = check()
-        except (ArithmeticError, OSError, OrchestratorError, subprocess.SubprocessError) as error:
+        except subprocess.TimeoutExpired:
+            told["timed_out"] = f"{name}: no answer"
+        except (ArithmeticError, OSError, OrchestratorError) as error:
             told["errors"].append(f"{name}: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}")
     return told
 
 
-def reduce_here(num_gpus: int) -> float:
+def reduce_here(num_gpus: int, limit_s: float) -> float:
     """Seconds of an all-reduce between all GPUs of this node, or two processes of one without several.
 
     Raises ``ArithmeticError`` if a rank fails, ``subprocess.TimeoutExpired`` if they do not come together.
@@ -81,10 +82,10 @@ def reduce_here(num_gpus: int) -> float:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"world_size": world_size, "host": "127.0.0.1", "port": port, "backend": backend, "limit_s": _REDUCE_S}
+    place = {"world_size": world_size, "host": "127.0.0.1", "port": port, "backend": backend, "limit_s": limit_s}
     ranks = [_start_rank({**place, "rank": rank, "device": rank}) for rank in range(world_size)]
     try:
-        answers = [rank.communicate(timeout=_REDUCE_S) for rank in ranks]
+        answers = [rank.communicate(timeout=limit_s) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -97,7 +97,7 @@ class NodeDoctor:
 
     def devices(self, limit_s: float) -> dict[str, Any]:
         """Whether the GPUs compute, remember and compile; they should be idle."""
-        request = json.dumps({"limit_s": _DEVICES_SHARE * limit_s})
+        request = json.dumps({"limit_s": _DEVICES_SHARE * limit_s, "compile": True})
         return self._run(["workloads.node_check", request], limit_s, sees_gpus=True)
 
     def _run(self, program: list[str], limit_s: float, *, sees_gpus: bool) -> dict[str, Any]:

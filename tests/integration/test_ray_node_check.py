@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.backends.ray import node_checks
 from orchestrator.backends.ray.node_checks import NodeChecks
 
+LIMIT_S = 200.0
+"""On a busy machine; a node has a minute."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_node_that_is_well_passes_and_one_whose_store_is_broken_says_so(ray_cluster, store, until) -> None:
     (node,) = ray_cluster.nodes()
-    checks, found = NodeChecks(), {}
+    checks, found = NodeChecks(limit_s=LIMIT_S), {}
 
     def collect() -> bool:
         found.update(checks.finished())
@@ -21,7 +22,7 @@ def test_node_that_is_well_passes_and_one_whose_store_is_broken_says_so(ray_clus
     checks.start("well", node["NodeID"], 0, store.uri)
     checks.start("well", node["NodeID"], 0, store.uri)  # it is being checked already
     checks.start("broken", node["NodeID"], 0, "file:///proc/no/store")
-    until(collect, 3 * node_checks.LIMIT_S)
+    until(collect, LIMIT_S)
     assert found["well"] == ""
     assert found["broken"].startswith("store_bytes_per_s: ")
     assert checks.finished() == {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestrator.backends.ray.node_checks import faults
+from orchestrator.backends.ray.node_checks import faults, timed_out
 from orchestrator.storage.local import LocalStore
 from workloads import node_check
 
@@ -88,4 +88,8 @@ def test_faults_are_those_of_the_hardware() -> None:
     found = {"devices": [well], "compile": "no C compiler", "node": {"errors": []}}
     assert faults(found) == []
     assert faults({**found, "node": {"errors": ["all_reduce_s: rank 3 of 8"]}}) == ["all_reduce_s: rank 3 of 8"]
-    assert faults({"error": "its check has not ended within 60 s"}) == ["its check has not ended within 60 s"]
+    assert faults({"error": "its check fails: code 1"}) == ["its check fails: code 1"]
+    late = {"timed_out": "its check has not ended within 60 s"}
+    assert (faults(late), timed_out(late)) == ([], late["timed_out"])
+    assert timed_out({**found, "node": {"errors": [], "timed_out": "all_reduce_s: no answer"}})
+    assert timed_out(found) == ""
