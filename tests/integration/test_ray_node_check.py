@@ -6,9 +6,9 @@ import pytest
 
 from orchestrator.backends.ray.node_checks import NodeChecks
 
-LIMIT_S = 200.0
+LIMIT_S = 300.0
 """On a busy machine; a node has a minute."""
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
 
 
 def test_node_that_is_well_passes_and_one_whose_store_is_broken_says_so(ray_cluster, store, until) -> None:
