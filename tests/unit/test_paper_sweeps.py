@@ -241,6 +241,16 @@ def test_probes_see_what_the_paper_says() -> None:
         assert differing <= {"epochs", "batch_size", "lr"}, "otherwise exactly the pipeline of the pretraining"
 
 
+def test_docs_numbers_of_living_things_add_up_to_the_papers_splits() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    declared = sweep("paper-in21k-binary").datasets["in21k"].location["num_samples"]
+    for split, living, other in (("train", 5_448_549, 7_294_772), ("val", 43_745, 58_655)):
+        assert living + other == declared[split]
+        assert f"{living:,}" in text
+        assert f"{other:,}" in text
+    assert f"{5_448_549 + 43_745:,} and {7_294_772 + 58_655:,}" in text
+
+
 def test_docs_count_the_jobs_that_run() -> None:
     rows = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `paper-")]
     counted = {cells[1].strip(" `"): int(cells[6]) for cells in rows if len(cells) == 8}
