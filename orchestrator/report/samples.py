@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from orchestrator.errors import UserError
 from orchestrator.plan.comparisons import CONFIDENCE
 from orchestrator.report.family import holm
-from orchestrator.report.intervals import CONFIDENCE
 from orchestrator.report.plain import fields_of, json_ready
 from orchestrator.report.statistics import SeedPair
 from orchestrator.storage.sample_outcomes import SampleOutcomes

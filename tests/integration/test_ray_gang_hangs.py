@@ -51,6 +51,8 @@ def test_gang_with_a_rank_that_does_not_enter_ends_and_names_it_with_records_and
     assert report.failure is not None, report
     assert report.failure.kind is FailureKind.HANG
     assert "rank 1 on node" in report.failure.message
+    assert report.failure.rank == 1
+    assert report.node
     assert "did not enter it: it is at operation 20 (sum), doing: work" in report.failure.message
     for rank in range(2):
         record = json.loads(store.get(flight_record_name(_logged(store, attempt, rank))))

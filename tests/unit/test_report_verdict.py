@@ -139,7 +139,7 @@ def test_shares_of_the_five_percent_sum_to_nine_tenths_of_which_the_baseline_has
         assert with_baseline * mine >= 0.45 - 1e-9
         assert mine >= theirs - 1e-9
     assert Comparisons(num_with_baseline=0, num_others=10).shares == pytest.approx((0.09, 0.09))
-    assert shares(1, 0) == (1.0, 1.0)
+    assert Comparisons(num_with_baseline=1, num_others=0).shares == (1.0, 1.0)
 
 
 def _differences(*seeds):

@@ -289,12 +289,15 @@ class AttemptRun:
         limits = HangWatch(
             world_size=gang.shape.num_workers, setup_limit_s=settings.setup_hang_s, train_limit_s=settings.train_hang_s
         )
-        message = wait_for_hang(gang, limits, self.request.store_uri, self._ended.wait)
-        if message is None:
+        found = wait_for_hang(gang, limits, self.request.store_uri, self._ended.wait)
+        if found is None:
             return
+        hang, message = found
         failure = JobFailure(
             attempt_id=self.request.attempt_id, key=self.request.key, kind=FailureKind.HANG, message=message
         )
+        if len(hang.blamed) == 1:
+            failure = gang.located(failure, hang.blamed[0].rank)
         self._abandon(failure, [gang.placement_group] if gang.placement_group else [])
 
     def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:

@@ -19,7 +19,7 @@ from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  
 from ray.exceptions import RayError
 
 from orchestrator.backends.ray.capacity import node_name
-from orchestrator.backends.ray.hangs import HangWatch, judge_hang, tell_hang
+from orchestrator.backends.ray.hangs import Hang, HangWatch, judge_hang, tell_hang
 from orchestrator.backends.ray.stacks import examine
 
 if TYPE_CHECKING:
@@ -127,8 +127,12 @@ def watch(
     return rooms or {}
 
 
-def wait_for_hang(gang: Gang, limits: HangWatch, store_uri: str, is_over: Callable[[float], bool]) -> str | None:
-    """Look after a gang's ranks until they hang or it is over; says who is waited for, or None if it was over before.
+def wait_for_hang(
+    gang: Gang, limits: HangWatch, store_uri: str, is_over: Callable[[float], bool]
+) -> tuple[Hang, str] | None:
+    """Look after a gang's ranks until they hang or it is over.
+
+    Returns who is waited for, and the same as text; None if it was over before.
 
     Then all ranks that still speak have stored their flight records, and the stacks of all are in their logs.
 
@@ -149,7 +153,7 @@ def wait_for_hang(gang: Gang, limits: HangWatch, store_uri: str, is_over: Callab
         stacks = [examine(process, store_uri) for process in gang.logged]
         hang, names = judge_hang(limits, gang.ranks, asked_at_s), _node_names()
         ray.wait(stacks, num_returns=len(stacks), timeout=_STACKS_WITHIN_S)
-        return tell_hang(hang, gang.flight_records, names)
+        return hang, tell_hang(hang, gang.flight_records, names)
     return None
 
 
