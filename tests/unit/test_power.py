@@ -149,8 +149,8 @@ def test_smallest_difference_has_the_power_that_is_asked_for(num, num_spaces):
 @pytest.mark.parametrize(
     ("seeds", "words"),
     [
-        ((0,), "main: 1 pretraining seed finds no difference in 2 comparisons"),
-        ((0, 1), "main: 2 pretraining seeds find, in 2 comparisons .*, only differences of 23 standard deviations"),
+        ((0,), "main: 1 pretraining seed finds no difference in 3 comparisons"),
+        ((0, 1), "main: 2 pretraining seeds find, in 3 comparisons .*, only differences of 38 standard deviations"),
         ((0, 1, 2), ""),
     ],
 )
@@ -159,7 +159,7 @@ def test_designs_that_find_nothing_plausible_are_told_with_what_would(seeds, wor
     assert len(told) == bool(words)
     if words:
         assert re.match(words, told[0])
-        assert re.search(r"3 seeds find 4\.\d; `orchestrator power` says what they cost", told[0])
+        assert re.search(r"4 seeds find 3\.\d; `orchestrator power` says what they cost", told[0])
 
 
 def test_added_seeds_cost_what_the_planner_says_of_the_larger_plan(tmp_path):
@@ -203,7 +203,7 @@ def asked(store, sweep="sample", **changes):
 
 def test_power_command_of_a_measured_sweep_names_seeds_power_and_source(store, tmp_path, capsys):
     measured(store)
-    show_power(*asked(store, png=str(tmp_path / "power.png")))
+    show_power(*asked(store, png=str(tmp_path / "power.png"), difference=2.0))
     document = json.loads(capsys.readouterr().out)
     assert [answer["transfer"] for answer in document] == ["superclass"]
     for answer in document:
@@ -212,9 +212,9 @@ def test_power_command_of_a_measured_sweep_names_seeds_power_and_source(store, t
         assert answer["cheapest"]["power"] >= 0.8
         assert answer["cheapest"]["least"] <= answer["cheapest"]["num_pretrain_seeds"] <= answer["cheapest"]["most"]
     assert (tmp_path / "power.png").read_bytes().startswith(b"\x89PNG")
-    show_power(*asked(store, form=DocumentForm.TABLE))
+    show_power(*asked(store, form=DocumentForm.TABLE, difference=2.0))
     told = " ".join(capsys.readouterr().out.split())
-    assert "to see a difference of 1.00 points to levels/depth1" in told
+    assert "to see a difference of 2.00 points to levels/depth1" in told
     assert "with one transfer per backbone nobody knows what more transfer seeds would bring" in told
 
 
