@@ -341,6 +341,8 @@ class _Folding:
             self._end(event)
             return
         view, kind = self._job(event), failure.kind
+        if kind is FailureKind.NO_ROOM and view.last_failure is not None:
+            failure = replace(failure, node=view.last_failure.node)  # still the one to keep away from
         failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
         num_deaths = view.num_deaths + (kind in DEADLY)
         numerics = view.numerics

@@ -118,6 +118,15 @@ def test_rank_that_names_a_cause_explains_the_processes_that_nccl_ends_then(
     assert place(failure) == (6, "node3", ("GPU-0006",))
 
 
+def test_node_that_died_explains_what_survivors_fail_of_in_a_way_that_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    strange = RuntimeError("CUDA error: unspecified launch failure")
+    failure = outcome_of(monkeypatch, tmp_path, {**ALL_BUT_6, 9: strange}, {6: died(_NODE_DIED), 7: died(_NODE_DIED)})
+    assert failure.kind is FailureKind.NODE_LOST
+    assert place(failure) == (6, "node3", ("GPU-0006",))
+
+
 def test_lost_worker_is_told_with_its_own_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     failure = outcome_of(monkeypatch, tmp_path, ALL_BUT_6, {6: died()})
     assert failure.kind is FailureKind.NODE_LOST

@@ -143,3 +143,20 @@ def test_activity_tells_what_is_done_now_and_goes_back_to_what_was_before() -> N
         assert activity.to_json()["doing"] == "store"
         assert [activity.to_json()["doing"] for _ in activity.each(range(2))] == ["store", "store"]
     assert activity.to_json()["doing"] == "work"
+
+
+def test_gang_of_slow_steps_is_given_its_first_update_as_a_measure() -> None:
+    """On a GPU the host waits for the others for nearly the whole step, and the first one is in the setup."""
+    watch, now_s = HangWatch(world_size=WORLD), 0.0
+    for entered, stage, step_s in ((7, "setup", 120.0), (8, "train", 120.0), (9, "train", 120.0)):
+        ends_s = now_s + step_s
+        while now_s < ends_s:
+            ranks = {n: rank(n, "peers", entered=entered, stage=stage) for n in range(WORLD)}
+            heard = {n: replace(one, heard_at_s=now_s) for n, one in ranks.items()}
+            assert not watch.look(heard, now_s), f"operation {entered} of {stage}"
+            now_s += EVERY_S
+
+
+def test_rank_that_never_spoke_is_named() -> None:
+    ranks = {n: rank(n, "peers") for n in range(WORLD - 1)}
+    assert "rank 3 says nothing any more" in told(answered(ranks))

@@ -138,7 +138,8 @@ class AttemptRun:
         self.gang.hear(rank, news)
         if "placement_group" not in news or self.gang.admits(news.get("digest", ""), digest):
             return ""
-        who = f"rank {rank} of {self.request.job} on node '{self.gang.node_of(rank)}'"
+        what = "trial" if isinstance(self.gang, SearchDesk) else "rank"
+        who = f"{what} {rank} of {self.request.job} on node '{self.gang.node_of(rank)}'"
         refusal = other_code(who, news.get("digest", ""), self.gang.digest or digest)
         self.gang.fail(
             rank,
@@ -236,8 +237,9 @@ class AttemptRun:
         rooms = watch(look, patience, limit_s, is_over)
         if rooms is not None:
             what = f"the gang of {self.request.job} has waited {limit_s:g} s for its workers"
-            why = f", although {'room is reserved for them' if rooms else 'nothing keeps them'}"
-            self._abandon(self._lost(f"{what} ({gang.shape.num_workers} x {gang.shape.worker}){why}"), rooms)
+            why = f", although {'room is reserved for them' if rooms else 'no room is reserved for them'}"
+            lost = self._lost(f"{what} ({gang.shape.num_workers} x {gang.shape.worker}){why}")
+            self._abandon(gang.known_cause() or lost, rooms)
             return
         rooms = look() or {}
         if why := self._why_no_room(gang, settings):
@@ -262,8 +264,8 @@ class AttemptRun:
             key=self.request.key,
             kind=FailureKind.NODE_LOST,
             message=(
-                f"{what}: Ray has lost what it waits for, as it may if its head dies just then; it starts again "
-                "from its newest checkpoint"
+                f"{what}: Ray lost the workers, which happens when its head dies while they start. The attempt starts "
+                "again from its newest checkpoint"
             ),
         )
 
@@ -275,7 +277,7 @@ class AttemptRun:
             return "it was asked to stop while it waited"
         waited_s = time.monotonic() - self._accepted_s
         if gang.shape.node_ids and waited_s > settings.room_s:
-            return f"the nodes that it was sent to have had none for {waited_s:.0f} s"
+            return f"its nodes had no room for {waited_s:.0f} s"
         return ""
 
     def _abandon(self, failure: JobFailure, rooms: Iterable[str]) -> None:
@@ -298,6 +300,8 @@ class AttemptRun:
         )
         if len(hang.blamed) == 1:
             failure = gang.located(failure, hang.blamed[0].rank)
+        # A rank may have said why it ends, and then be kept from ending: by its log's store, or by peers in NCCL.
+        failure = gang.known_cause() or failure
         self._abandon(failure, [gang.placement_group] if gang.placement_group else [])
 
     def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:

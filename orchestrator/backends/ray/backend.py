@@ -199,6 +199,7 @@ class RayBackend:
         link = RunnerLink(name, resources, handle, LinkState.CREATED)
         link.node = site.node
         link.digests, link.on_other_code = current_digests(self._digest), self._tell_other_code
+        link.digests_now = lambda: current_digests(self._digest)
         link.announce(self._epoch)
         self._links[name] = link
         return link

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from functools import cache
+import time
+from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
 _PACKAGES = ("orchestrator", "workloads")
+_REUSED_S = 5.0
+"""How long what was read from disk stands for what lies there: many runners may start at once."""
 
 
 def code_digest() -> str:
     """Sha256 (16 hex) over all Python files of both packages as they are on disk now; imports neither.
 
-    A process calls it once, as it starts: afterwards the files may change, the code that it runs does not.
+    The files may change under a running process; the code that it runs does not.
+
+    Raises:
+        OSError: a file vanished or cannot be read: a package is being upgraded just now.
     """
     digest = sha256()
     for package in _PACKAGES:
@@ -33,9 +39,20 @@ def current_digests(own: str) -> tuple[str, ...]:
     """Code that a process which starts now may run beside this one: the same, or what lies on this node's disk now.
 
     Whoever edits or upgrades a package under a running stack wants the next process to have it: that one is right and
-    this one is old. ``own``: of this process's code, as it started.
+    this one is old. While files are being exchanged it is not known yet, and only ``own`` counts.
+
+    Args:
+        own: digest of this process's code, as it started.
     """
-    return tuple(dict.fromkeys((own, code_digest())))
+    try:
+        return tuple(dict.fromkeys((own, _digest_at(int(time.monotonic() / _REUSED_S)))))
+    except OSError:
+        return (own,)
+
+
+@lru_cache(maxsize=1)
+def _digest_at(_period: int) -> str:
+    return code_digest()
 
 
 def other_code(who: str, digest: str, own: str) -> str:

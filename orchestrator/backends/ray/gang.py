@@ -147,6 +147,11 @@ class Gang:
         with self._lock:
             return min(self._failures, key=_distance, default=None)
 
+    def known_cause(self) -> JobFailure | None:
+        """What a worker has said of why the gang ends, where that is more than the loss of another one."""
+        told = self.primary_failure()
+        return None if told is None or (told.kind is FailureKind.NODE_LOST and not _blames_node(told)) else told
+
     def node_of(self, rank: int) -> str:
         """Ray's id of a worker's node, also once it is gone; empty for one that has not said where it is."""
         place = self._places.get(rank)
@@ -256,10 +261,11 @@ def _selectors(shape: GangShape) -> list[dict[str, str]] | dict[str, str] | None
 
 
 def _failure(error: TrainingFailedError, gang: Gang, request: JobRequest) -> JobFailure:
-    told = gang.primary_failure()
-    if told is not None and (told.kind is not FailureKind.NODE_LOST or _blames_node(told)):
-        return told
-    lost = _lost_workers(error)
+    told, cause, lost = gang.primary_failure(), gang.known_cause(), _lost_workers(error)
+    # A node that died, or a process without memory, explains what survivors fail of afterwards, whatever they call it.
+    is_explained = any(death.ended is Ended.NODE or death.kind is FailureKind.OUT_OF_MEMORY for death in lost.values())
+    if cause is not None and not (cause.kind is FailureKind.UNKNOWN and is_explained):
+        return cause
     if not lost and told is None and gang.placed_for_s is None:
         why = str(error).strip().partition("\n")[0]
         return no_room(request, gang.shape, f"Ray gave up its reservation: {redacted(why)}")

@@ -140,7 +140,9 @@ class RunnerLine:
         Raises:
             OtherCodeError: this process runs other code than the others.
         """
-        self.tell({"placement_group": _placement_group(), "digest": own_digest(), "place": _place()})
+        news = {"placement_group": _placement_group(), "digest": own_digest(), "place": _place()}
+        while not self.tell(news) and not self._is_given_up:
+            time.sleep(_AGAIN_AFTER_S)  # nothing is trained before the answer: code of two versions must not mix
         if self._refusal:
             raise OtherCodeError(self._refusal)
         self._thread.start()

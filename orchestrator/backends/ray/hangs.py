@@ -21,6 +21,8 @@ _MAX_GAP_S = 10.0
 """Of the time between two looks, no more than this counts."""
 _MULTIPLE = 5.0
 """Times the longest pause between collective operations so far: a step of a minute is none of a second."""
+_MULTIPLE_OF_SETUP = 2.0
+"""Times the longest pause of the setup, which holds the first update, but also waits that training has not."""
 _EXCUSES = frozenset({Activity.DATA, Activity.STORE, Activity.CHECKPOINT, Activity.COMPILE})
 
 _WAITS = frozenset({Activity.PEERS, Activity.ENDED})
@@ -91,6 +93,7 @@ class HangWatch:
     limit_s: float = SETUP_LIMIT_S
     _longest_s: float = 0.0
     """Longest pause between two operations of a gang that trains."""
+    _longest_of_setup_s: float = 0.0
     _pause_s: float = 0.0
     _entered: dict[int, int] = field(default_factory=dict)
     _seen_at_s: float | None = None
@@ -102,7 +105,10 @@ class HangWatch:
         trains = len(ranks) == self.world_size and all(one.stage == "train" for one in ranks.values())
         entered = {rank: one.num_entered for rank, one in ranks.items()}
         if entered != self._entered:
-            self._longest_s = max(self._longest_s, self._pause_s) if trains else 0.0
+            if trains:
+                self._longest_s = max(self._longest_s, self._pause_s)
+            else:
+                self._longest_s, self._longest_of_setup_s = 0.0, max(self._longest_of_setup_s, self._pause_s)
             self._entered, self.waited_s, self._pause_s = entered, 0.0, 0.0
             return False
         self._pause_s += gap_s
@@ -111,23 +117,30 @@ class HangWatch:
         if not waits or any(one.doing in _EXCUSES for one in heard):
             return False
         self.waited_s += gap_s
-        self.limit_s = max(self.train_limit_s, _MULTIPLE * self._longest_s) if trains else self.setup_limit_s
+        slow_s = max(_MULTIPLE * self._longest_s, _MULTIPLE_OF_SETUP * self._longest_of_setup_s)
+        self.limit_s = max(self.train_limit_s, slow_s) if trains else self.setup_limit_s
         return self.waited_s >= self.limit_s
 
 
 def judge_hang(watch: HangWatch, ranks: Mapping[int, HeardRank], asked_at_s: float) -> Hang:
     """Whom a gang that hangs waits for; all ranks were asked at that time, and had time to answer."""
     heard = [one for one in ranks.values() if one.heard_at_s > asked_at_s or one.has_ended]
+    spoke = {one.rank for one in heard}
     waiting = tuple(one for one in heard if one.doing in _WAITS)
     last = max((one.num_entered for one in heard), default=0)
     elsewhere = tuple(one for one in heard if one.doing not in _WAITS)
     return Hang(
         waited_s=watch.waited_s,
         limit_s=watch.limit_s,
-        silent=tuple(one for one in ranks.values() if one not in heard),
+        silent=tuple(ranks.get(rank) or _unheard(rank) for rank in range(watch.world_size) if rank not in spoke),
         behind=elsewhere or tuple(one for one in heard if one.num_entered < last),
         waiting=waiting,
     )
+
+
+def _unheard(rank: int) -> HeardRank:
+    """A rank that came up and has never said what it does."""
+    return HeardRank(rank=rank, node="", heard_at_s=0.0, doing=Activity.WORK, stage="", num_entered=0, operation="")
 
 
 def behind_on_device(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...]:

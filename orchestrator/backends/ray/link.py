@@ -71,6 +71,8 @@ class RunnerLink:
 
     digests: tuple[str, ...] = ()
     """Of code that the runner may run; empty = any."""
+    digests_now: Callable[[], tuple[str, ...]] = staticmethod(tuple)
+    """The same as of now: a package may have been upgraded since the runner was made."""
     on_other_code: Callable[[RunnerLink], str] = staticmethod(lambda link: f"runner {link.name} runs other code")
     """Says why one of other code gets no work."""
 
@@ -248,6 +250,8 @@ class RunnerLink:
     def _introduce(self, description: RunnerDescription) -> None:
         self.digest, self.node_id = description.digest, description.node_id
         self.machine = description.machine
+        if self.digests and description.digest not in self.digests:
+            self.digests = (*self.digests, *self.digests_now())
         if self.digests and description.digest not in self.digests:
             self.kill(self.on_other_code(self))
         elif description.epoch > self._epoch:

@@ -38,8 +38,7 @@ class SearchDesk(Gang):
         if "progress" in news:
             self._heard[rank] = Progress.from_json(news["progress"])
             self.progress = self._total()
-        if "process" in news:
-            super().hear(rank, {"process": news["process"], "machine": news.get("machine", {})})
+        super().hear(rank, {name: news[name] for name in ("process", "machine", "place") if name in news})
 
     def admits(self, digest: str, own: str) -> bool:
         """As a gang's, but that trials train models of their own: one that starts after an upgrade may be newer."""

@@ -34,7 +34,7 @@ class RunnerSettings:
     """Longest age of what the store has of a running attempt's log."""
     gang_start_s: float = 900.0
     """A gang is lost whose workers are not at work so long after room was made. Cold file systems take minutes, and
-    ranks that do not find each other 10 minutes, after which Ray Train's own error says more."""
+    ranks that do not find each other 5 minutes, after which Ray Train's own error says more."""
     setup_hang_s: float = SETUP_LIMIT_S
     """A gang hangs whose ranks wait so long for one of them before the first step; see ``hangs``."""
     train_hang_s: float = TRAIN_LIMIT_S

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 5.0
 MAX_GAP_S = 2 * LOOK_EVERY_S
 """Of the time between two looks, no more than this counts."""
-_ANSWER_WITHIN_S = 25.0
+_ANSWER_WITHIN_S = 45.0
 """Ranks above 0 may speak every 10 s only, and a call may be tried again."""
 _STACKS_WITHIN_S = 20.0
 _LOG = logging.getLogger(__name__)
