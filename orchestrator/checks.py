@@ -22,7 +22,7 @@ class Verdict(StrEnum):
     """It works, but something should be looked at."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """A check that it builds upon has failed."""
+    """A check that it builds upon has failed, or what it would use is in use."""
 
 
 class ConcernError(OrchestratorError):

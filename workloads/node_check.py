@@ -3,27 +3,30 @@
 For each GPU (for the processor where there is none): a matrix product that is known beforehand, again and again; a
 pattern written over most of the free memory and read back. If asked for: a kernel compiled by ``torch.compile``, which
 needs a C compiler (compile); an all-reduce between the devices (reduce_s, its limit) and the disk of the cache (cache,
-its folder); a store (store_uri). Nothing else should run on the devices meanwhile. ``REQUEST`` is JSON: limit_s, and
-these.
+its folder); a store (store_uri), until a time of the monotonic clock (until_s). Nothing else should run on the devices
+meanwhile. ``REQUEST`` is JSON: limit_s, and these.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, StorageTimeoutError
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 
@@ -37,7 +40,8 @@ _DISK_BYTES: Final = 128 * 1024**2
 _STORE_BYTES: Final = 16 * 1024**2
 _LEAST_DISK_PER_S: Final = 20 * 2.0**20
 _LEAST_STORE_PER_S: Final = 1 * 2.0**20
-"""Below these a disk or a network card is broken, not merely shared."""
+"""Below these a disk is broken, not merely shared, and a store says nothing of the node."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PATTERNS: Final = (0x55, 0xAA, 0x00, 0xFF)
 """Each bit is set and cleared, beside neighbours of the same and of the other value."""
 
@@ -57,20 +61,43 @@ def main(request: Mapping[str, Any]) -> dict[str, Any]:
         "disk_bytes_per_s": lambda: write_disk(Path(request["cache"])),
     }
     if request.get("store_uri"):
-        checks["store_bytes_per_s"] = lambda: use_store(open_store(request["store_uri"]))
+        left_s = float(request["until_s"]) - time.monotonic()
+        checks["store_bytes_per_s"] = lambda: within(left_s, lambda: use_store(open_store(request["store_uri"])))
     return found | {"node": _told(checks)}
 
 
 def _told(checks: Mapping[str, Callable[[], float]]) -> dict[str, Any]:
-    told: dict[str, Any] = {"errors": []}
+    """``errors`` of the node; in ``not_made`` what says nothing of it: a store that fails, a disk that is full."""
+    told: dict[str, Any] = {"errors": [], "not_made": []}
     for name, check in checks.items():
         try:
             told[name] = check()
         except subprocess.TimeoutExpired:
             told["timed_out"] = f"{name}: no answer"
         except (ArithmeticError, OSError, OrchestratorError) as error:
-            told["errors"].append(f"{name}: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}")
+            is_elsewhere = isinstance(error, OrchestratorError) or getattr(error, "errno", None) in _FULL
+            kind = "not_made" if is_elsewhere else "errors"
+            told[kind].append(f"{name}: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}")
     return told
+
+
+def within(limit_s: float, check: Callable[[], float]) -> float:
+    """What ``check`` returns or raises. Raises ``StorageTimeoutError`` after so many seconds, and leaves it behind."""
+    ended: Future[float] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(check())
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            ended.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return ended.result(timeout=max(0.0, limit_s))
+    except TimeoutError:
+        if ended.done():
+            raise
+        raise StorageTimeoutError(f"no answer within {max(0.0, limit_s):.0f} s") from None
 
 
 def reduce_here(num_gpus: int, limit_s: float) -> float:
@@ -83,9 +110,10 @@ def reduce_here(num_gpus: int, limit_s: float) -> float:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"world_size": world_size, "host": "127.0.0.1", "port": port, "backend": backend, "limit_s": limit_s}
+    until_s = time.monotonic() + limit_s  # for all of them
     ranks = [_start_rank({**place, "rank": rank, "device": rank}) for rank in range(world_size)]
     try:
-        answers = [rank.communicate(timeout=limit_s) for rank in ranks]
+        answers = [rank.communicate(timeout=max(0.1, until_s - time.monotonic())) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -120,7 +148,7 @@ def write_disk(folder: Path, num_bytes: int = _DISK_BYTES, least_per_s: float = 
 
 
 def use_store(store: ObjectStore, num_bytes: int = _STORE_BYTES, least_per_s: float = _LEAST_STORE_PER_S) -> float:
-    """Bytes/s of an object there and back. Raises ``ArithmeticError`` where it is altered or slow; ``StorageError``."""
+    """Bytes/s of an object there and back. Raises ``ArithmeticError`` if it is altered, ``StorageError`` if slow."""
     name, content = f"probes/node-{secrets.token_hex(8)}", secrets.token_bytes(num_bytes)
     started_s = time.perf_counter()
     store.put(name, content)
@@ -131,7 +159,10 @@ def use_store(store: ObjectStore, num_bytes: int = _STORE_BYTES, least_per_s: fl
         store.delete(name)
     if found != content:
         raise ArithmeticError(f"{store.uri} gives back other bytes than were written")
-    return _fast_enough(f"{store.uri} is used", 2 * num_bytes / took_s, least_per_s)
+    try:
+        return _fast_enough(f"{store.uri} is used", 2 * num_bytes / took_s, least_per_s)
+    except ArithmeticError as error:  # of all nodes, most likely
+        raise StorageTimeoutError(str(error)) from None
 
 
 def _fast_enough(what: str, per_s: float, least_per_s: float) -> float:
@@ -217,4 +248,8 @@ class _Kernel(torch.nn.Module):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")
+    asked = json.loads(sys.argv[1])
+    sys.stdout.write(json.dumps(main(asked)) + "\n")
+    sys.stdout.flush()
+    if asked.get("store_uri"):
+        os._exit(0)  # a thread that waits for a store may keep others of its library alive

@@ -7,16 +7,18 @@ the journal both are ``NodeExcluded``: with an end in the future, or at once, as
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 from orchestrator.backends.protocol import Backend
 from orchestrator.controller.fleet import Fleet, Holding
 from orchestrator.state import events
-from orchestrator.state.breaker import REPEATED_S, excluded_nodes
+from orchestrator.state.breaker import MAX_EXCLUDED, REPEATED_S, excluded_nodes
 
 RECHECK_S = 900.0
 """Between two checks of a node that is left out."""
+_LOG = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -38,6 +40,8 @@ class NodeHealth:
         self._checked_at_s: dict[str, float] = {}
         self._faults: dict[str, str] = {}
         """Found, and in no journal yet."""
+        self._told_full: set[str] = set()
+        """Nodes with faults for which there was no room: logged once."""
 
     def follow(self, fleet: Fleet, now: float) -> None:
         """One look, in each round of a controller."""
@@ -48,6 +52,7 @@ class NodeHealth:
             if fault:
                 self._faults[node] = fault
             else:
+                self._forget(node)
                 self._let_in(fleet, node, now)
         self._leave_out(fleet, now)
         snapshots = [holding.snapshot for holding in fleet.holdings()]
@@ -71,7 +76,7 @@ class NodeHealth:
             # What runs there shows that it works; a check of all its GPUs would wait for the end.
             self._checked_at_s.setdefault(node, now)
             return False
-        return last_s is None or (node in excluded and now - last_s >= RECHECK_S)
+        return last_s is None or ((node in excluded or node in self._faults) and now - last_s >= RECHECK_S)
 
     def _let_in(self, fleet: Fleet, node: str, now: float) -> None:
         told = f"node {node} is let back in: it has passed its check"
@@ -79,17 +84,35 @@ class NodeHealth:
             self._append(fleet, holding, node, told, now, until_s=now)
 
     def _leave_out(self, fleet: Fleet, now: float) -> None:
+        """Not more nodes than the breaker leaves out: what fails everywhere is no fault of the nodes."""
+        names = {machine.name for machine in self._backend.capacity().machines} if self._faults else set()
+        most = max(1, int(MAX_EXCLUDED * len(names)))
+        until_s = now + REPEATED_S
         for node, fault in list(self._faults.items()):
-            holdings = _who_excludes(fleet, node, now) or fleet.active()[:1]
+            excluded = _excluded(fleet, now)
+            if node not in excluded and len(names & excluded.keys()) >= most:
+                if node not in self._told_full:
+                    self._told_full.add(node)
+                    _LOG.warning("node %s stays in use, %d are left out already: %s", node, most, fault)
+                continue
             told = f"node {node} is left out until it passes a check: {fault}"
-            for holding in holdings:
-                self._append(fleet, holding, node, told, now, until_s=now + REPEATED_S)
-                self._faults.pop(node, None)
+            for holding in _who_excludes(fleet, node, now) or fleet.active()[:1]:
+                self._append(fleet, holding, node, told, now, until_s=until_s)
+            if _excluded(fleet, now).get(node, 0.0) >= until_s:  # else the append has failed: once more next time
+                self._forget(node)
+
+    def _forget(self, node: str) -> None:
+        self._faults.pop(node, None)
+        self._told_full.discard(node)
 
     def _append(self, fleet: Fleet, holding: Holding, node: str, reason: str, now: float, *, until_s: float) -> None:
         with fleet.guard(holding.snapshot.sweep):
             event = events.NodeExcluded(at_s=now, node=node, reason=reason, until_s=until_s)
             fleet.append(holding, [event])
+
+
+def _excluded(fleet: Fleet, now: float) -> dict[str, float]:
+    return excluded_nodes((one.snapshot for one in fleet.holdings()), now)
 
 
 def _who_excludes(fleet: Fleet, node: str, now: float) -> list[Holding]:

@@ -10,7 +10,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,9 +75,14 @@ def ask(question: Question, tell: Tell) -> None:
     there = {name: doctors[name] for name, found in facts.items() if "error" not in found}
     tell("clocks", {name: _clock(doctor) for name, doctor in there.items()})
     tell("services", _services(question.namespace))
-    reduces = _start_reduces(there, facts)  # takes longest: the others run beside it
+    free = _with_free_gpus(nodes, _available())
+    reduces = _start_reduces(there, facts, free)  # takes longest: the others run beside it
     with_gpus = {name: doctor for name, doctor in there.items() if facts[name]["gpus"]["devices"]}
-    devices = {name: doctor.devices.remote(_DEVICES_S) for name, doctor in with_gpus.items()}
+    devices = {
+        name: doctor.devices.remote(facts[name]["gpus"]["devices"], _DEVICES_S)
+        for name, doctor in with_gpus.items()
+        if name in free
+    }
     if question.store_uri:
         tell("store", _store(question.store_uri, there))
     heads = [node["NodeID"] for node in nodes if "node:__internal_head__" in node["Resources"]]
@@ -90,8 +95,9 @@ def ask(question: Question, tell: Tell) -> None:
         tell("shards", _gather({name: one.shards.remote(shards) for name, one in there.items()}, _STORE_S))
     for backend, calls in reduces.items():
         tell(backend, _gather(calls, _REDUCE_S + 2.0))
-    if devices:
-        tell("devices", _gather(devices, _DEVICES_S + 2.0))
+    if with_gpus:
+        held = {name: {"devices": [], "not_checked": "all"} for name in with_gpus if name not in free}
+        tell("devices", _gather(devices, _DEVICES_S + 2.0) | held)
 
 
 def _join(question: Question) -> None:
@@ -196,15 +202,32 @@ def _clean(store: ObjectStore, folder: str) -> None:
             store.delete(stat.name)
 
 
-def _start_reduces(doctors: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """One rank on each node; two on a cluster's only one. With GPUs on all of them over NCCL, too."""
+def _available() -> dict[str, dict[str, float]]:
+    """What nobody holds now, by Ray's id of the node."""
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _with_free_gpus(nodes: Sequence[Mapping[str, Any]], available: Mapping[str, Mapping[str, float]]) -> set[str]:
+    """Ids of nodes none of whose GPUs is held, by a gang or anybody else; of others the doctor keeps off."""
+    return {
+        node["NodeID"]
+        for node in nodes
+        if available.get(node["NodeID"], {}).get("GPU", 0.0) >= node["Resources"].get("GPU", 0.0)
+    }
+
+
+def _start_reduces(
+    doctors: Mapping[str, Any], facts: Mapping[str, Any], free: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """One rank on each node; two on a cluster's only one. With GPUs on all of them, and none held, over NCCL, too."""
     names = list(doctors) if len(doctors) > 1 else list(doctors) * 2
     if not names:
         return {}
-    num_gpus = [len(facts[name]["gpus"]["devices"]) for name in doctors]
-    backends = ["gloo", *(["nccl"] if all(num_gpus) and (len(doctors) > 1 or num_gpus[0] > 1) else [])]
     started: dict[str, dict[str, Any]] = {}
-    for offset, backend in enumerate(backends):
+    for offset, backend in enumerate(_reduce_backends(doctors, facts, free)):
         first = facts[names[0]]
         place = {
             "world_size": len(names),
@@ -220,6 +243,14 @@ def _start_reduces(doctors: Mapping[str, Any], facts: Mapping[str, Any]) -> dict
             for rank, name in enumerate(names)
         }
     return started
+
+
+def _reduce_backends(doctors: Mapping[str, Any], facts: Mapping[str, Any], free: Collection[str]) -> list[str]:
+    from orchestrator.doctor.node import is_in_use
+
+    gpus = {name: facts[name]["gpus"]["devices"] for name in doctors}
+    num_gpus = [0 if name not in free or any(map(is_in_use, gpus[name])) else len(gpus[name]) for name in doctors]
+    return ["gloo", *(["nccl"] if all(num_gpus) and (len(doctors) > 1 or num_gpus[0] > 1) else [])]
 
 
 def _print_line(stage: str, found: Mapping[str, Any]) -> None:

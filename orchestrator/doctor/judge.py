@@ -285,6 +285,12 @@ def _devices(node: str, told: Mapping[str, Any]) -> Iterator[CheckResult]:
         yield _bad("devices", told["error"], "see whether something else uses the GPUs; else take the node out", node)
         return
     errors = [f"{one['device']}: {error}" for one in told["devices"] for error in one["errors"]]
+    held = str(told.get("not_checked", ""))
+    if held:
+        which = "" if held == "all" else f"{held} "
+        yield CheckResult(name="devices", verdict=Verdict.SKIPPED, detail=f"{which}not checked: in use", node=node)
+    if not told["devices"]:
+        return
     if errors:
         yield _bad("devices", "; ".join(errors), "take the node out: these GPUs compute or remember wrongly", node)
     else:

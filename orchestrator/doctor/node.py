@@ -11,12 +11,14 @@ import re
 import resource
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ _NUM_BLOCKS = 64
 _WRITING_S = 3.0
 _GPU_FIELDS = "index,name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
 _QUERY_TIMEOUT_S = 8.0
+_IN_USE_MIB = 1024.0
+"""A GPU with more used memory has work that Ray does not know of."""
 _DEVICES_SHARE = 0.25
 """Of the limit, for repetitions on the devices; loading torch and compiling take most of it."""
 
@@ -95,34 +99,56 @@ class NodeDoctor:
         """Take part in an all-reduce."""
         return self._run(["workloads.all_reduce", json.dumps(place)], limit_s, sees_gpus=place["backend"] == "nccl")
 
-    def devices(self, limit_s: float) -> dict[str, Any]:
-        """Whether the GPUs compute, remember and compile; they should be idle."""
+    def devices(self, found: list[dict[str, str]], limit_s: float) -> dict[str, Any]:
+        """Whether idle GPUs, of those ``found``, compute, remember and compile; ``not_checked`` names the others."""
+        busy = [gpu["index"] for gpu in found if is_in_use(gpu)]
+        idle = [gpu["index"] for gpu in found if not is_in_use(gpu)]
+        if not idle:
+            return {"devices": [], "not_checked": "all"}
         request = json.dumps({"limit_s": _DEVICES_SHARE * limit_s, "compile": True})
-        return self._run(["workloads.node_check", request], limit_s, sees_gpus=True)
+        program = ["workloads.node_check", request]
+        if not busy:
+            return self._run(program, limit_s, sees_gpus=True)
+        told = self._run(program, limit_s, sees_gpus=True, only=",".join(idle))
+        for one, index in zip(told.get("devices", []), idle, strict=False):
+            one["device"] = f"cuda:{index}"
+        return {**told, "not_checked": ", ".join(f"cuda:{index}" for index in busy)}
 
-    def _run(self, program: list[str], limit_s: float, *, sees_gpus: bool) -> dict[str, Any]:
-        """In a process of its own, which can be ended if it hangs."""
+    def _run(self, program: list[str], limit_s: float, *, sees_gpus: bool, only: str = "") -> dict[str, Any]:
+        """In a session of its own, all processes of which can be ended if it hangs. ``only``: indexes of GPUs."""
         # Ray hides the GPUs from actors that asked for none.
         hidden = {"CUDA_VISIBLE_DEVICES"} if sees_gpus else set()
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-m", *program],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"no answer within {limit_s:g} s"}
-        lines = ended.stdout.strip().splitlines()
-        if ended.returncode or not lines:
-            said = [line for line in ended.stderr.strip().splitlines() if line.strip()]
-            return {"error": said[-1][-300:] if said else f"it ended with code {ended.returncode}"}
+        if only:
+            # As the driver counts them, not the fastest first.
+            environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": only}
+        command, pipe = [sys.executable, "-m", *program], subprocess.PIPE
+        with subprocess.Popen(
+            command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=limit_s)
+            except BaseException as error:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    return {"error": f"no answer within {limit_s:g} s"}
+                raise
+        lines = stdout.strip().splitlines()
+        if process.returncode or not lines:
+            said = [line for line in stderr.strip().splitlines() if line.strip()]
+            return {"error": said[-1][-300:] if said else f"it ended with code {process.returncode}"}
         answer: dict[str, Any] = json.loads(lines[-1])
         return answer
+
+
+def is_in_use(gpu: dict[str, str]) -> bool:
+    """Whether somebody has memory of a GPU, as the driver tells it; not where it tells nothing."""
+    try:
+        return float(gpu.get("used_mib", "")) > _IN_USE_MIB
+    except ValueError:
+        return False
 
 
 def _told(error: Exception) -> dict[str, Any]:

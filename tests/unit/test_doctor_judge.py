@@ -268,6 +268,15 @@ def test_gpu_that_computes_wrongly_and_a_missing_compiler_are_told() -> None:
     assert failed.verdict is Verdict.FAILED
 
 
+def test_gpus_in_use_are_told_as_not_checked() -> None:
+    (held,) = _judged("devices", {"a" * 10: {"devices": [], "not_checked": "all"}})
+    assert (held.verdict, held.detail) == (Verdict.SKIPPED, "not checked: in use")
+    well = {"device": "cuda:0", "errors": [], "tflops": 60.0, "memory_gib": 60.0}
+    found = {"devices": [well], "compile": "", "not_checked": "cuda:1"}
+    held, devices, _ = _judged("devices", {"a" * 10: found})
+    assert (held.detail, devices.verdict) == ("cuda:1 not checked: in use", Verdict.OK)
+
+
 @pytest.mark.parametrize(("took_s", "verdict"), [(0.001, Verdict.OK), (0.02, Verdict.WARNING)])
 def test_nccl_over_tcp_where_the_machine_has_more_is_told(took_s: float, verdict: Verdict) -> None:
     fast = {"took_s": took_s, "num_bytes": 16 * 1024**2, "world_size": 2, "torch": "2.15.0"}

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from orchestrator.backends.ray.node_checks import faults, timed_out
+from orchestrator.backends.ray import node_checks
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.capacity import ClusterCapacity
+from orchestrator.backends.ray.node_checks import faults, not_made, timed_out
+from orchestrator.doctor.cluster import _reduce_backends, _with_free_gpus
+from orchestrator.doctor.node import NodeDoctor
+from orchestrator.errors import NoSpaceError, StorageError, StorageTimeoutError
 from orchestrator.storage.local import LocalStore
 from workloads import node_check
 
@@ -93,3 +107,138 @@ def test_faults_are_those_of_the_hardware() -> None:
     assert (faults(late), timed_out(late)) == ([], late["timed_out"])
     assert timed_out({**found, "node": {"errors": [], "timed_out": "all_reduce_s: no answer"}})
     assert timed_out(found) == ""
+
+
+def test_store_that_fails_and_a_full_disk_say_nothing_of_the_node(tmp_path: Path) -> None:
+    def raising(error: Exception) -> float:
+        raise error
+
+    told = node_check._told(
+        {
+            "store_bytes_per_s": lambda: raising(StorageError("s3://b does not answer")),
+            "disk_bytes_per_s": lambda: raising(OSError(errno.ENOSPC, "No space left on device")),
+            "room": lambda: raising(NoSpaceError("the store is full")),
+        }
+    )
+    assert told["errors"] == []
+    found = {"devices": [{"device": "cuda:0", "errors": []}], "node": told}
+    assert faults(found) == []
+    assert not_made(found).startswith("store_bytes_per_s: s3://b does not answer; disk_bytes_per_s: ")
+    broken = {**found, "devices": [{"device": "cuda:0", "errors": ["tflops: wrong"]}]}
+    assert (faults(broken), not_made(broken)) == (["cuda:0: tflops: wrong"], "")
+    assert node_check._told({"disk": lambda: raising(OSError(errno.EIO, "I/O error"))})["errors"]
+    with pytest.raises(StorageTimeoutError, match="at least"):
+        node_check.use_store(LocalStore(tmp_path), num_bytes=1024, least_per_s=1e15)
+
+
+def test_store_that_hangs_is_given_up_without_a_fault_of_the_node() -> None:
+    never = threading.Event()
+    with pytest.raises(StorageTimeoutError, match="no answer within 0 s"):
+        node_check.within(0.05, lambda: float(never.wait()))
+    never.set()
+    assert node_check.within(10.0, lambda: 3.0) == 3.0
+    with pytest.raises(ZeroDivisionError):
+        node_check.within(10.0, lambda: 1 / 0)
+
+
+def test_node_with_other_code_than_the_controller_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_checks, "_run", lambda *_: pytest.fail("nothing is to be started"))
+    told = node_checks._check("file:///nowhere", ["another"], 1.0)
+    assert told is not None
+    assert (faults(told), timed_out(told)) == ([], "")
+    assert not_made(told) == "it runs other code than the controller"
+
+
+PARENT = """
+import os, sys
+child = os.posix_spawnp("sleep", ["sleep", "60"], os.environ)
+with open(sys.argv[1], "w") as told:
+    told.write(str(child))
+os.waitpid(child, 0)
+"""
+
+
+def runs(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def wait_for_end(pid: int) -> None:
+    until_s = time.monotonic() + 10.0
+    while runs(pid) and time.monotonic() < until_s:
+        os.sched_yield()
+    assert not runs(pid)
+
+
+def test_check_that_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", PARENT, str(tmp_path / "pid")]
+    with pytest.raises(subprocess.TimeoutExpired):
+        node_checks._run(program, dict(os.environ), 2.0)
+    wait_for_end(int((tmp_path / "pid").read_text(encoding="utf-8")))
+
+
+def test_doctor_that_gives_up_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = NodeDoctor()._run(["parent", str(tmp_path / "pid")], 2.0, sees_gpus=False)
+    assert told == {"error": "no answer within 2 s"}
+    wait_for_end(int((tmp_path / "pid").read_text(encoding="utf-8")))
+
+
+def test_idle_runners_of_a_node_end_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Link:
+        def __init__(self, node: str, *, is_idle: bool) -> None:
+            self.node, self.is_idle, self.ended = node, is_idle, ""
+
+        def kill(self, reason: str) -> None:
+            self.ended = reason
+
+    links = [Link("a", is_idle=True), Link("a", is_idle=False), Link("b", is_idle=True)]
+    backend = RayBackend("x")
+    monkeypatch.setattr(backend, "_alive", lambda: links)
+    monkeypatch.setattr(ClusterCapacity, "ids_of", lambda *_: ())
+    backend.check_node("a", "file:///nowhere")
+    assert [link.ended for link in links] == ["node a is checked", "", ""]
+
+
+def test_ranks_that_hang_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: object) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(["sleep", "60"], stdout=pipe, stderr=pipe, text=True)
+
+    monkeypatch.setattr(node_check, "_start_rank", start)
+    with pytest.raises(subprocess.TimeoutExpired):
+        node_check.reduce_here(3, 0.2)
+
+
+def test_doctor_keeps_off_gpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(_: object, program: list[str], limit_s: float, *, sees_gpus: bool, only: str = "") -> dict[str, object]:
+        assert sees_gpus
+        assert json.loads(program[1])["limit_s"] < limit_s
+        asked.append(only)
+        return {"devices": [{"device": f"cuda:{number}", "errors": []} for number in range(2)], "compile": ""}
+
+    monkeypatch.setattr(NodeDoctor, "_run", run)
+    used = {"0": "3", "1": "70000", "2": "[N/A]"}
+    gpus = [{"index": index, "used_mib": mib} for index, mib in used.items()]
+    told = NodeDoctor().devices(gpus, 45.0)
+    assert asked == ["0,2"]
+    assert [one["device"] for one in told["devices"]] == ["cuda:0", "cuda:2"]
+    assert told["not_checked"] == "cuda:1"
+    assert NodeDoctor().devices(gpus[1:2], 45.0) == {"devices": [], "not_checked": "all"}
+    assert "not_checked" not in NodeDoctor().devices(gpus[:1], 45.0)
+    assert asked == ["0,2", ""]
+
+
+def test_doctor_keeps_off_nodes_whose_gpus_are_held() -> None:
+    nodes = [{"NodeID": name, "Resources": {"CPU": 8.0, "GPU": 8.0}} for name in ("idle", "part", "full")]
+    nodes.append({"NodeID": "cpu", "Resources": {"CPU": 8.0}})
+    available = {"idle": {"GPU": 8.0}, "part": {"GPU": 7.0}, "full": {"CPU": 1.0}}
+    assert _with_free_gpus(nodes, available) == {"idle", "cpu"}
+    doctors = dict.fromkeys(("idle", "part"))
+    facts = {name: {"gpus": {"devices": [{"used_mib": "3"}]}, "address": "", "free_port": 1} for name in doctors}
+    assert _reduce_backends(doctors, facts, {"idle"}) == ["gloo"]
+    assert _reduce_backends(doctors, facts, {"idle", "part"}) == ["gloo", "nccl"]

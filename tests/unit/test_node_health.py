@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +10,10 @@ import pytest
 
 from orchestrator.backends.protocol import AttemptReport, Capacity
 from orchestrator.contract import Resources
+from orchestrator.controller.fleet import Fleet, Holding
 from orchestrator.controller.node_health import RECHECK_S
-from orchestrator.errors import FailureKind
+from orchestrator.errors import FailureKind, StorageError
+from orchestrator.state import events
 from orchestrator.state.breaker import EXCLUDED_S, REPEATED_S
 from orchestrator.state.nodes import Node
 from orchestrator.storage.local import LocalStore
@@ -127,3 +129,39 @@ def test_node_whose_check_says_nothing_comes_back_by_the_clock(blamed: tuple[Wor
         world.tick()
     assert until_s(world) == end_s
     assert backend.asked.count("bad") > 2
+
+
+def test_check_that_fails_everywhere_leaves_out_no_more_nodes_than_the_breaker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, backend = world_of(tmp_path, dataset__a=[Hang()])
+    world.submit(make_job("dataset/a"))
+    world.tick_until(lambda: bool(world.launches()))
+    backend.ended = {"bad": "disk_bytes_per_s: slow", "good": "disk_bytes_per_s: slow"}
+    for _ in range(3):
+        world.tick()
+    assert list(world.snapshot().excluded) == ["bad"]
+    assert sum("node good stays in use, 1 are left out already" in one.message for one in caplog.records) == 1
+    backend.ended = {"bad": ""}
+    for _ in range(2):
+        world.tick()
+    assert world.snapshot().excluded["good"].until_s > world.clock()
+
+
+def test_fault_whose_journal_cannot_be_written_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, backend = world_of(tmp_path, dataset__a=[Hang()])
+    world.submit(make_job("dataset/a"))
+    world.tick_until(lambda: bool(world.launches()))
+    append = Fleet.append
+
+    def failing(fleet: Fleet, holding: Holding, written: Sequence[events.Event]) -> None:
+        if any(isinstance(event, events.NodeExcluded) for event in written):
+            raise StorageError("the store does not answer")
+        append(fleet, holding, written)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Fleet, "append", failing)
+        backend.ended = {"bad": "tflops: wrong"}
+        world.tick()
+    assert world.snapshot().excluded == {}
+    world.tick_until(lambda: "bad" in world.snapshot().excluded)

@@ -228,8 +228,11 @@ class RayBackend:
 
     def check_node(self, name: str, store_uri: str) -> None:
         """See ``controller.node_health.ChecksNodes``."""
+        for link in [one for one in self._alive() if one.is_idle and one.node == name]:
+            link.kill(f"node {name} is checked")  # a warm runner would keep its GPUs from the check
+        accepted = current_digests(self._digest)
         for node_id in self._capacity.ids_of((name,)):
-            self._checks.start(name, node_id, self._capacity.room_of(name).gpus, store_uri)
+            self._checks.start(name, node_id, self._capacity.room_of(name).gpus, store_uri, accepted)
 
     def checked_nodes(self) -> Mapping[str, str]:
         """See ``controller.node_health.ChecksNodes``."""

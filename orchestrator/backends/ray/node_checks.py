@@ -7,11 +7,14 @@ the node meanwhile waits for it.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,14 +23,18 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.backends.ray.digest import code_digest
 from orchestrator.backends.ray.settings import cache_directory
 
 LIMIT_S = 60.0
 _DEVICES_S = 15.0
 """Of it, for repetitions on the devices."""
 _REDUCE_SHARE = 0.5
+_STORE_UNTIL = 0.9
+"""Part of the limit; a store that answers later says nothing of the node."""
 _GIVEN_UP_AFTER = 3.0
 """Times the limit. A check that has not begun by then: something else holds the GPUs."""
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +53,14 @@ class NodeChecks:
         self._limit_s = limit_s
         self._running: dict[str, _Check] = {}
 
-    def start(self, name: str, node_id: str, num_gpus: float, store_uri: str) -> None:
-        """Begin to check a node, unless it is being checked."""
+    def start(self, name: str, node_id: str, num_gpus: float, store_uri: str, accepted: Sequence[str]) -> None:
+        """Begin to check a node, unless it is being checked; ``accepted``: digests of code that it may run."""
         if name in self._running:
             return
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         options = {"num_cpus": 0, "num_gpus": num_gpus, "max_retries": 0, "scheduling_strategy": strategy}
         task: Any = ray.remote(_check).options(**options)
-        self._begin(name, partial(task.remote, store_uri), self._limit_s)
+        self._begin(name, partial(task.remote, store_uri, list(accepted)), self._limit_s)
 
     def _begin(self, name: str, start: Callable[[float], ray.ObjectRef[Any]], limit_s: float) -> None:
         self._running[name] = _Check(start(limit_s), time.monotonic(), limit_s, start)
@@ -78,6 +85,9 @@ class NodeChecks:
                 continue
             if told is None:
                 continue
+            if not_made(told):
+                _LOG.warning("the check of node %s could not be made: %s", name, not_made(told))
+                continue
             if not faults(told) and timed_out(told) and check.limit_s == self._limit_s:
                 # Cold disks and busy processors are no faults: once more, with twice the time.
                 self._begin(name, check.start, 2 * self._limit_s)
@@ -101,14 +111,25 @@ def timed_out(told: Mapping[str, Any]) -> str:
     return str(told.get("timed_out") or told.get("node", {}).get("timed_out", ""))
 
 
-def _check(store_uri: str, limit_s: float) -> dict[str, Any] | None:
+def not_made(told: Mapping[str, Any]) -> str:
+    """Why a check that found no fault is none; empty = it is one."""
+    return "" if faults(told) or timed_out(told) else "; ".join(told.get("node", {}).get("not_made", ()))
+
+
+def _check(store_uri: str, accepted: Sequence[str], limit_s: float) -> dict[str, Any] | None:
     """On the node; None if there is no such program (another version of the code)."""
-    request = {"limit_s": _DEVICES_S, "reduce_s": _REDUCE_SHARE * limit_s, "cache": str(cache_directory())}
-    request["store_uri"] = store_uri
+    if code_digest() not in accepted:
+        return {"node": {"not_made": ["it runs other code than the controller"]}}
+    request: dict[str, Any] = {
+        "limit_s": _DEVICES_S,
+        "reduce_s": _REDUCE_SHARE * limit_s,
+        "cache": str(cache_directory()),
+    }
+    request |= {"store_uri": store_uri, "until_s": time.monotonic() + _STORE_UNTIL * limit_s}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-m", "workloads.node_check", json.dumps(request)]
     try:
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
+        ended = _run(command, environment, limit_s)
     except subprocess.TimeoutExpired:
         return {"timed_out": f"its check has not ended within {limit_s:g} s"}
     except OSError:
@@ -119,3 +140,18 @@ def _check(store_uri: str, limit_s: float) -> dict[str, Any] | None:
         return None if "No module named" in last[0] else {"error": f"its check fails: {last[0][:300]}"}
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    """Raises ``subprocess.TimeoutExpired``, and then nothing that it started is left on the devices; ``OSError``."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            told, said = process.communicate(timeout=limit_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, told, said)
