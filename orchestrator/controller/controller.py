@@ -176,8 +176,9 @@ class Controller:
                 self._fleet = self._new_fleet(self._lease.acquire(above))
             except StaleLeaseError as error:
                 found = read_lease(self._store, self._cluster)
-                if found is not None and found.holder != self._holder:
-                    raise  # another controller has started meanwhile, and lives
+                is_anothers = found is not None and found.holder != self._holder
+                if is_anothers or error.epoch <= above:
+                    raise  # another controller has started meanwhile, and lives; or nothing is above what it says
                 # Runners obey the highest epoch only: under a lower one this controller could command none of them.
                 _LOG.warning("a higher epoch is taken: %s", error)
                 above = error.epoch

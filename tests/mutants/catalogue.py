@@ -223,8 +223,8 @@ MUTANTS = (
     Mutant(
         name="claims of others are not looked at",
         where="orchestrator.state.scheduler:Scheduler.decide",
-        old="live_keys = set(claimed).union(",
-        new="live_keys = set().union(",
+        old="keys = set(claimed).union(",
+        new="keys = set().union(",
     ),
     Mutant(
         name="room is not taken",

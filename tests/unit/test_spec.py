@@ -206,7 +206,7 @@ def test_store_uri_that_is_known_is_accepted(store: str) -> None:
 def test_batch_larger_than_the_second_of_two_datasets_is_refused() -> None:
     scans = GOOD.replace("{builtin: digits}", "{builtin: digits, val_fraction: 0.98}")
     text = problems_of(scans.replace('"random/16"', "random/16, parity"))
-    assert text.startswith("sweep.yaml:13:23: pretrain.recipe.batch_size: batch_size 64 is more than the 35 training")
+    assert text.startswith("sweep.yaml:13:23: pretrain.recipe.batch_size: batch_size 64 is more than the 39 training")
     assert text.splitlines() == [text]
     assert "'scans'" in text
 
