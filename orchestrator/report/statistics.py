@@ -155,6 +155,19 @@ def paired_differences(
     return [_paired(estimate, confidence) for estimate in estimates]
 
 
+def mean_in_common(values: Mapping[SeedPair, float], baseline: Mapping[SeedPair, float]) -> float:
+    """Mean of the baseline over the seed pairs that both have, averaged per pretrain seed first as differences are.
+
+    NaN without a common pair.
+    """
+    groups: dict[int, list[float]] = {}
+    for pair, value in baseline.items():
+        if pair in values:
+            groups.setdefault(pair.pretrain, []).append(value)
+    means = [math.fsum(group) / len(group) for group in groups.values()]
+    return math.fsum(means) / len(means) if means else math.nan
+
+
 def all_paired_differences(
     values: Sequence[Mapping[SeedPair, float]], *, confidence: float = CONFIDENCE
 ) -> list[list[PairedDifference | None]]:
