@@ -73,7 +73,11 @@ class PairedDifference:
     can have."""
     family_high: float | None = None
     p_pooled: float | None = None
-    """Of the second analysis, see ``orchestrator.report.pooled``; None where its assumption is contradicted."""
+    """Of the second analysis, see ``orchestrator.report.pooled``; None where its assumption is contradicted.
+
+    The comparisons with the baseline and the others share the 5 % as in the first analysis, so the printed p is
+    Dunnett's or Tukey's divided by its share of the level (0.45 each with a baseline, 0.9 without).
+    """
 
     @property
     def is_established(self) -> bool:
