@@ -47,7 +47,12 @@ def add_commands(app: typer.Typer) -> None:
 def power(  # noqa: PLR0913 - one parameter per flag
     sweep: Annotated[str, typer.Argument(help="A submitted sweep, a sweep.yaml or the name of a shipped sweep.")],
     *,
-    difference: Annotated[float, typer.Option(help="Difference to the baseline to find, in points (for a metric that is no rate: in its own unit).")],
+    difference: Annotated[
+        float,
+        typer.Option(
+            help="Difference to the baseline to find, in points (for a metric that is no rate: in its own unit)."
+        ),
+    ],
     power: Annotated[float, typer.Option(help="Chance of finding it, between 0 and 1.")] = 0.8,
     transfer: Annotated[str, typer.Option(help="Only this transfer; default: all.")] = "",
     like: Annotated[str, typer.Option(help="Take the noise between seeds from this submitted sweep.")] = "",
