@@ -34,7 +34,7 @@ def test_predicted_power_is_the_simulated_one_to_3_points(num_seeds: int, num_sp
         assert simulated == pytest.approx(predicted, abs=0.03)
 
 
-@pytest.mark.parametrize(("num_seeds", "promised"), [(3, 0.84), (5, 0.92), (10, 0.94)])
+@pytest.mark.parametrize(("num_seeds", "promised"), [(3, 0.84), (5, 0.89), (10, 0.94)])
 @pytest.mark.parametrize("seed_std", [0.0, 0.03])
 def test_interval_over_seeds_and_images_covers_the_truth(num_seeds: int, promised: float, seed_std: float) -> None:
     """Networks agree on which images are hard; each label space and seed has an error of its own besides."""
