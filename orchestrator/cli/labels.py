@@ -74,8 +74,10 @@ def _only(requests: dict[str, dict[str, Any]], wanted: Sequence[str]) -> dict[st
     known = [item["name"] for request in requests.values() for item in request["spaces"]]
     for pattern in wanted:
         if not fnmatch.filter(known, pattern):
-            message = f"no label space is called {pattern!r}, or it is of clusters that no run has made yet; there are "
-            raise typer.BadParameter(message + ", ".join(known))
+            raise typer.BadParameter(
+                f"no label space matches {pattern!r}. Spaces made of clusters can be shown once a run has made them. "
+                f"Known: {', '.join(known)}"
+            )
     for request in requests.values():
         request["spaces"] = [
             item for item in request["spaces"] if any(fnmatch.fnmatchcase(item["name"], one) for one in wanted)

@@ -47,14 +47,20 @@ def add_commands(app: typer.Typer) -> None:
 def power(  # noqa: PLR0913 - one parameter per flag
     sweep: Annotated[str, typer.Argument(help="A submitted sweep, a sweep.yaml or the name of a shipped sweep.")],
     *,
-    difference: Annotated[float, typer.Option(help="Difference to the baseline to find, in points.")],
+    difference: Annotated[
+        float,
+        typer.Option(
+            help="Difference to the baseline to find, in points (for a metric that is no rate: in its own unit)."
+        ),
+    ],
     power: Annotated[float, typer.Option(help="Chance of finding it, between 0 and 1.")] = 0.8,
     transfer: Annotated[str, typer.Option(help="Only this transfer; default: all.")] = "",
     like: Annotated[str, typer.Option(help="Take the noise between seeds from this submitted sweep.")] = "",
     std: Annotated[
         float | None,
         typer.Option(
-            help="Standard deviation of the difference between pretraining seeds, in points, if not measured."
+            help="Standard deviation of the difference between pretraining seeds, in points (for a metric that is no "
+            "rate: in its own unit); used instead of any measured noise."
         ),
     ] = None,
     accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
@@ -216,7 +222,7 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     low, high = noise.ends
     spread = f"; 80 % range {number(low.pretrain_std, metric)} to {number(high.pretrain_std, metric)}" if seeds else ""
     yield f"noise of a difference: {' and '.join(parts)}, {answer.source}{seeds}{spread}"
-    yield f"tests: {answer.comparisons.total} comparisons, {METHOD}"
+    yield f"tests: {answer.comparisons.total} comparison{'s' * (answer.comparisons.total > 1)}, {METHOD}"
     planned, chances = answer.planned, answer.planned_range
     chance = _from_to(f"{chances[0]:.0%}", f"{chances[1]:.0%}")
     planned_power = f"{answer.planned_power:.0%}"
@@ -230,7 +236,8 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
         more = best.num_pretrain_seeds - planned.num_pretrain_seeds
         extra = best.num_transfer_seeds - planned.num_transfer_seeds
         wanted = [f"{count} more {kind}" for count, kind in ((more, "pretraining"), (extra, "transfer")) if count]
-        yield f"cheapest: {' and '.join(wanted)} seeds" if wanted else "the plan is enough"
+        is_one = len(wanted) == 1 and more + extra == 1
+        yield f"cheapest: {' and '.join(wanted)} seed{'' if is_one else 's'}" if wanted else "the plan is enough"
     if noise.transfer_std is None and noise.num_pretrain_seeds:
         yield "with one transfer per backbone nobody knows what more transfer seeds would bring"
 

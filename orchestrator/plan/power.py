@@ -166,15 +166,19 @@ def smallest_difference(num_pretrain_seeds: int, comparisons: Comparisons) -> fl
 def weak_designs(plan: Plan) -> Iterator[str]:
     """Warnings of transfers whose seeds cannot find any plausible difference, and what would."""
     spaces: dict[tuple[str, str], set[str]] = {}
+    with_own_baseline: set[tuple[str, str]] = set()
     seeds: dict[tuple[str, str], set[str]] = {}
     for job in plan.jobs:
         if job.kind in _TRANSFERS:
             place = (str(job.facets["transfer"]), str(job.facets.get("pretrain", "")))
             spaces.setdefault(place, set()).add(str(job.facets["label_space"]))
             seeds.setdefault(place, set()).add(str(job.facets.get("pretrain_seed", 0)))
+            if job.facets.get("baseline") == "retrain":
+                with_own_baseline.add(place)
     alike: dict[tuple[int, Comparisons], list[str]] = {}
     for place, names in spaces.items():
-        comparisons = Comparisons.of_spaces(len(names), has_baseline=plan.baseline in names)
+        has_baseline = plan.baseline in names or place in with_own_baseline
+        comparisons = Comparisons.of_spaces(len(names), has_baseline=has_baseline)
         if comparisons.total:
             alike.setdefault((len(seeds[place]), comparisons), []).append(place[0])
     for (num_seeds, comparisons), transfers in alike.items():
@@ -186,10 +190,14 @@ def weak_designs(plan: Plan) -> Iterator[str]:
 def _weakness(num_seeds: int, family: Comparisons, least: float) -> str:
     finds = ((seeds, smallest_difference(seeds, family)) for seeds in range(3, MOST_SEEDS))
     enough, found = next((seeds, found) for seeds, found in finds if found <= _IMPLAUSIBLE_STDS / 2)
-    would = f"{enough} seeds find {found:.1f}; `orchestrator power` says what they cost"
-    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({METHOD})"
+    would = (
+        f"{enough} pretraining seeds find differences of {found:.1f} standard deviations between seeds; "
+        "`orchestrator power` says what they cost"
+    )
     if math.isinf(least):
-        return f"1 pretraining seed finds no difference {tests}: nothing tells how others would differ; {would}"
+        tested = f"none of the {family.total} comparisons can" if family.total > 1 else "the comparison cannot"
+        return f"one pretraining seed shows no noise between seeds, so {tested} be tested; {would}"
+    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({METHOD})"
     return (
         f"{num_seeds} pretraining seeds find, {tests}, only differences of {least:,.0f} standard deviations between "
         f"seeds or more (power {TARGET_POWER:.0%}), which no plausible difference reaches; {would}"

@@ -13,7 +13,7 @@ from orchestrator.report.family import corrected, within
 from orchestrator.report.numbers import MISSING, bounds_of, count, family_interval, number, p_text, plus_minus
 from orchestrator.report.records import DIFFERENCE_COLUMNS, PLACE_COLUMNS, Records, difference_values, place_values
 from orchestrator.report.results import Place, Report, Row
-from orchestrator.report.statistics import PairedDifference, paired_difference
+from orchestrator.report.statistics import PairedDifference, mean_in_common, paired_difference
 from orchestrator.report.text import TextTable, describe_place, units
 
 SAME = "same runs"
@@ -119,7 +119,7 @@ def _compared(rows: Sequence[Mapping[_Cell, Row]], shared: Sequence[_Cell], metr
     both = [(rows[other].get(cell), rows[0].get(cell)) for other in others for cell in shared]
     # All cells of all sweeps are one family: whoever looks at the table looks at all of them.
     found = corrected([_difference(row, first, metric) for row, first in both])
-    possible = [_possible(difference, first, metric) for difference, (_, first) in zip(found, both, strict=True)]
+    possible = [_possible(difference, *rows, metric) for difference, rows in zip(found, both, strict=True)]
     families = [possible[start * len(shared) : (start + 1) * len(shared)] for start in range(len(others))]
     return [
         ComparedCell(
@@ -139,10 +139,14 @@ def _difference(row: Row | None, first: Row | None, metric: str) -> PairedDiffer
     return paired_difference(values_of(row, metric), values_of(first, metric))
 
 
-def _possible(found: PairedDifference | None, first: Row | None, metric: str) -> PairedDifference | None:
-    if found is None or first is None or first.summary is None:
+def _possible(
+    found: PairedDifference | None, row: Row | None, first: Row | None, metric: str
+) -> PairedDifference | None:
+    if found is None or row is None or first is None:
         return found
-    return within(found, bounds_of(metric, values_of(first, metric).values()), first.summary.mean)
+    values, subtracted = values_of(row, metric), values_of(first, metric)
+    bounds = bounds_of(metric, [*values.values(), *subtracted.values()])
+    return within(found, bounds, mean_in_common(values, subtracted))
 
 
 def _are_same(row: Row | None, first: Row | None) -> bool:

@@ -10,7 +10,13 @@ from orchestrator.report.family import Family, corrected, within
 from orchestrator.report.intervals import MetricRange
 from orchestrator.report.pooled import PooledFit, complete, p_all_pairs, p_many_to_one, two_way
 from orchestrator.report.results import Comparison, Row, Table
-from orchestrator.report.statistics import PairedDifference, SeedPair, all_paired_differences, relative_improvement
+from orchestrator.report.statistics import (
+    PairedDifference,
+    SeedPair,
+    all_paired_differences,
+    mean_in_common,
+    relative_improvement,
+)
 
 
 def compared(table: Table, bounds: MetricRange | None = None) -> Table:
@@ -25,9 +31,9 @@ def compared(table: Table, bounds: MetricRange | None = None) -> Table:
     flags = [baseline is not None and pair.second == baseline.label_space for pair in pairs]
     family = corrected([pair.difference for pair in pairs], flags)
     fit, family = _pooled([row.label_space for row in there], values, pairs, family, flags)
-    means = {row.label_space: row.summary.mean for row in there if row.summary}
+    runs = {row.label_space: some for row, some in zip(there, values, strict=True)}
     comparisons = tuple(
-        replace(pair, difference=within(found, bounds, means[pair.second]))
+        replace(pair, difference=within(found, bounds, mean_in_common(runs[pair.first], runs[pair.second])))
         for pair, found in zip(pairs, family, strict=True)
         if found is not None
     )

@@ -82,10 +82,13 @@ def corrected(
 
 
 def within(found: PairedDifference, bounds: MetricRange | None, reference: float) -> PairedDifference:
-    """The difference with intervals that the metric can have, where ``reference`` is the mean of what was subtracted.
+    """The difference with intervals that the metric can have, where ``reference`` is the mean of what was subtracted,
+    over the same runs.
 
-    A simultaneous interval that contains 0 and reaches beyond what is possible says only that seeds are too few: it is
-    left out, and its p-value stays. One that excludes 0 ends at what is possible.
+    A simultaneous interval that contains 0, is wider than half of what the metric can be, and reaches beyond what is
+    possible from ``reference`` says only that seeds are too few: it is left out, and its p-value stays. ``reference``
+    cuts no interval, since it is an estimate and the true mean may lie beyond. One that excludes 0 ends at +-100
+    points of a rate.
     """
     if bounds is None:
         return found
@@ -93,11 +96,11 @@ def within(found: PairedDifference, bounds: MetricRange | None, reference: float
     found = replace(found, low=possible.clip(found.low), high=possible.clip(found.high))
     if found.family_low is None or found.family_high is None:
         return found
-    low, high = bounds.low - reference, bounds.high - reference
-    if found.is_established:
-        return replace(found, family_low=max(low, found.family_low), family_high=min(high, found.family_high))
-    is_possible = low <= found.family_low and found.family_high <= high
-    return found if is_possible else replace(found, family_low=None, family_high=None)
+    is_possible = bounds.low <= reference + found.family_low and reference + found.family_high <= bounds.high
+    is_narrow = found.family_high - found.family_low <= (bounds.high - bounds.low) / 2
+    if not (found.is_established or is_possible or is_narrow):
+        return replace(found, family_low=None, family_high=None)
+    return replace(found, family_low=possible.clip(found.family_low), family_high=possible.clip(found.family_high))
 
 
 @cache

@@ -11,7 +11,7 @@ from orchestrator.units import format_money
 
 MISSING = "-"
 TOO_FEW = "too few seeds"
-"""In place of an interval that reaches beyond what the metric can be, and so says nothing else."""
+"""In place of a wide interval that reaches beyond what the metric can be, and so says nothing else."""
 _FRACTIONS = ("error", "accuracy")
 _SIGNIFICANT_DIGITS = 4
 _RATE = MetricRange(low=0.0, high=1.0)

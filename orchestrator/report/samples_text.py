@@ -127,12 +127,15 @@ def _verdict(test: NetworkTest) -> str:
 
 
 def _about_seeds(comparison: SampleComparison) -> str:
+    if comparison.over_both is None and comparison.num_pretrain_seeds > 1:
+        return "two pretraining seeds are too few for an interval over seeds"
     if comparison.over_both is None:
         return (
             "one pretraining seed: this is an interval of these networks, not of the ways in which they were trained; "
             "networks of other seeds may differ otherwise"
         )
-    doubt = ", too narrow for so few" if comparison.num_pretrain_seeds < _FEW_SEEDS else ""
+    is_doubtful = comparison.num_pretrain_seeds < _FEW_SEEDS
+    doubt = "; covers less than 95 % with so few seeds: see docs/report.md" if is_doubtful else ""
     seeds = f"{comparison.num_pretrain_seeds} pretraining seeds{doubt}"
     return f"bootstrap over seeds and images, of the label spaces: {_interval(comparison.over_both)} ({seeds})"
 

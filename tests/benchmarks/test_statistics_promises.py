@@ -15,6 +15,7 @@ from tests.power_simulation import Truth, found_share
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
 NUM_SWEEPS = 2000
+NUM_INTERVALS = 400
 
 
 @pytest.mark.parametrize("num_transfers", [1, 3])
@@ -33,11 +34,11 @@ def test_predicted_power_is_the_simulated_one_to_3_points(num_seeds: int, num_sp
         assert simulated == pytest.approx(predicted, abs=0.03)
 
 
-@pytest.mark.parametrize(("num_seeds", "least"), [(2, 0.65), (3, 0.73), (5, 0.85), (10, 0.88)])
+@pytest.mark.parametrize(("num_seeds", "promised"), [(3, 0.84), (5, 0.89), (10, 0.94)])
 @pytest.mark.parametrize("seed_std", [0.0, 0.03])
-def test_interval_over_seeds_and_images_covers_the_truth(num_seeds: int, least: float, seed_std: float) -> None:
+def test_interval_over_seeds_and_images_covers_the_truth(num_seeds: int, promised: float, seed_std: float) -> None:
     """Networks agree on which images are hard; each label space and seed has an error of its own besides."""
-    random, covered, num, effect = np.random.default_rng(num_seeds), 0, 100, 0.02
+    random, covered, num, effect = np.random.default_rng(num_seeds), 0, NUM_INTERVALS, 0.02
     for _ in range(num):
         hardness_N = random.beta(0.3, 1.7, size=1000)  # most images are easy, some nearly always wrong: 15 % errors
         pairs = []
@@ -56,4 +57,4 @@ def test_interval_over_seeds_and_images_covers_the_truth(num_seeds: int, least: 
         assert both is not None
         covered += both.low <= effect <= both.high
     print(f"{num_seeds} seeds, spread {seed_std}: {covered / num:.3f}")  # noqa: T201 - a result
-    assert covered / num >= least
+    assert covered / num >= promised - 3 * np.sqrt(promised * (1 - promised) / num)

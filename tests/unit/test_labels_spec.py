@@ -310,4 +310,6 @@ def test_labels_show_of_chosen_spaces_shows_and_plots_these_alone(tmp_path: Path
     assert picture.is_file()
     result = CliRunner().invoke(app, ["labels", "show", "quickstart", "--space", "levels/depth9"])
     assert result.exit_code == 2
-    assert "levels/depth9" in result.output
+    told = " ".join(result.output.replace("│", " ").split())
+    assert "no label space matches 'levels/depth9'. Spaces made of clusters can be shown once a run has made" in told
+    assert "Known: levels/depth1, levels/depth2" in told

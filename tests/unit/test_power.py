@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy import stats
 
 from orchestrator.cli.output import DocumentForm
 from orchestrator.cli.plan import PlanOptions, show_plan
-from orchestrator.cli.power import PowerOptions, show_power
+from orchestrator.cli.power import PowerOptions, _lines, show_power
 from orchestrator.contract import JobKind
 from orchestrator.errors import NotFoundError, UsageError, UserError
 from orchestrator.plan.build import build_plan
@@ -28,7 +29,7 @@ from orchestrator.plan.power import (
     smallest_difference,
     weak_designs,
 )
-from orchestrator.planning.power import Question, answer_power
+from orchestrator.planning.power import Price, Question, answer_power
 from orchestrator.report.power_curve import PowerPanel, draw_power
 from orchestrator.report.statistics import SeedPair
 from orchestrator.report.variance import noise_of
@@ -149,7 +150,7 @@ def test_smallest_difference_has_the_power_that_is_asked_for(num, num_spaces):
 @pytest.mark.parametrize(
     ("seeds", "words"),
     [
-        ((0,), "main: 1 pretraining seed finds no difference in 3 comparisons"),
+        ((0,), "main: one pretraining seed shows no noise between seeds, so none of the 3 comparisons can be tested; "),
         ((0, 1), "main: 2 pretraining seeds find, in 3 comparisons .*, only differences of 38 standard deviations"),
         ((0, 1, 2), ""),
     ],
@@ -159,7 +160,22 @@ def test_designs_that_find_nothing_plausible_are_told_with_what_would(seeds, wor
     assert len(told) == bool(words)
     if words:
         assert re.match(words, told[0])
-        assert re.search(r"4 seeds find 3\.\d; `orchestrator power` says what they cost", told[0])
+        assert re.search(
+            r"4 pretraining seeds find differences of 3\.\d standard deviations between seeds; "
+            "`orchestrator power` says what they cost",
+            told[0],
+        )
+
+
+def test_transfer_that_names_its_own_baseline_is_warned_of_with_the_baselines_share():
+    """The row that is retrained is its baseline, as in its table."""
+    spaces = {f"levels/depth{level}": 2**level for level in range(1, 6)}
+    study = StudyPlan(spaces=spaces, pretrain_seeds=(0, 1), baseline="")
+    (without,) = weak_designs(study.plan())
+    (own,) = weak_designs(replace(study, facets={"baseline": "retrain"}).plan())
+    (named,) = weak_designs(replace(study, baseline="levels/depth1").plan())
+    assert own == named
+    assert own != without
 
 
 def test_added_seeds_cost_what_the_planner_says_of_the_larger_plan(tmp_path):
@@ -216,6 +232,20 @@ def test_power_command_of_a_measured_sweep_names_seeds_power_and_source(store, t
     told = " ".join(capsys.readouterr().out.split())
     assert "to see a difference of 2.00 points to levels/depth1" in told
     assert "with one transfer per backbone nobody knows what more transfer seeds would bring" in told
+
+
+@pytest.mark.parametrize(
+    ("num_pretrain", "num_transfers", "words"),
+    [(3, 1, "1 more pretraining seed"), (4, 1, "2 more pretraining seeds"), (2, 2, "1 more transfer seed")],
+)
+def test_power_command_counts_in_the_singular(tmp_path, num_pretrain, num_transfers, words):
+    text = SWEEP.format(seeds=[0, 1], transfer_seeds=[0])
+    plan = build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri=(tmp_path / "none").as_uri())
+    [answer] = answer_power(plan, Question(difference=0.1, std=0.01, transfer="tuned"))
+    added = {"num_pretrain_seeds": num_pretrain, "num_transfer_seeds": num_transfers, "added": Price(cpu_hours=1.0)}
+    lines = list(_lines(replace(answer, options=(replace(answer.options[0], **added),)), "val_error"))
+    assert f"cheapest: {words}" in lines
+    assert any(line.startswith("tests: 1 comparison, ") for line in lines)
 
 
 def test_power_command_with_two_seeds_gives_a_range(store, capsys):

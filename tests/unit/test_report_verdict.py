@@ -12,13 +12,15 @@ from rich.console import Console
 from orchestrator.plan.comparisons import Comparisons
 from orchestrator.report.ablation_text import pairs_table
 from orchestrator.report.answers import answers, verdict
-from orchestrator.report.family import corrected
+from orchestrator.report.compare import compare_sweeps
+from orchestrator.report.family import corrected, within
+from orchestrator.report.intervals import MetricRange
 from orchestrator.report.learning import Learning
 from orchestrator.report.numbers import TOO_FEW
 from orchestrator.report.page import render_page
 from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import compute_report, render_files
-from orchestrator.report.statistics import SeedPair, paired_differences
+from orchestrator.report.statistics import SeedPair, mean_in_common, paired_differences
 from orchestrator.report.text import text_table
 from tests.null_sweeps import Scenario, established, lowest_can_be_best, pairs_of, variances_of_table_5
 from tests.report_sweeps import StudyPlan, committed
@@ -188,11 +190,87 @@ def test_interval_of_a_mean_stays_in_what_a_rate_can_be():
     assert [row[column] for row in cells.rows] == [TOO_FEW, "[0.00, 0.79]"]
 
 
-def test_established_difference_ends_at_an_error_of_0():
-    values = np.array([[0.25, 0.01], [0.252, 0.0], [0.248, 0.05]])
-    found = _report(values).tables[0].rows[1].difference
+def test_established_intervals_cover_the_true_difference_of_a_candidate_near_0():
+    """400 sweeps: 0.95 minus three standard errors. How low a difference can reach is only estimated."""
+    random, num_covered = np.random.default_rng(7), 0
+    baseline_SN, candidate_SN = (
+        mean + std * random.standard_normal((400, 3)) for mean, std in ((0.25, 0.02), (0.005, 0.001))
+    )
+    for baseline, candidate in zip(baseline_SN, candidate_SN, strict=True):
+        rows = [{SeedPair(pretrain=n, transfer=0): v for n, v in enumerate(row)} for row in (baseline, candidate)]
+        (whole,) = corrected(paired_differences(rows[1:], rows[0]))
+        assert whole is not None
+        found = within(whole, MetricRange(low=0.0, high=1.0), float(baseline.mean()))
+        assert found.is_established
+        assert found.family_low is not None
+        assert found.family_high is not None
+        num_covered += found.family_low <= 0.005 - 0.25 <= found.family_high
+    assert num_covered / 400 >= 0.95 - 3 * 0.011
+
+
+def _only(comparison):
+    """The one difference of the first cell."""
+    (cells,) = comparison.places.values()
+    return cells[0].differences[0]
+
+
+def _partial(values_SL, **changes):
+    """A report of values by (seed, label space); NaN = not committed."""
+    num_seeds, num_spaces = values_SL.shape
+    plan = StudyPlan(spaces=dict(list(SPACES.items())[:num_spaces]), pretrain_seeds=range(num_seeds), **changes).plan()
+
+    def metrics(job):
+        value = values_SL[job.facets["pretrain_seed"], list(SPACES).index(job.facets["label_space"])]
+        return None if np.isnan(value) else {"val_error": float(value)}
+
+    return compute_report(plan, committed(plan, metrics))
+
+
+PARTIAL = np.array([[0.6, 0.01], [0.602, 0.0], [0.598, 0.02], *[[0.05, np.nan]] * 6])
+"""The baseline's mean over all of its seeds is far from that over the common ones."""
+
+
+def test_interval_of_a_partial_sweep_holds_its_difference():
+    found = _partial(PARTIAL).tables[0].rows[1].difference
     assert found.is_established
-    assert found.family_low == pytest.approx(-0.25)
+    assert found.mean == pytest.approx(-0.59)
+    assert found.family_low < found.mean < found.family_high
+
+
+def test_compare_with_a_partial_sweep_has_intervals_that_hold_their_differences():
+    first, second = (
+        _partial(np.stack([row, row], axis=1), sweep=sweep)
+        for row, sweep in zip(PARTIAL.T, ("first", "second"), strict=True)
+    )
+    found = _only(compare_sweeps([first, second]))
+    assert found.is_established
+    assert found.family_low < found.mean < found.family_high
+
+
+def test_compare_does_not_bound_a_metric_whose_second_sweep_lies_outside():
+    values = np.array([[0.1, 0.1], [0.4, 0.4]])
+    first, second = (_partial(found, sweep=sweep) for found, sweep in ((values, "first"), (1.5 + 2 * values, "second")))
+    assert _only(compare_sweeps([first, second])).high > 1
+
+
+def test_narrow_interval_is_shown_however_small_the_errors_are():
+    """A nearly saturated target with ten seeds: it reaches below an error of 0, and tells that little differs."""
+    values = np.zeros((10, 2))
+    values[:2, 0] = 0.02, 0.01
+    found = _report(values).tables[0].rows[1].difference
+    assert not found.is_established
+    assert values[:, 0].mean() + found.family_low < 0
+    assert found.family_high < 0.01
+    assert TOO_FEW not in text_table(_report(values).tables[0]).rows[1]
+
+
+@pytest.mark.parametrize("common", [(0, 1), (0, 1, 2)])
+def test_mean_of_the_subtracted_row_is_over_common_pairs_by_pretrain_seed(common):
+    baseline = {SeedPair(pretrain=0, transfer=0): 0.1, SeedPair(pretrain=0, transfer=1): 0.3}
+    baseline |= {SeedPair(pretrain=1, transfer=0): 0.8, SeedPair(pretrain=2, transfer=0): 0.5}
+    values = {pair: 0.0 for pair in baseline if pair.pretrain in common}
+    assert mean_in_common(values, baseline) == pytest.approx({2: 0.5, 3: 0.5}[len(common)])
+    assert np.isnan(mean_in_common({}, baseline))
 
 
 def test_metric_that_is_no_rate_keeps_its_intervals():

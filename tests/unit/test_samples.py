@@ -113,10 +113,14 @@ def test_every_pretrain_seed_counts_once_however_many_transfers_it_has():
 
 def test_one_seed_speaks_of_two_networks_and_several_of_label_spaces():
     random = np.random.default_rng(3)
-    one, three, ten = (sample_sentences(compared(drawn(random, 500, num, effect=0.1))) for num in (1, 3, 10))
+    one, two, three, four, ten = (
+        sample_sentences(compared(drawn(random, 500, num, effect=0.1))) for num in (1, 2, 3, 4, 10)
+    )
     assert "one pretraining seed: this is an interval of these networks, not of the ways" in one[-1]
-    assert "3 pretraining seeds, too narrow for so few" in three[-1]
-    assert "too narrow" not in ten[-1]
+    assert two[-1] == "two pretraining seeds are too few for an interval over seeds"
+    for few in (three, four):
+        assert "pretraining seeds; covers less than 95 % with so few seeds: see docs/report.md)" in few[-1]
+    assert ten[-1].endswith("(10 pretraining seeds)")
     assert not any("differs" in line or "cannot be told apart" in line for line in ten)
 
 
@@ -183,6 +187,13 @@ def test_outcomes_that_are_not_what_the_record_says_are_refused(store, wrong):
     record = commit_outcomes(store, sample_plan(store.uri).jobs[-1], outcomes([1, 0, 1, 0, 0]), **wrong)
     with pytest.raises(CorruptObjectError, match=RIGHT_PART):
         SampleOutcomes.read(store, record)
+
+
+def test_outcomes_of_a_later_version_that_says_more_are_read(store):
+    record = commit_outcomes(store, sample_plan(store.uri).jobs[-1], outcomes([1, 0, 1]), num_unsure=1)
+    found = SampleOutcomes.read(store, record)
+    assert found is not None
+    assert found.num_wrong == 1
 
 
 def test_compare_results_of_an_earlier_version_says_what_to_do(store):
