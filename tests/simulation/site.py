@@ -8,10 +8,11 @@ from typing import Protocol
 
 from orchestrator.backends.simulated import SimulatedBackend, Turbulence, VirtualClock
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.lease import LeaseLostError
+from orchestrator.controller.lease import LeaseLostError, StaleLeaseError, read_lease
 from orchestrator.errors import OrchestratorError
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.testing import SimulatedCrash
+from tests.simulation.audit import Violation
 from tests.simulation.interrupts import Gate, GatedBackend, GatedStore, Turn
 from tests.simulation.scenario import Incident
 from tests.simulation.storms import FAIR, StormyStore, Weather
@@ -136,7 +137,8 @@ class Site:
         except SimulatedCrash:
             self._end_life(life, "dies")
             self._clock.after(self._random.uniform(0.5, 5.0), self.begin_life)
-        except LeaseLostError:
+        except LeaseLostError as error:
+            self._check_start(life, error)
             self._end_life(life, "has lost its lease")
             if not self._lives:  # that may be a mistake: a watchdog starts another one all the same
                 self._clock.after(LEASE_S + WATCHDOG_S, self.begin_life)
@@ -146,6 +148,14 @@ class Site:
         if life in self._lives and life.turn is None:
             life.pause_s = self._world.pace_s if any(changes) else min(IDLE_S, 2.0 * life.pause_s)
             self._clock.after(life.pause_s, lambda: self._round(life))
+
+    def _check_start(self, life: Life, error: LeaseLostError) -> None:
+        """Whoever has the lease can start: nobody else would ever come."""
+        if isinstance(error, StaleLeaseError):
+            lease = read_lease(self._world.true_store, self.cluster.name)
+            if lease is not None and lease.holder == life.name:
+                message = f"{life.name} has the lease of epoch {lease.epoch} and cannot start: {error}"
+                raise Violation(message)
 
     def _end_life(self, life: Life, how: str) -> None:
         self._world.trace(f"{life.name} {how}")
