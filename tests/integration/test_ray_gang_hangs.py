@@ -62,13 +62,15 @@ def test_gang_with_a_rank_that_does_not_enter_ends_and_names_it_with_records_and
     until(lambda: not _alive(tmp_path))  # its reservation is given back, and its processes with it
 
 
-def test_gang_with_a_stopped_rank_ends_and_says_that_it_is_silent(backend, store, finish, tmp_path, until) -> None:
+def test_gang_with_a_stopped_rank_ends_and_says_that_it_is_silent(backend, store, tmp_path, until) -> None:
     attempt = _launch(backend, store, tmp_path, "stopped", "data")
     until(lambda: (tmp_path / "pid1").exists() and (tmp_path / "pid1").read_text(), UP_WITHIN_S)
     stopped = int((tmp_path / "pid0").read_text())
     os.kill(stopped, signal.SIGSTOP)  # in the collective operation: rank 1 has an excuse and is waited for
     (tmp_path / "gate").touch()
-    report = finish(backend, attempt.attempt_id)
+    # A stopped rank is given time to answer, and its stacks time to come.
+    until(lambda: look(backend, attempt.attempt_id).status is not AttemptStatus.RUNNING, 2 * UP_WITHIN_S)
+    report = look(backend, attempt.attempt_id)
     assert report.failure is not None, report
     assert report.failure.kind is FailureKind.HANG
     assert "rank 0 on node" in report.failure.message
