@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestrator.api import Changed, Sweep, Where
-    from orchestrator.errors import InfeasibleError, SpecError
+    from orchestrator.core.errors import InfeasibleError, SpecError
 
 __all__ = ["Changed", "InfeasibleError", "SpecError", "Sweep", "Where"]
 _API = ("Changed", "Sweep", "Where")
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - of several types
 
         return getattr(api, name)
     if name in _ERRORS:
-        from orchestrator import errors
+        from orchestrator.core import errors
 
         return getattr(errors, name)
     if name == "__version__":

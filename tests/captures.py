@@ -26,9 +26,8 @@ from orchestrator.cli.plan import PlanOptions, show_plan
 from orchestrator.cli.report import compute
 from orchestrator.cli.status import open_existing_store
 from orchestrator.cli.watch import Watching, view
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.planning.fleets import StatedCluster
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.answers import answers
 from orchestrator.report.curves import draw_curve, encode_svg
 from orchestrator.report.inputs import Committed, read_committed
@@ -36,9 +35,10 @@ from orchestrator.report.render_terminal import FittingTable, render_terminal
 from orchestrator.report.report import compute_report
 from orchestrator.report.results import Report
 from orchestrator.report.text import text_table
-from orchestrator.spec import load_sweep
+from orchestrator.services.fleets import StatedCluster
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
 from tests.live_sweep import SWEEP, write_live_sweep
 
 ROOT = Path(__file__).parents[1]

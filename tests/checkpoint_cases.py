@@ -11,9 +11,9 @@ from threading import Event
 
 import torch
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
+from orchestrator.retention.inventory import named_objects
 from orchestrator.storage import ObjectStore
-from orchestrator.storage.inventory import named_objects
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat

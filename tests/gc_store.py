@@ -10,23 +10,23 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, cast
 
-from orchestrator.contract import JobKind, JobRequest
-from orchestrator.controller import client
-from orchestrator.controller.retention import RootReader
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.retention.gc import Collector, Graces, Tally
+from orchestrator.retention.gc_layout import LOCK, TRASH
+from orchestrator.retention.gc_pins import Pin, add_pin
+from orchestrator.retention.retention import RootReader
 from orchestrator.search.events import Asked, Completed, SearchEvent
 from orchestrator.search.log import SearchLog
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
-from orchestrator.storage.gc import Collector, Graces, Tally
-from orchestrator.storage.gc_layout import LOCK, TRASH
-from orchestrator.storage.gc_pins import Pin, add_pin
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import checkpoints_folder, log_name, metrics_segment, plan_name
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.storage.trials import Trial, TrialState, write_trial
+from orchestrator.sweeps import client
 from orchestrator.testing import FakeClock, SimulatedCrash
 from orchestrator.testing.memory_store import MemoryStore
 from workloads.checkpoint.manifest import Entry, encode_manifest

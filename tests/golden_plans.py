@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.spec import load_sweep
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.sweepfile import load_sweep
 
 FOLDER = Path(__file__).parent / "golden" / "plans"
 SWEEPS = Path(__file__).parents[1] / "workloads" / "sweeps"

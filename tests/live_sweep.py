@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from orchestrator.contract import JobKind, Outcome, Progress, Resources
-from orchestrator.controller.lease import Lease
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import JobKind, Outcome, Progress, Resources
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import plan_name, progress_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps.lease import Lease
 
 SWEEP = "live"
 CLUSTER = "ray-0123456789ab"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.contract import Outcome, Resources
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import Outcome, Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state import events
 from orchestrator.state.amounts import NOTHING, Amount
 from orchestrator.state.commands import Command, FinishSweep, LaunchJob, PreemptAttempt

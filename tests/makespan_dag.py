@@ -7,11 +7,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.contract import Execution, JobKind, Resources
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import Execution, JobKind, Resources
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.nodes import Node
+from orchestrator.sweepfile.policy import Policy
 
 NUM_PRETRAINS = 192
 NUM_TRANSFERS = 50

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.contract import Execution, JobKind, Resources
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec import parse_sweep
-from orchestrator.spec.load import shipped_recipes
+from orchestrator.core.contract import Execution, JobKind, Resources
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.sweepfile import parse_sweep
+from orchestrator.sweepfile.load import shipped_recipes
 
 TEXT = """\
 version: 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.plan.power import Design, Noise
+from orchestrator.planning.estimate.power import Design, Noise
 from orchestrator.report.family import corrected
 from orchestrator.report.statistics import SeedPair, all_paired_differences, paired_differences
 

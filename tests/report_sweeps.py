@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from orchestrator.contract import JobKind, Resources
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.plan.published import Published
+from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.published import Published
 from orchestrator.report.inputs import Committed
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore

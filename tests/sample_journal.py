@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from orchestrator.contract import Outcome
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import Outcome
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.journal import Journal

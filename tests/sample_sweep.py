@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from orchestrator.contract import JobKind, JobRequest
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes

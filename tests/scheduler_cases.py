@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from orchestrator.contract import Outcome, Resources
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import Outcome, Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state import events
 from orchestrator.state.commands import (
     Command,
@@ -13,8 +13,8 @@ from orchestrator.state.commands import (
 from orchestrator.state.events import Event
 from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node
-from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.sweepfile.policy import Policy
 
 HOUR_S = 3600.0
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.contract import JobKind, Resources
-from orchestrator.controller import client
 from orchestrator.controller.controller import Controller
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweeps import client
 from orchestrator.testing import FakeClock, ScriptedBackend
 
 CLUSTER = "cluster-a"

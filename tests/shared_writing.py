@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract import ExecutionContext, JobKind, JobRequest
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
 from workloads.data.index import SampleIndex
 from workloads.run import execute
 

@@ -11,19 +11,19 @@ from enum import Enum, auto
 from functools import cache
 from typing import Any
 
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.spec.canonical import canonical_text
-from orchestrator.spec.counted import Counted, Definition
-from orchestrator.spec.document import Changes, Document, read_document
-from orchestrator.spec.load import shipped_recipes
-from orchestrator.spec.model import Dataset, Sweep
-from orchestrator.spec.problems import validate
-from orchestrator.spec.resolve import resolve_sweep
-from orchestrator.spec.resolve_labels import LabelSources
-from orchestrator.spec.schema import SweepSpec
-from orchestrator.spec.survey import Survey
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry
+from orchestrator.sweepfile.counted import Counted, Definition
+from orchestrator.sweepfile.load import shipped_recipes
+from orchestrator.sweepfile.model import Dataset, Sweep
+from orchestrator.sweepfile.parse.canonical import canonical_text
+from orchestrator.sweepfile.parse.document import Changes, Document, read_document
+from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.resolve import resolve_sweep
+from orchestrator.sweepfile.resolve_labels import LabelSources
+from orchestrator.sweepfile.schema import SweepSpec
+from orchestrator.sweepfile.survey import Survey
 
 TREE = "{builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}"
 RECIPE = "{epochs: 2, batch_size: 64, lr: 1e-3}"

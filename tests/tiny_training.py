@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest, JobResult, Progress
-from orchestrator.ids import make_key
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, JobResult, Progress
+from orchestrator.core.ids import make_key
 from orchestrator.storage import ObjectStore
 from workloads.run import execute
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract import JobKind, Outcome
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind, Outcome
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import Record

@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from orchestrator.errors import OrchestratorError, StorageTimeoutError
+from orchestrator.core.errors import OrchestratorError, StorageTimeoutError
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 

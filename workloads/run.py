@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.contract import ExecutionContext, JobKind, JobRequest, JobResult, Outcome, Timings
-from orchestrator.errors import UserError
+from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest, JobResult, Outcome, Timings
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import is_committed, read_record
 from workloads import stopwatch
 

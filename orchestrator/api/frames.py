@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Plan
-from orchestrator.planning.look_up import Seen
-from orchestrator.planning.outlook import Outlook
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.look_up import Seen
+from orchestrator.services.outlook import Outlook
 from orchestrator.state.snapshot import Snapshot
 
 if TYPE_CHECKING:

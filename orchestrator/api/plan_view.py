@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.frames import frame, html_of, planned_jobs
 from orchestrator.cli.plan_tables import outlook_lines
-from orchestrator.plan.diff import PlanDiff, diff_plans
-from orchestrator.plan.graph import Plan
-from orchestrator.plan.reuse import Disposition, group_jobs
-from orchestrator.planning.outlook import Outlook
+from orchestrator.planning.graph.diff import PlanDiff, diff_plans
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.reuse import Disposition, group_jobs
+from orchestrator.services.outlook import Outlook
 
 if TYPE_CHECKING:
     from pandas import DataFrame

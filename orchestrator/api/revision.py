@@ -8,12 +8,12 @@ from typing import Any
 
 from orchestrator.cli.asking import confirmed
 from orchestrator.cli.resubmit import find_former, show_difference
-from orchestrator.controller.client import current_user
-from orchestrator.errors import ControllerError, InfeasibleError
-from orchestrator.plan.diff import diff_plans
-from orchestrator.plan.graph import Plan
+from orchestrator.core.errors import ControllerError, InfeasibleError
+from orchestrator.planning.graph.diff import diff_plans
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.open import is_initialised
+from orchestrator.sweeps.client import current_user
 
 
 class Changed(StrEnum):

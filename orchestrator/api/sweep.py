@@ -17,24 +17,24 @@ from orchestrator.api.status_view import StatusView
 from orchestrator.cli.money import read_prices
 from orchestrator.cli.plan import check_accelerator, choose_fleet
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.client import SweepLedger, load_plan, load_snapshot
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import ControllerError, InfeasibleError, NotFoundError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.planning.code import package_digest
-from orchestrator.planning.fleets import StatedCluster
-from orchestrator.planning.look_up import look_up
-from orchestrator.planning.outlook import make_outlook
-from orchestrator.planning.sources import read_sweep
+from orchestrator.core.code import package_digest
+from orchestrator.core.errors import ControllerError, InfeasibleError, NotFoundError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.results import Report
-from orchestrator.spec import model
-from orchestrator.spec.survey import require_datasets
+from orchestrator.services.fleets import StatedCluster
+from orchestrator.services.look_up import look_up
+from orchestrator.services.outlook import make_outlook
+from orchestrator.services.sources import read_sweep
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile import model
+from orchestrator.sweepfile.survey import require_datasets
+from orchestrator.sweeps.client import SweepLedger, load_plan, load_snapshot
 from orchestrator.tracking import provenance
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.contract import JobFailure, JobRequest
-from orchestrator.errors import FailureKind, NumericsError, OrchestratorError
-from orchestrator.security.redaction import redacted
+from orchestrator.core.contract import JobFailure, JobRequest
+from orchestrator.core.errors import FailureKind, NumericsError, OrchestratorError
+from orchestrator.core.security.redaction import redacted
 from orchestrator.state.signatures import signature_of
 
 # By class name, because the control plane does not import torch, and Ray only in its backend. Ray's errors:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Node, Placement
-from orchestrator.contract import (
+from orchestrator.core.contract import (
     ENTRY_POINT,
     ExecutionContext,
     JobKind,
@@ -22,7 +22,7 @@ from orchestrator.contract import (
     Progress,
     Resources,
 )
-from orchestrator.errors import FailureKind
+from orchestrator.core.errors import FailureKind
 from orchestrator.search.sequential import run_in_turn
 from orchestrator.storage.protocol import ObjectStore
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Progress, Resources
+from orchestrator.core.errors import FailureKind
 from orchestrator.state.nodes import Node
 
 __all__ = ["ANYWHERE", "AttemptReport", "AttemptStatus", "Backend", "Capacity", "Node", "Placement"]
@@ -41,7 +41,7 @@ class AttemptReport:
     worker_nodes: tuple[str, ...] = ()
     """Of a gang, the nodes of its workers by rank, once all of them are known."""
     machines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What its nodes are, by name, as far as its processes told; see ``observability.machine``."""
+    """What its nodes are, by name, as far as its processes told; see ``metrics.machine``."""
     placed_for_s: float | None = 0.0
     """For how long it has had its room; none = it waits for it, or ended without ever having had any."""
 

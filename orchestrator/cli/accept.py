@@ -20,18 +20,18 @@ from orchestrator.cli.exits import ExitCode, exit_code_of
 from orchestrator.cli.plan_tables import diff_lines
 from orchestrator.cli.resubmit import Former, find_former
 from orchestrator.cli.settings import Settings
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import Consent, SweepLedger, submit
-from orchestrator.errors import OrchestratorError, UserError
-from orchestrator.plan.graph import Plan
-from orchestrator.plan.identity import CODE_VERSIONS
-from orchestrator.planning.look_up import look_up
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import OrchestratorError, UserError
+from orchestrator.core.security import redaction
+from orchestrator.planning.graph.identity import CODE_VERSIONS
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.remote.answer import Answer, Verdict
 from orchestrator.remote.payload import Payload, Program
-from orchestrator.security import redaction
+from orchestrator.services.look_up import look_up
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
+from orchestrator.sweeps.client import Consent, SweepLedger, submit
 from orchestrator.tracking import provenance
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"

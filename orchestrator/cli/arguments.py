@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.completion import complete_job, complete_sweep
-from orchestrator.errors import StorageError, UsageError
+from orchestrator.core.errors import StorageError, UsageError
 
 
 def _checked_store(uri: str) -> str:

@@ -73,11 +73,11 @@ def status(file: ClusterArgument) -> None:
 
 def examine(file: Path, output: DocumentForm) -> ExitCode:
     """Run all checks and print one line for each; fails if any of them does."""
-    from orchestrator.checks import Verdict, run_checks
     from orchestrator.cli.console import stderr_console, stdout_console
     from orchestrator.cli.output import print_document
     from orchestrator.cluster.checkup import cluster_checks
     from orchestrator.cluster.kinds import read_cluster
+    from orchestrator.core.checks import Verdict, run_checks
 
     results = list(run_checks(list(cluster_checks(read_cluster(file)))))
     num_failed = sum(result.verdict is Verdict.FAILED for result in results)

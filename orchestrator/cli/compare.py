@@ -12,7 +12,6 @@ from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import load_plan, load_snapshot
 from orchestrator.report.compare import check_different, compare_sweeps, comparison_tables, sweep_records
 from orchestrator.report.plain import json_ready
 from orchestrator.report.render_csv import render_csv
@@ -21,6 +20,7 @@ from orchestrator.report.render_terminal import FittingTable
 from orchestrator.report.report import build_report
 from orchestrator.report.results import Report
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import load_plan, load_snapshot
 
 
 def show_comparison(sweeps: Sequence[str], *, metric: str, form: TableForm, store_uri: str) -> ExitCode:

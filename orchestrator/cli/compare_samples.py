@@ -18,10 +18,9 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import list_sweeps, load_plan, load_snapshot
-from orchestrator.errors import NotFoundError, UsageError, UserError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import NotFoundError, UsageError, UserError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.curves import encode_png
 from orchestrator.report.grouping import seeds_of
 from orchestrator.report.render_csv import render_csv
@@ -39,11 +38,12 @@ from orchestrator.report.samples_text import (
 )
 from orchestrator.report.statistics import SeedPair
 from orchestrator.report.text import describe_transfer
-from orchestrator.spec.count_classes import ask_labels
-from orchestrator.spec.suggest import did_you_mean
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes
+from orchestrator.sweepfile.count_classes import ask_labels
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import list_sweeps, load_plan, load_snapshot
 
 _NUM_IMAGES = 24
 """Of each kind on a contact sheet."""

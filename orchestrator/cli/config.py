@@ -15,7 +15,7 @@ from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.contexts import contexts_document, parse_changes, set_context, unset_context, use_context
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings, shown_store
-from orchestrator.errors import SpecError
+from orchestrator.core.errors import SpecError
 
 
 def show_config(found: Sequence[Resolved], form: DocumentForm, *, with_origin: bool) -> None:

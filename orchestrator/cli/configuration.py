@@ -24,7 +24,7 @@ from orchestrator.cli.settings_files import (
     read_user_file,
     user_file,
 )
-from orchestrator.errors import SpecError
+from orchestrator.core.errors import SpecError
 
 __all__ = [
     "SETTINGS",
@@ -214,7 +214,7 @@ def _context_values(choice: Choice | None, user: SettingsFile) -> Mapping[str, s
     if choice is None:
         return {}
     if choice.name not in user.contexts:
-        from orchestrator.spec.suggest import did_you_mean  # half a second of imports, which --help must not take
+        from orchestrator.sweepfile.suggest import did_you_mean  # half a second of imports, which --help must not take
 
         hint = did_you_mean(choice.name, [*user.contexts]) if user.contexts else "there is none yet"
         without = f"{CONTEXT_FLAG} {NO_CONTEXT}"

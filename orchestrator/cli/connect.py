@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.wish import Wish
-from orchestrator.errors import ClusterError, OrchestratorError
+from orchestrator.core.errors import ClusterError, OrchestratorError
 from orchestrator.stack.attach import attach_cluster, detach
 from orchestrator.stack.description import (
     BUCKET,

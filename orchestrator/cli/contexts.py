@@ -17,9 +17,9 @@ from tomlkit.toml_document import TOMLDocument
 from orchestrator.cli.configuration import NO_CONTEXT, Choice, without_password
 from orchestrator.cli.setting_values import problem_of_value
 from orchestrator.cli.settings_files import CHOICE, CONTEXTS, problem_of, read_user_file
-from orchestrator.errors import NotFoundError, SpecError, UserError
-from orchestrator.security.forms import secret_form
-from orchestrator.spec.suggest import did_you_mean
+from orchestrator.core.errors import NotFoundError, SpecError, UserError
+from orchestrator.core.security.forms import secret_form
+from orchestrator.sweepfile.suggest import did_you_mean
 
 _LOCK_S = 10.0
 

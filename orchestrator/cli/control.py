@@ -13,8 +13,8 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import load_plan
 from orchestrator.stack.start import ensure_stack, stop_stack
+from orchestrator.sweeps.client import load_plan
 from orchestrator.tracking.loop import publish_until_done
 from orchestrator.tracking.publisher import Publisher
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from orchestrator.units import format_bytes
+from orchestrator.core.units import format_bytes
 
 
 def dataset_tables(found: Mapping[str, Any]) -> Iterator[Table]:

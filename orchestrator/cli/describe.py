@@ -12,11 +12,10 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import load_snapshot
-from orchestrator.errors import NotFoundError, OrchestratorError
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.planning.look_up import read_seen
-from orchestrator.spec.suggest import did_you_mean
+from orchestrator.core.errors import NotFoundError, OrchestratorError
+from orchestrator.core.units import format_bytes, format_duration
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.services.look_up import read_seen
 from orchestrator.stack.description import read_stack
 from orchestrator.state.job_view import JobView
 from orchestrator.storage.layout import (
@@ -28,8 +27,9 @@ from orchestrator.storage.layout import (
     short_hash,
 )
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import load_snapshot
 from orchestrator.tracking.links import find_run_links
-from orchestrator.units import format_bytes, format_duration
 
 
 def describe_job(sweep: str, job: str, *, form: DocumentForm, store_uri: str) -> ExitCode:

@@ -11,21 +11,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.backends.ray.settings import CACHE_VARIABLE, cache_directory
-from orchestrator.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings, shown_store
+from orchestrator.core.checks import Check, CheckResult, Verdict, run_checks
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.security.redaction import redacted
 from orchestrator.doctor.cluster import Question
 from orchestrator.doctor.examination import examine_cluster
 from orchestrator.doctor.shards import read_beginnings, sample_shards
+from orchestrator.doctor.store import check_free_space, store_checks
 from orchestrator.doctor.tracking import reach_tracking
-from orchestrator.errors import OrchestratorError
-from orchestrator.security.redaction import redacted
-from orchestrator.spec.load import load_sweep
-from orchestrator.spec.model import Sweep
 from orchestrator.stack.description import read_stack
-from orchestrator.storage.checkup import check_free_space, store_checks
+from orchestrator.sweepfile.load import load_sweep
+from orchestrator.sweepfile.model import Sweep
 
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.SKIPPED: "dim"}
 _SHARDS = "shards"

@@ -11,9 +11,9 @@ from orchestrator.cli.orders import WAIT_S, Sending
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store
-from orchestrator.controller.client import Drain, Running, current_user, drain, end_drain, read_drain
-from orchestrator.controller.lease import read_lease
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import Drain, Running, current_user, drain, end_drain, read_drain
+from orchestrator.sweeps.lease import read_lease
 
 _POLL_S = 0.1
 

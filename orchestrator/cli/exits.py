@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from enum import IntEnum
 
-from orchestrator.errors import InfeasibleError, NotFoundError, OrchestratorError, SpecError, UsageError
-from orchestrator.security.redaction import redacted
+from orchestrator.core.errors import InfeasibleError, NotFoundError, OrchestratorError, SpecError, UsageError
+from orchestrator.core.security.redaction import redacted
 
 
 class ExitCode(IntEnum):

@@ -10,14 +10,14 @@ from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.client import list_sweeps, load_snapshot
-from orchestrator.errors import SpecError
-from orchestrator.plan.graph import Plan
-from orchestrator.planning.reasons import Explanation, explain
-from orchestrator.planning.sources import find_plan
+from orchestrator.core.errors import SpecError
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.reasons import Explanation, explain
+from orchestrator.services.sources import find_plan
 from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.sweeps.client import list_sweeps, load_snapshot
 
 _SHOWN = 20
 """Sweeps of the store that an error names."""

@@ -14,12 +14,12 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.model_card import Exported, model_card
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import load_plan
-from orchestrator.errors import NotFoundError, OrchestratorError, UserError
-from orchestrator.security.json_text import parse_json
-from orchestrator.spec.suggest import did_you_mean
+from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import load_plan
 
 WEIGHTS, HEAD, CONFIG, CARD, RECORD = "model.safetensors", "head.safetensors", "config.json", "README.md", "record.json"
 """Files of an export; timm looks for the first and the third."""

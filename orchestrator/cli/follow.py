@@ -16,11 +16,11 @@ from orchestrator.cli.pace import Pacer
 from orchestrator.cli.remote import Submitter
 from orchestrator.cli.standing import Standing, read_standing
 from orchestrator.cli.status import status_table
-from orchestrator.controller.client import SweepLedger
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
+from orchestrator.core.units import format_duration, format_percent
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.units import format_duration, format_percent
+from orchestrator.sweeps.client import SweepLedger
 
 _POLL_S = 0.2
 _PATIENCE_S = 15.0

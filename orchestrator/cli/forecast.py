@@ -19,19 +19,19 @@ from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.plan import check_accelerator
 from orchestrator.cli.settings import Settings
-from orchestrator.contract import Resources
-from orchestrator.errors import UsageError, UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.costs import CPU_ENTRY, PriceTable
-from orchestrator.plan.graph import Plan
-from orchestrator.plan.makespan import Fleet
-from orchestrator.planning.fleets import StatedCluster, stated_fleet, this_machine
-from orchestrator.planning.outlook import Outlook, make_outlook
-from orchestrator.planning.sources import read_sweep
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import UsageError, UserError
+from orchestrator.core.units import format_bytes, format_duration, format_percent
+from orchestrator.planning.estimate.costs import CPU_ENTRY, PriceTable
+from orchestrator.planning.estimate.makespan import Fleet
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
+from orchestrator.services.outlook import Outlook, make_outlook
+from orchestrator.services.sources import read_sweep
 from orchestrator.simulation import Forecast, forecast
 from orchestrator.simulation.study import imagined, join_plans
 from orchestrator.state.transitions import SweepState
-from orchestrator.units import format_bytes, format_duration, format_percent
 
 _SAY_EVERY_S = 5.0
 _MAX_REASONS = 5

@@ -8,9 +8,9 @@ from pathlib import Path
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
-from orchestrator.errors import UserError
-from orchestrator.spec.json_schema import shipped_schema
-from orchestrator.spec.templates import template_text
+from orchestrator.core.errors import UserError
+from orchestrator.sweepfile.json_schema import shipped_schema
+from orchestrator.sweepfile.templates import template_text
 
 _SCHEMA = "sweep.schema.json"
 

@@ -13,7 +13,7 @@ from orchestrator.cli.sources import ScaleOption, SetOption, SweepFile, scale_na
 
 
 class Template(StrEnum):
-    """What ``init`` can begin with: the files of ``orchestrator/spec/templates``, as a test checks."""
+    """What ``init`` can begin with: the files of ``orchestrator/sweepfile/templates``, as a test checks."""
 
     SYNTHETIC = "synthetic"
     SHARDS = "shards"

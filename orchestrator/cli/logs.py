@@ -16,12 +16,12 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.one_log import AttemptPrinter, print_attempts
 from orchestrator.cli.selection import parse_where, select
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import SweepLedger
-from orchestrator.errors import NotFoundError
-from orchestrator.spec.schema_policy import duration_s, moment_s
+from orchestrator.core.errors import NotFoundError
 from orchestrator.storage.log_records import LEVELS, LogQuery, LogRecord, encode, format_time, plain_text
 from orchestrator.storage.log_search import StoredLog, find_logs, follow_logs, of_keys, search_logs
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.schema_policy import duration_s, moment_s
+from orchestrator.sweeps.client import SweepLedger
 
 _POLL_S = 0.5
 _SECONDS = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.settings import Settings
-from orchestrator.errors import UsageError, UserError
-from orchestrator.plan.costs import PriceTable
+from orchestrator.core.errors import UsageError, UserError
+from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.spending import Bill, bill_of
 

@@ -15,16 +15,16 @@ from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.errors import OrchestratorError, SpecError
-from orchestrator.observability.notification_channels import deliver
-from orchestrator.observability.notifications import trial_notice
-from orchestrator.observability.outbox import DeliveryState, Entry, read_all
-from orchestrator.security.redaction import redacted
-from orchestrator.spec.channel_rules import check_channel_of_sweep
-from orchestrator.spec.load import load_sweep, read_text
-from orchestrator.spec.notify import Channel
-from orchestrator.spec.resolve_notify import is_notify_file, parse_notify_file
+from orchestrator.core.errors import OrchestratorError, SpecError
+from orchestrator.core.security.redaction import redacted
+from orchestrator.notifications.notification_channels import deliver
+from orchestrator.notifications.notifications import trial_notice
+from orchestrator.notifications.outbox import DeliveryState, Entry, read_all
 from orchestrator.storage.log_records import format_time
+from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
+from orchestrator.sweepfile.load import load_sweep, read_text
+from orchestrator.sweepfile.notify import Channel
+from orchestrator.sweepfile.resolve_notify import is_notify_file, parse_notify_file
 
 
 def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:

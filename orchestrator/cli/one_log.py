@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.cli.console import stderr_console
-from orchestrator.controller.client import SweepLedger, load_plan
-from orchestrator.errors import NotFoundError
-from orchestrator.spec.suggest import did_you_mean
+from orchestrator.core.errors import NotFoundError
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import attempt_logs_folder, job_logs_folder, log_name, short_hash
 from orchestrator.storage.log_records import LogContext, LogQuery, LogRecord
 from orchestrator.storage.log_search import LogFollower
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import SweepLedger, load_plan
 
 _POLL_S = 0.5
 _RANK = re.compile(r"rank(\d+)")

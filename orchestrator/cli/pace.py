@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 
 from orchestrator.cli.settings import Settings
-from orchestrator.contract import Resources
-from orchestrator.controller.client import LiveProgress
-from orchestrator.errors import OrchestratorError
-from orchestrator.plan.eta import TimeLeft
-from orchestrator.plan.makespan import Fleet
-from orchestrator.planning.fleets import this_machine
-from orchestrator.planning.remaining import expected_durations, time_left_of
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.planning.estimate.eta import TimeLeft
+from orchestrator.planning.estimate.makespan import Fleet
+from orchestrator.services.fleets import this_machine
+from orchestrator.services.remaining import expected_durations, time_left_of
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.sweeps.client import LiveProgress
 
 Pace = tuple[TimeLeft, str]
 """Time left, and what it was scheduled on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.cli.settings import Settings
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.stack.description import read_stack
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.links import find_compare_link

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.output import DocumentForm, DocumentOption
-from orchestrator.errors import UsageError
+from orchestrator.core.errors import UsageError
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def options(
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as version_of
 
-        from orchestrator.planning.code import package_digest
+        from orchestrator.core.code import package_digest
 
         try:
             number = version_of("pretraining-orchestrator")

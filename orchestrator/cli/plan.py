@@ -12,18 +12,18 @@ from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.plan_tables import diff_lines, diff_table, groups_table, jobs_table, kinds_table, outlook_lines
 from orchestrator.cli.settings import Settings, shown_store
-from orchestrator.errors import SpecError, StorageError, UsageError
-from orchestrator.plan.accelerators import PEAKS
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.diff import diff_plans
-from orchestrator.plan.estimates import known_accelerator
-from orchestrator.plan.graph import Plan
-from orchestrator.plan.makespan import Fleet
-from orchestrator.plan.reuse import Disposition
-from orchestrator.planning.fleets import StatedCluster, ray_fleet, stated_fleet, this_machine
-from orchestrator.planning.look_up import look_up as look_up_plan
-from orchestrator.planning.outlook import Outlook, make_outlook
-from orchestrator.planning.sources import find_plan, read_sweep
+from orchestrator.core.errors import SpecError, StorageError, UsageError
+from orchestrator.planning.estimate.accelerators import PEAKS
+from orchestrator.planning.estimate.estimates import known_accelerator
+from orchestrator.planning.estimate.makespan import Fleet
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.diff import diff_plans
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.reuse import Disposition
+from orchestrator.services.fleets import StatedCluster, ray_fleet, stated_fleet, this_machine
+from orchestrator.services.look_up import look_up as look_up_plan
+from orchestrator.services.outlook import Outlook, make_outlook
+from orchestrator.services.sources import find_plan, read_sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

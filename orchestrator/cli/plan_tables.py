@@ -8,13 +8,13 @@ from statistics import median
 
 from rich.table import Table
 
-from orchestrator.plan.diff import Change, PlanDiff
-from orchestrator.plan.estimates import Estimates
-from orchestrator.plan.graph import Plan
-from orchestrator.plan.history import Source
-from orchestrator.plan.reuse import Disposition, Group, count_by_kind, group_jobs
-from orchestrator.planning.outlook import Outlook
-from orchestrator.units import format_bytes, format_duration
+from orchestrator.core.units import format_bytes, format_duration
+from orchestrator.planning.estimate.estimates import Estimates
+from orchestrator.planning.estimate.history import Source
+from orchestrator.planning.graph.diff import Change, PlanDiff
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.reuse import Disposition, Group, count_by_kind, group_jobs
+from orchestrator.services.outlook import Outlook
 
 _MAX_GROUPS = 60
 _MAX_NAMED = 5

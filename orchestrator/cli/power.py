@@ -15,10 +15,10 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
 
 if TYPE_CHECKING:
-    from orchestrator.plan.costs import PriceTable
-    from orchestrator.plan.graph import Plan
-    from orchestrator.planning.power import Option, PowerAnswer, Price
+    from orchestrator.planning.estimate.costs import PriceTable
+    from orchestrator.planning.graph.plan import Plan
     from orchestrator.report.text import TextTable
+    from orchestrator.services.power import Option, PowerAnswer, Price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +94,9 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
     from orchestrator.cli.console import stderr_console, stdout_console
     from orchestrator.cli.money import read_prices
     from orchestrator.cli.plan import check_accelerator
-    from orchestrator.planning.power import Question, answer_power
     from orchestrator.report.numbers import is_fraction
     from orchestrator.report.render_terminal import FittingTable
+    from orchestrator.services.power import Question, answer_power
 
     _check(options)
     plan, prices = _find_plan(reference, options), read_prices(options.prices)
@@ -123,7 +123,7 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
 
 
 def _check(options: PowerOptions) -> None:
-    from orchestrator.errors import UsageError
+    from orchestrator.core.errors import UsageError
 
     if not 0 < options.difference < float("inf"):
         raise UsageError(f"--difference {options.difference:g} must be a number above 0, in points")
@@ -136,8 +136,8 @@ def _check(options: PowerOptions) -> None:
 def _find_plan(reference: str, options: PowerOptions) -> Plan:
     """Of a submitted sweep, unless there is a file of this name or the sweep is to be changed."""
     from orchestrator.cli.settings import Settings
-    from orchestrator.plan.build import build_plan
-    from orchestrator.planning.sources import find_plan, read_sweep
+    from orchestrator.planning.graph.build import build_plan
+    from orchestrator.services.sources import find_plan, read_sweep
 
     if options.overrides or options.scale:
         sweep, _ = read_sweep(reference, options.overrides, scale=options.scale)
@@ -197,7 +197,7 @@ def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[Price]
 
 
 def _seeds(number: int | None) -> str:
-    from orchestrator.plan.power import MOST_SEEDS
+    from orchestrator.planning.estimate.power import MOST_SEEDS
 
     return f">{MOST_SEEDS}" if number is None else str(number)
 
@@ -212,7 +212,7 @@ def _from_to(low: str, high: str) -> str:
 
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     """What it rests on, what the plan has, and what is cheapest."""
-    from orchestrator.plan.comparisons import METHOD
+    from orchestrator.planning.graph.comparisons import METHOD
     from orchestrator.report.numbers import number
 
     noise, unit = answer.noise, _unit(metric)
@@ -243,7 +243,7 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
 
 
 def _write(path: str, answers: Sequence[PowerAnswer], metric: str) -> None:
-    from orchestrator.errors import UserError
+    from orchestrator.core.errors import UserError
     from orchestrator.report.curves import encode_png
     from orchestrator.report.power_curve import PowerPanel, draw_power
 

@@ -17,7 +17,11 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store
-from orchestrator.controller.client import (
+from orchestrator.core.errors import NotFoundError, OrchestratorError, StorageError, UsageError
+from orchestrator.storage.layout import quotas_name
+from orchestrator.storage.protocol import ObjectStore, check_name
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import (
     Cap,
     Quotas,
     change_quotas,
@@ -26,12 +30,8 @@ from orchestrator.controller.client import (
     read_quotas,
     write_quotas,
 )
-from orchestrator.controller.lease import read_lease
-from orchestrator.controller.quotas import ANYBODY
-from orchestrator.errors import NotFoundError, OrchestratorError, StorageError, UsageError
-from orchestrator.spec.suggest import did_you_mean
-from orchestrator.storage.layout import quotas_name
-from orchestrator.storage.protocol import ObjectStore, check_name
+from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.quotas import ANYBODY
 
 _ANY = "none"
 _WHOLE = "a whole number"

@@ -13,9 +13,7 @@ from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings
 from orchestrator.cli.wish import Wish, captured_document
-from orchestrator.controller.client import current_user, new_message_id
-from orchestrator.controller.lease import read_lease
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     ClusterError,
     ControllerError,
     InfeasibleError,
@@ -23,12 +21,14 @@ from orchestrator.errors import (
     OrchestratorError,
     SpecError,
 )
+from orchestrator.core.units import format_duration
 from orchestrator.remote.answer import Answer, Verdict
 from orchestrator.remote.dashboard import Dashboard
 from orchestrator.remote.payload import Payload, Program
 from orchestrator.remote.send import send
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.units import format_duration
+from orchestrator.sweeps.client import current_user, new_message_id
+from orchestrator.sweeps.lease import read_lease
 
 
 def require_meeting_place(settings: Settings, store_uri: str) -> None:

@@ -15,10 +15,9 @@ from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.pages import compare_line, tracking_and_pages
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import load_plan, load_snapshot
-from orchestrator.errors import UserError
-from orchestrator.plan.costs import PriceTable
-from orchestrator.plan.graph import Plan
+from orchestrator.core.errors import UserError
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.learning import read_learning
 from orchestrator.report.page import PAGE, render_page
 from orchestrator.report.plain import json_ready
@@ -26,6 +25,7 @@ from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import MARKDOWN, RESULTS, build_report, render_files, save_files
 from orchestrator.report.results import Report
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import load_plan, load_snapshot
 from orchestrator.tracking.links import find_run_links
 
 

@@ -14,7 +14,7 @@ from orchestrator.cli.output import DocumentForm, DocumentOption
 
 if TYPE_CHECKING:
     from orchestrator.cli.exits import ExitCode
-    from orchestrator.planning.reproduction import Reproduction
+    from orchestrator.services.reproduction import Reproduction
 
 _SHOWN = 5
 _SWEEP, _REQUIREMENTS, _DIFF, _PROVENANCE = "sweep.yaml", "requirements.txt", "uncommitted.diff", "provenance.json"
@@ -45,10 +45,10 @@ def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, fo
     from orchestrator.cli.console import stdout_console
     from orchestrator.cli.exits import ExitCode
     from orchestrator.cli.output import print_document
-    from orchestrator.controller.client import load_plan
-    from orchestrator.errors import NotFoundError
-    from orchestrator.planning.reproduction import reproduce
+    from orchestrator.core.errors import NotFoundError
+    from orchestrator.services.reproduction import reproduce
     from orchestrator.storage.open import open_store
+    from orchestrator.sweeps.client import load_plan
 
     objects = open_store(uri)
     current = load_plan(objects, sweep).revision
@@ -90,7 +90,7 @@ def _header(found: Reproduction) -> Iterator[str]:
 
 
 def _save(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
-    from orchestrator.errors import UserError
+    from orchestrator.core.errors import UserError
 
     there = [name for name in files if (folder / name).exists()]
     if there and not force:

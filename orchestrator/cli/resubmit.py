@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.plan_tables import diff_lines, diff_table
-from orchestrator.controller.client import list_sweeps, load_snapshot
-from orchestrator.plan.diff import Change, PlanDiff, diff_plans
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.diff import Change, PlanDiff, diff_plans
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.open import open_store
+from orchestrator.sweeps.client import list_sweeps, load_snapshot
 
 _SHOWN = 5
 

@@ -15,19 +15,19 @@ from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import describe_progress
-from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
-from orchestrator.controller.client import list_sweeps, load_plan
-from orchestrator.errors import NotFoundError, OrchestratorError, UsageError, UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec import load_sweep
-from orchestrator.spec.suggest import did_you_mean
+from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
+from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.overlay import OverlayStore
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import list_sweeps, load_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import json
 import sys
 
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.spec.json_schema import shipped_schema
+from orchestrator.sweepfile.json_schema import shipped_schema
 
 
 def print_schema(form: DocumentForm) -> None:

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from orchestrator.cli.matrix import Matrix
 from orchestrator.cli.standing import Standing, standing_lines
-from orchestrator.contract import Progress
+from orchestrator.core.contract import Progress
+from orchestrator.core.units import format_duration
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState
-from orchestrator.units import format_duration
 
 _SIGNS: Mapping[JobState, tuple[str, str, str]] = {
     JobState.SUCCEEDED: ("✓", "+", "green"),

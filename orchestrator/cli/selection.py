@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 
 import typer
 
-from orchestrator.errors import NotFoundError
-from orchestrator.plan.graph import Job
-from orchestrator.spec.suggest import did_you_mean
+from orchestrator.core.errors import NotFoundError
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.sweepfile.suggest import did_you_mean
 
 _OWN = ("job", "kind", "state")
 """What every job can be selected by, besides its facets."""

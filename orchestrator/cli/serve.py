@@ -17,9 +17,9 @@ from orchestrator.cli.connect import Connection, connect
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.drain import drain, end_drain, read_drain
-from orchestrator.errors import ControllerError, UserError
+from orchestrator.core.errors import ControllerError, UserError
 from orchestrator.state.events import Running
+from orchestrator.sweeps.drain import drain, end_drain, read_drain
 
 SENDER = "orchestrator serve"
 """Who drained: a drain of somebody else is not ended by the next start."""

@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 from orchestrator.cli.known_settings import setting_named
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from orchestrator.storage.open import check_store_uri
 
 _WEB = {"http", "https"}

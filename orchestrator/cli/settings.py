@@ -13,11 +13,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.cli.arguments import Code
 from orchestrator.cli.known_settings import as_reference
-from orchestrator.errors import SpecError
+from orchestrator.core.errors import SpecError
 from orchestrator.stack.description import database_behind, tracking_uri
 
 if TYPE_CHECKING:
-    from orchestrator.spec.model import Sweep
+    from orchestrator.sweepfile.model import Sweep
 
 UNKNOWN_STORE = "file:///the-store-of-the-cluster"
 """Stands for the store of a cluster that nobody here has been told of; nothing is ever there."""
@@ -97,7 +97,7 @@ class Settings(BaseSettings):
         """The cluster's token; empty if none is named. Raises ``UserError`` if it is not where it should be."""
         if not self.ray_token:
             return ""
-        from orchestrator.security.references import resolve_secret
+        from orchestrator.core.security.references import resolve_secret
 
         return resolve_secret(as_reference(self.ray_token), what="the cluster's token (ray_token)")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.known_settings import RAY_TOKEN, SETTINGS, as_reference
-from orchestrator.errors import SpecError
-from orchestrator.security.references import is_reference
+from orchestrator.core.errors import SpecError
+from orchestrator.core.security.references import is_reference
 
 PROJECT_FILE = "orchestrator.toml"
 DOTENV_FILE = ".env"
@@ -89,7 +89,7 @@ def problem_of(name: str, value: object) -> str:
     """What is wrong with a line of a file; empty if nothing is."""
     known = [setting.name for setting in SETTINGS]
     if name not in known:
-        from orchestrator.spec.suggest import did_you_mean  # half a second of imports, which --help must not take
+        from orchestrator.sweepfile.suggest import did_you_mean  # half a second of imports, which --help must not take
 
         return f"{name!r} is no setting; {did_you_mean(name, known)}"
     if not isinstance(value, str | bool | int | float):

@@ -16,7 +16,7 @@ from orchestrator.cli.console import stderr_console
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.wish import Wish
 from orchestrator.controller.calls import ANSWER_TIMEOUT_S, CallsLostError, ServiceCalls, ServiceSettings
-from orchestrator.errors import ClusterError, OrchestratorError
+from orchestrator.core.errors import ClusterError, OrchestratorError
 from orchestrator.stack.description import Stack, read_description, read_stack, touch_stack
 from orchestrator.stack.start import ensure_stack, why_stack_ended
 from orchestrator.stack.supervisor import StartLimit

@@ -9,21 +9,21 @@ from typing import Any, TypeGuard
 
 from orchestrator.cli.money import cost_document, cost_lines, hours_left, sweep_bill
 from orchestrator.cli.pace import Pacer, durations_of, pace_of
-from orchestrator.contract import Progress
-from orchestrator.controller.client import LiveProgress, read_progress, read_trouble, read_warnings
-from orchestrator.controller.lease import LeaseState, read_lease
-from orchestrator.controller.quotas import ANYBODY, Cap, read_quotas
-from orchestrator.errors import OrchestratorError
-from orchestrator.plan.costs import PriceTable
-from orchestrator.plan.eta import TimeLeft
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import Progress
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.units import format_duration, format_money, format_percent
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.eta import TimeLeft
 from orchestrator.state.budgets import WARN_AT, overdue, time_left_s
 from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.spending import Bill
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_folder
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.units import format_duration, format_money, format_percent
+from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweeps.client import LiveProgress, read_progress, read_trouble, read_warnings
+from orchestrator.sweeps.lease import LeaseState, read_lease
+from orchestrator.sweeps.quotas import ANYBODY, Cap, read_quotas
 
 MAX_LINES = 20
 """Of running jobs, and of reasons to wait."""

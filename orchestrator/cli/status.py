@@ -19,16 +19,16 @@ from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.pages import compare_line, compare_link
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.standing import MAX_LINES, Standing, read_standing, standing_document, standing_lines
-from orchestrator.contract import Progress
-from orchestrator.controller.client import list_sweeps, load_snapshot
-from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError, UserError
-from orchestrator.spec.suggest import did_you_mean
+from orchestrator.core.contract import Progress
+from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError, UserError
+from orchestrator.core.units import format_duration
 from orchestrator.stack.description import read_description
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.units import format_duration
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import list_sweeps, load_snapshot
 
 ANSWER_S = 4.0
 """A store that does not answer for so long is said not to answer."""

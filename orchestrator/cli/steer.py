@@ -10,10 +10,10 @@ import typer
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.orders import Choice, Order, Sending, give_order
 from orchestrator.cli.selection import parse_where
-from orchestrator.controller import client
-from orchestrator.controller.client import Running
-from orchestrator.spec.policy import PriorityClass
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.sweepfile.policy import PriorityClass
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import Running
 
 
 def pause(sweep: str, running: Running, sending: Sending) -> ExitCode:

@@ -48,7 +48,7 @@ def pause(
 ) -> None:
     """Start nothing new of a sweep until it is resumed; what runs goes on."""
     from orchestrator.cli import steer
-    from orchestrator.controller.client import Running
+    from orchestrator.sweeps.client import Running
 
     sending = _sending(store, sender, output, force=force)
     raise typer.Exit(steer.pause(sweep, Running(running.value), sending))
@@ -146,7 +146,7 @@ def drain(
 ) -> None:
     """Bring the whole cluster to rest, for an upgrade or maintenance: no sweep starts anything until --end."""
     from orchestrator.cli import drain as draining
-    from orchestrator.controller.client import Running
+    from orchestrator.sweeps.client import Running
 
     sending = _sending(store, sender, output)
     if end and show:
@@ -162,7 +162,7 @@ def _sending(
     store: str, sender: str | None, output: DocumentForm, *, force: bool = False, yes: bool = False
 ) -> Sending:
     from orchestrator.cli.orders import Sending
-    from orchestrator.controller.client import Consent
+    from orchestrator.sweeps.client import Consent
 
     consent = Consent.FORCE if force else Consent.ASK
     return Sending(store=store, sender=sender, consent=consent, yes=yes, form=output)

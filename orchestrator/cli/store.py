@@ -20,15 +20,13 @@ from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.controller.client import list_sweeps, load_plan
-from orchestrator.controller.retention import RootReader, check_reference, current_plans, forget
-from orchestrator.controller.sweep_check import check_sweep
-from orchestrator.storage.fsck import Census, Depth, Finding, check_documents, check_store
-from orchestrator.storage.gc import Action, Collector, Graces, Tally
-from orchestrator.storage.gc_layout import whole_artifact
-from orchestrator.storage.gc_pins import Pin, add_pin, read_pins, remove_pin
-from orchestrator.storage.gc_trash import Trash
-from orchestrator.storage.inventory import (
+from orchestrator.core.units import format_bytes
+from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store
+from orchestrator.retention.gc import Action, Collector, Graces, Tally
+from orchestrator.retention.gc_layout import whole_artifact
+from orchestrator.retention.gc_pins import Pin, add_pin, read_pins, remove_pin
+from orchestrator.retention.gc_trash import Trash
+from orchestrator.retention.inventory import (
     ALL_GROUPS,
     Amount,
     ArtifactLine,
@@ -37,8 +35,10 @@ from orchestrator.storage.inventory import (
     artifact_lines,
     measure_usage,
 )
+from orchestrator.retention.retention import RootReader, check_reference, current_plans, forget
+from orchestrator.retention.sweep_check import check_sweep
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.units import format_bytes
+from orchestrator.sweeps.client import list_sweeps, load_plan
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _USAGE_COLUMNS = ("artifacts", "checkpoints", "metrics", "logs", "shared")
@@ -124,7 +124,7 @@ def tally_table(tally: Tally, *, applied: bool) -> Table:
 
 def check_integrity(store_uri: str, *, deep: bool, repairs: bool, form: DocumentForm) -> ExitCode:
     """Print every damaged object, and what was done about it; fails if one stays damaged."""
-    from orchestrator.planning.repair import repair
+    from orchestrator.retention.repair import repair
 
     store, census = open_existing_store(store_uri), Census()
     depth = Depth.CONTENT if deep else Depth.SIZES

@@ -24,19 +24,19 @@ from orchestrator.cli.settings import UNKNOWN_STORE, Settings
 from orchestrator.cli.standing import Standing
 from orchestrator.cli.status import ANSWER_S, exit_code_for, failure_lines, status_document
 from orchestrator.cli.wish import Wish
-from orchestrator.controller.client import Consent, Ownership, current_user
-from orchestrator.errors import ClusterError, StorageError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.planning.fleets import StatedCluster
-from orchestrator.planning.outlook import Outlook, make_outlook
-from orchestrator.spec import load_sweep
-from orchestrator.spec.survey import require_datasets
+from orchestrator.core.errors import ClusterError, StorageError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.fleets import StatedCluster
+from orchestrator.services.outlook import Outlook, make_outlook
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweepfile.survey import require_datasets
+from orchestrator.sweeps.client import Consent, Ownership, current_user
 
 _TABLES = {
     DocumentForm.TABLE: TableForm.TABLE,

@@ -18,10 +18,10 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.cli.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
 from orchestrator.cli.top_screens import LogScreen, Question
-from orchestrator.controller import client
-from orchestrator.errors import OrchestratorError, UserError
+from orchestrator.core.errors import OrchestratorError, UserError
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps import client
 
 _FILTERS: tuple[frozenset[JobState], ...] = (
     frozenset(),

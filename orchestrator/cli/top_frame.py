@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from orchestrator.cli.standing import Standing, standing_lines, used_hours
 from orchestrator.cli.watch import Watching
-from orchestrator.contract import Progress
-from orchestrator.controller.client import list_sweeps
-from orchestrator.controller.presence import NodePresence, read_presence
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.contract import Progress
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.units import format_duration
 from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.units import format_duration
+from orchestrator.sweeps.client import list_sweeps
+from orchestrator.sweeps.presence import NodePresence, read_presence
 
 MAX_JOBS = 200
 """Rows of jobs; the most urgent ones of more."""

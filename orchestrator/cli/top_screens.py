@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Log, Static
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.storage.log_records import plain_text
 from orchestrator.storage.log_search import find_logs, search_logs
 from orchestrator.storage.protocol import ObjectStore

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.plan.build import build_plan
-from orchestrator.spec.document import Changes
-from orchestrator.spec.load import Loaded, load_all
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.sweepfile.load import Loaded, load_all
+from orchestrator.sweepfile.parse.document import Changes
 
 _NO_STORE = "file:///not-looked-at"
 """Keys and jobs are the same in every store, and validating needs none."""

@@ -27,13 +27,13 @@ from orchestrator.cli.status import (
     require_sweep,
     revive_killed_stack,
 )
-from orchestrator.controller.client import SweepLedger
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
+from orchestrator.core.units import format_duration
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.units import format_duration
+from orchestrator.sweeps.client import SweepLedger
 
 EVERY_S = 0.5
 _NUM_KEPT = 50

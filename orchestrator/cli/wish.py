@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.client import Consent, Ownership, submit
-from orchestrator.plan.graph import Plan
-from orchestrator.planning.code import package_digest
+from orchestrator.core.code import package_digest
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import Consent, Ownership, submit
 from orchestrator.tracking import provenance
 
 

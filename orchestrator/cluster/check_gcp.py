@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from orchestrator.checks import Check, ConcernError
 from orchestrator.cluster.check_launcher import is_bought_on_spot
-from orchestrator.errors import UserError
+from orchestrator.core.checks import Check, ConcernError
+from orchestrator.core.errors import UserError
 
 _LIMIT_S = 40.0
 _API = "https://compute.googleapis.com/compute/v1/projects"

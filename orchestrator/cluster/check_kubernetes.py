@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.checks import Check, ConcernError
 from orchestrator.cluster.check_launcher import (
     ACCELERATOR_LABEL,
     EXPECTED_LABELS,
@@ -20,7 +19,8 @@ from orchestrator.cluster.kinds import ClusterFile, parse_documents
 from orchestrator.cluster.kuberay import LABELS_VARIABLE, Reference, labels_of, pod_templates, ray_clusters, references
 from orchestrator.cluster.kuberay import unknown_fields as find_unknown_fields
 from orchestrator.cluster.tools import ToolError, ask_tool, find_tool
-from orchestrator.errors import UserError
+from orchestrator.core.checks import Check, ConcernError
+from orchestrator.core.errors import UserError
 
 _LIMIT_S = 45.0
 _KUBECTL_S = 15.0

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.checks import Check, ConcernError
 from orchestrator.cluster.kinds import ClusterFile
 from orchestrator.cluster.tools import find_tool
-from orchestrator.errors import UserError
+from orchestrator.core.checks import Check, ConcernError
+from orchestrator.core.errors import UserError
 from orchestrator.state.nodes import ZONE_LABEL
 from orchestrator.state.spending import PRICE_LABEL, parse_price
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.checks import Check
 from orchestrator.cluster.drive import argument_of
 from orchestrator.cluster.kinds import ClusterFile
 from orchestrator.cluster.tools import ask_tool, find_tool
+from orchestrator.core.checks import Check
 
 _LIMIT_S = 40.0
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.checks import Check
 from orchestrator.cluster.kinds import ClusterFile, ClusterKind
-from orchestrator.errors import UserError
+from orchestrator.core.checks import Check
+from orchestrator.core.errors import UserError
 
 
 def cluster_checks(file: ClusterFile) -> Iterator[Check]:

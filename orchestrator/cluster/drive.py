@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.cluster.kinds import ClusterFile, ClusterKind
 from orchestrator.cluster.tools import run_tool
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 KEEP_LABEL = "pretraining-orchestrator/keep"

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.errors import NotFoundError, UserError
+from orchestrator.core.errors import NotFoundError, UserError
 
 KUSTOMIZATION = "kustomization.yaml"
 _SBATCH = "#SBATCH"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.backends.ray.draining import ControlStore, DrainError, RayNode
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 
 _POLL_S = 0.5
 _LEAST_S = 1.0

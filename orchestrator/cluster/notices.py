@@ -17,7 +17,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
-from orchestrator.errors import OrchestratorError, UserError
+from orchestrator.core.errors import OrchestratorError, UserError
 
 ENDPOINT_VARIABLE = "ORCHESTRATOR_METADATA_ENDPOINT"
 """Environment variable: another address of the metadata service, such as a proxy of a container; tests use it."""

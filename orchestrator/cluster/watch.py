@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from orchestrator.cluster.notices import MetadataError, Notice, NoticeSource, Provider, source_of
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 
 EVERY_S = 5.0
 """How often AWS asks machines to look; a notice is two minutes, on Google Cloud half a minute ahead."""

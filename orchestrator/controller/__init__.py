@@ -1,1 +1,1 @@
-"""The controller of a cluster, and what its clients do with the store alone."""
+"""The controller of a cluster: the loop, its recovery, and the Ray actor that runs it."""

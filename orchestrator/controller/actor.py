@@ -14,22 +14,22 @@ from typing import Any, Self
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.service import ACTIVE_PAUSE_S, BUSY_PAUSE_S, IDLE_PAUSE_S, LoopActor
 from orchestrator.backends.ray.settings import KEEP_ALIVE_VARIABLE, RunnerSettings
-from orchestrator.controller.client import SweepLedger, list_sweeps
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import new_holder
-from orchestrator.controller.lease import LeaseLostError
-from orchestrator.controller.limits import AttemptLimits
 from orchestrator.controller.metrics import ControllerMetrics
 from orchestrator.controller.notifying import start_notifying
-from orchestrator.controller.presence import PresenceBoard
-from orchestrator.controller.publishing_trouble import PublishingTrouble
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.stack.description import database_behind
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.allowed import check_allowed, check_may_see_login
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import SweepLedger, list_sweeps
+from orchestrator.sweeps.lease import LeaseLostError
+from orchestrator.sweeps.limits import AttemptLimits
+from orchestrator.sweeps.presence import PresenceBoard
+from orchestrator.sweeps.publishing_trouble import PublishingTrouble
 
 KEEP_ALIVE_EVERY_S = 10.0
 _LOG = logging.getLogger(__name__)

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
-from orchestrator.contract import JobFailure, JobRequest, Outcome, Timings
-from orchestrator.errors import (
+from orchestrator.core.contract import JobFailure, JobRequest, Outcome, Timings
+from orchestrator.core.errors import (
     CorruptObjectError,
     FailureKind,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
 )
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.events import AttemptEvent, AttemptFailed, AttemptLost, AttemptSucceeded
 from orchestrator.state.snapshot import Attempt
 from orchestrator.storage.artifacts import Record, read_record

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.errors import ClusterError, ControllerError, OrchestratorError
+from orchestrator.core.errors import ClusterError, ControllerError, OrchestratorError
 from orchestrator.stack.description import LOG_FOLDER, read_stack, remember_service, remembered_services
 
 REVIVE: Final = "--revive"

@@ -13,30 +13,30 @@ from dataclasses import replace
 from itertools import groupby
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
-from orchestrator.contract import Resources
 from orchestrator.controller.attempts import judge_report
-from orchestrator.controller.drain import Drain, note_drained, read_drain
 from orchestrator.controller.durations import Durations
 from orchestrator.controller.execution import Executor
 from orchestrator.controller.fleet import Fleet, Holding, Identification
 from orchestrator.controller.heartbeats import Heartbeats
-from orchestrator.controller.inbox import Message, Retry, Submit, discard
-from orchestrator.controller.lease import Lease, StaleLeaseError, read_lease
-from orchestrator.controller.limits import AttemptLimits, PreflightRule
 from orchestrator.controller.node_health import NodeHealth
-from orchestrator.controller.quotas import Cap, read_quotas
 from orchestrator.controller.settlement import settle
 from orchestrator.controller.stops import Stops
-from orchestrator.controller.terms import Terms
-from orchestrator.errors import ControllerError, FailureKind, OrchestratorError
-from orchestrator.observability.counters import CounterBook
-from orchestrator.observability.sweeps import Observed
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import ControllerError, FailureKind, OrchestratorError
+from orchestrator.metrics.counters import CounterBook
+from orchestrator.metrics.sweeps import Observed
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state.commands import Command, LaunchJob
 from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Running
-from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.drain import Drain, note_drained, read_drain
+from orchestrator.sweeps.inbox import Message, Retry, Submit, discard
+from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
+from orchestrator.sweeps.limits import AttemptLimits, PreflightRule
+from orchestrator.sweeps.quotas import Cap, read_quotas
+from orchestrator.sweeps.terms import Terms
 
 INBOX_EVERY_S = 1.0
 QUIET_AFTER_S = 3600.0

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from orchestrator.plan.estimates import estimate
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.estimate.estimates import estimate
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 
 _UNKNOWN: Mapping[str, float] = MappingProxyType({})

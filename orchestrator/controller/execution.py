@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from orchestrator.backends.protocol import ANYWHERE, Backend, Placement
-from orchestrator.contract import JobRequest, Progress, Resources
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.controller.fleet import Fleet, Holding
-from orchestrator.controller.limits import GRACE_S
 from orchestrator.controller.stops import Stops
-from orchestrator.controller.terms import Terms
-from orchestrator.errors import (
+from orchestrator.core.contract import JobRequest, Progress, Resources
+from orchestrator.core.errors import (
     ControllerError,
     CorruptObjectError,
     FailureKind,
@@ -22,7 +20,7 @@ from orchestrator.errors import (
     NotFoundError,
     OrchestratorError,
 )
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.commands import (
     CancelJob,
@@ -44,6 +42,8 @@ from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claims
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.limits import GRACE_S
+from orchestrator.sweeps.terms import Terms
 
 MAX_BATCH = 64
 """Commands of a sweep per segment of its journal. Each launch asks the store four times: a thousand in one go would be

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from orchestrator.controller.inbox import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
-from orchestrator.controller.lease import LeaseLostError, StaleLeaseError
-from orchestrator.controller.ledger import SweepLedger
-from orchestrator.controller.progress import ProgressBoard
-from orchestrator.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
+from orchestrator.core.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
 from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.inbox import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
+from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
+from orchestrator.sweeps.ledger import SweepLedger
+from orchestrator.sweeps.progress import ProgressBoard
 
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0

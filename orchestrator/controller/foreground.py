@@ -14,15 +14,15 @@ from typing import Any
 
 from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.backends.protocol import Backend
-from orchestrator.contract import ENTRY_POINT
-from orchestrator.controller.client import submit
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.inbox import Ownership
-from orchestrator.controller.ledger import SweepLedger
-from orchestrator.errors import ControllerError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import ENTRY_POINT
+from orchestrator.core.errors import ControllerError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import submit
+from orchestrator.sweeps.inbox import Ownership
+from orchestrator.sweeps.ledger import SweepLedger
 
 INPROCESS_CLUSTER = "inprocess"
 _IDLE_WAIT_S = 0.02

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from orchestrator.contract import Progress
-from orchestrator.controller.limits import HangLimits
+from orchestrator.core.contract import Progress
 from orchestrator.state.preflight import NUM_STEPS
+from orchestrator.sweeps.limits import HangLimits
 
 _WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})
 """Phases in which an attempt waits for the cluster, which is no fault of its own."""

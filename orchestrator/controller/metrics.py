@@ -7,11 +7,11 @@ import time
 from typing import Final
 
 from orchestrator.controller.controller import Controller
-from orchestrator.errors import StorageThrottledError, StorageTimeoutError
-from orchestrator.observability import catalog
-from orchestrator.observability.exporter import Exporter, RayExporter
-from orchestrator.observability.store_errors import StoreErrors
-from orchestrator.observability.sweeps import SweepMetrics
+from orchestrator.core.errors import StorageThrottledError, StorageTimeoutError
+from orchestrator.metrics import catalog
+from orchestrator.metrics.exporter import Exporter, RayExporter
+from orchestrator.metrics.store_errors import StoreErrors
+from orchestrator.metrics.sweeps import SweepMetrics
 
 SHOW_EVERY_S: Final = 5.0
 """Ray passes values on every 10 s."""

@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 
 from orchestrator.backends.protocol import Backend
 from orchestrator.controller.fleet import Fleet, Holding
+from orchestrator.scheduling.breaker import MAX_EXCLUDED, REPEATED_S, excluded_nodes
 from orchestrator.state import events
-from orchestrator.state.breaker import MAX_EXCLUDED, REPEATED_S, excluded_nodes
 
 RECHECK_S = 900.0
 """Between two checks of a node that is left out."""

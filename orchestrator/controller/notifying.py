@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator.errors import OrchestratorError, SpecError
-from orchestrator.observability.notifier import Notifier
-from orchestrator.spec.notify import Channel
-from orchestrator.spec.resolve_notify import parse_notify_file
+from orchestrator.core.errors import OrchestratorError, SpecError
+from orchestrator.notifications.notifier import Notifier
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.open import open_store
+from orchestrator.sweepfile.notify import Channel
+from orchestrator.sweepfile.resolve_notify import parse_notify_file
 
 NOTIFY_FILE_VARIABLE = "ORCHESTRATOR_NOTIFY_FILE"
 """Environment variable of the head's workers: a YAML file ``notify: [...]`` that counts for all sweeps."""

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from orchestrator.controller.inbox import (
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.state import events
+from orchestrator.state.events import Event, MessageEvent, MessageRefused
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState, SweepState, is_allowed
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.inbox import (
     Cancel,
     ClientMessage,
     Consent,
@@ -18,15 +25,8 @@ from orchestrator.controller.inbox import (
     Stop,
     Submit,
 )
-from orchestrator.controller.ledger import SweepLedger
-from orchestrator.controller.submission import missed_artifacts, settle_submit
-from orchestrator.plan.graph import Plan
-from orchestrator.spec.suggest import did_you_mean
-from orchestrator.state import events
-from orchestrator.state.events import Event, MessageEvent, MessageRefused
-from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.transitions import JobState, SweepState, is_allowed
-from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.ledger import SweepLedger
+from orchestrator.sweeps.submission import missed_artifacts, settle_submit
 
 _HOPELESS = (JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)
 _OPEN = (JobState.PENDING, JobState.RUNNING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.backends.protocol import Backend
-from orchestrator.controller.limits import GRACE_S
+from orchestrator.sweeps.limits import GRACE_S
 
 _ASK_EVERY_S = 10.0
 """A request may be lost on its way; asking again changes nothing."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import NotFoundError, OrchestratorError
+from orchestrator.core.errors import NotFoundError, OrchestratorError
 from orchestrator.stack.attach import attach_cluster, attach_stack
 from orchestrator.stack.description import read_stack
 from orchestrator.storage.open import is_initialised, open_store

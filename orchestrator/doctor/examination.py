@@ -16,11 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any
 
 from orchestrator.backends.ray.digest import code_digest
-from orchestrator.checks import CheckResult, Verdict
+from orchestrator.core.checks import CheckResult, Verdict
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.security.redaction import redacted
 from orchestrator.doctor.cluster import Question
 from orchestrator.doctor.judge import Here, judge
-from orchestrator.errors import OrchestratorError
-from orchestrator.security.redaction import redacted
 from orchestrator.stack.answers import check_answers
 from orchestrator.stack.environment import python_path
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checks import CheckResult, Verdict
-from orchestrator.units import GIB, format_bytes, format_duration
+from orchestrator.core.checks import CheckResult, Verdict
+from orchestrator.core.units import GIB, format_bytes, format_duration
 
 FEW_FILES = 4096
 """Open files: a loader with some hundred shards and a Ray worker with its sockets come close to 1024."""

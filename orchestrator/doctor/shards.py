@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from orchestrator.errors import BadDataError
-from orchestrator.spec.model import Dataset, Sweep
+from orchestrator.core.errors import BadDataError
 from orchestrator.storage.dataset_files import read_dataset_file
 from orchestrator.storage.listing import list_shards
 from orchestrator.storage.open import open_store
+from orchestrator.sweepfile.model import Dataset, Sweep
 
 _HEADER_BYTES = 512
 _MAGIC = slice(257, 262)

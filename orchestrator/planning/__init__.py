@@ -1,1 +1,1 @@
-"""From a plan and a store to answers: what a submit would run and reuse, how long it takes, what it costs, and why."""
+"""The planner, in two packages: `graph` (which jobs, which keys) and `estimate` (how long, how much, at what cost)."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.security.json_text import parse_json
 
 MARK = "ORCHESTRATOR-ANSWER "
 

@@ -15,9 +15,9 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
-from orchestrator.errors import ClusterError
-from orchestrator.security.json_text import parse_json
-from orchestrator.security.urls import check_url
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.security.json_text import parse_json
+from orchestrator.core.security.urls import check_url
 
 ANSWER_S = 10.0
 UPLOAD_S = 180.0

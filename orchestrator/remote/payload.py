@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 
-from orchestrator.controller.client import Consent, Ownership
-from orchestrator.errors import UserError
-from orchestrator.planning.code import package_digest
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.code import package_digest
+from orchestrator.core.errors import UserError
+from orchestrator.core.security.json_text import parse_json
+from orchestrator.sweeps.client import Consent, Ownership
 
 PAYLOAD_VERSION = 1
 FILE = "payload.json"

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.remote.answer import Answer
 from orchestrator.remote.dashboard import ENDED, Dashboard, JobState
 from orchestrator.remote.payload import FILE, Payload

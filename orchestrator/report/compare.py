@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.errors import UsageError, UserError
-from orchestrator.plan.comparisons import METHOD
+from orchestrator.core.errors import UsageError, UserError
+from orchestrator.planning.graph.comparisons import METHOD
 from orchestrator.report.compared import values_of
 from orchestrator.report.family import corrected, within
 from orchestrator.report.numbers import MISSING, bounds_of, count, family_interval, number, p_text, plus_minus

@@ -6,7 +6,8 @@ variances. Bonferroni's inequality makes them one family, so the intervals hold 
 whatever their dependence, and a comparison is established where its interval excludes 0. (A step-down method as Holm's
 finds a few more differences, yet has no two-sided intervals to go with them and promises nothing about their signs.)
 
-``plan.comparisons`` says how the level is shared; ``plan.power`` predicts from it what a design would find.
+``planning.graph.comparisons`` says how the level is shared; ``planning.estimate.power`` predicts from it what a design
+would find.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.plan.comparisons import ALPHA, CONFIDENCE, METHOD, Comparisons
+from orchestrator.planning.graph.comparisons import ALPHA, CONFIDENCE, METHOD, Comparisons
 from orchestrator.report.intervals import MetricRange
 from orchestrator.report.pooled import PooledFit
 

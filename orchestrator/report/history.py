@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from pydantic_core import from_json
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.storage.bounds import METRICS_BYTES
 from orchestrator.storage.layout import metrics_folder
 from orchestrator.storage.protocol import ObjectStore

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import NotFoundError
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import NotFoundError
+from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD

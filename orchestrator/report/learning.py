@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import CorruptObjectError
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import CorruptObjectError
+from orchestrator.planning.graph.plan import Job
 from orchestrator.report.history import read_epochs_and_metrics
 from orchestrator.report.inputs import TRANSFER_KINDS, map_in_threads
 from orchestrator.report.numbers import is_fraction

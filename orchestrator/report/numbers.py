@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from orchestrator.core.units import format_money
 from orchestrator.report.intervals import MetricRange
 from orchestrator.report.results import Row
 from orchestrator.report.statistics import PairedDifference, Summary
-from orchestrator.units import format_money
 
 MISSING = "-"
 TOO_FEW = "too few seeds"

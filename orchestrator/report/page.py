@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.answers import answers
 from orchestrator.report.learning import TRAINED_KINDS, Curve, Learning
 from orchestrator.report.numbers import MISSING, count, family_interval, is_fraction, mean_interval

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.plan.comparisons import Comparisons
-from orchestrator.plan.power import Design, Noise, power_of
+from orchestrator.planning.estimate.power import Design, Noise, power_of
+from orchestrator.planning.graph.comparisons import Comparisons
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.plan.costs import PriceTable
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.ablations import build_ablations
 from orchestrator.report.curves import draw_curve, encode_png, encode_svg
 from orchestrator.report.grouping import group_transfers

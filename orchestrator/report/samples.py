@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
-from orchestrator.plan.comparisons import CONFIDENCE
+from orchestrator.core.errors import UserError
+from orchestrator.planning.graph.comparisons import CONFIDENCE
 from orchestrator.report.family import holm
 from orchestrator.report.plain import fields_of, json_ready
 from orchestrator.report.statistics import SeedPair

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

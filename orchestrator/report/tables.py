@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.costs import PriceTable
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.compared import compared
 from orchestrator.report.grouping import Cells, Grouped, backbones_of, headline_places, seeds_of
 from orchestrator.report.inputs import TRANSFER_KINDS, Committed

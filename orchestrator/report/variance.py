@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import pvariance
 from typing import TYPE_CHECKING
 
-from orchestrator.plan.power import Noise
+from orchestrator.planning.estimate.power import Noise
 
 if TYPE_CHECKING:
     from orchestrator.report.statistics import SeedPair

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 
-from orchestrator.contract import JobRequest
-from orchestrator.errors import PreconditionFailedError
+from orchestrator.core.contract import JobRequest
+from orchestrator.core.errors import PreconditionFailedError
 from orchestrator.storage.layout import attempt_name, attempts_folder
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import seal

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.contract import JobRequest, JobResult
+from orchestrator.core.contract import JobRequest, JobResult
 from orchestrator.search.outcome import search_summary
 from orchestrator.search.study import Study
 from orchestrator.storage.artifacts import ArtifactWriter

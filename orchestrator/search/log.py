@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError, PreemptedError
+from orchestrator.core.errors import NotFoundError, PreconditionFailedError, PreemptedError
 from orchestrator.search.events import SearchEvent, decode_search_event, encode_search_event
 from orchestrator.storage.bounds import SEGMENT_BYTES
 from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment

@@ -9,17 +9,17 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from orchestrator.contract import JobKind, JobRequest
-from orchestrator.errors import UserError
-from orchestrator.ids import make_key
-from orchestrator.plan.identity import make_identity
+from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.errors import UserError
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.identity import make_identity
 from orchestrator.search.asha import Rule
 from orchestrator.search.samplers import InOrder, OptunaSampler, RandomSampler, Sampler
 from orchestrator.search.space import Space
-from orchestrator.spec.recipe_book import over_base
-from orchestrator.spec.recipe_rules import ignored_fields
-from orchestrator.spec.schema_probe import TRAINING, schema_of
-from orchestrator.spec.schema_recipe import RecipeSpec
+from orchestrator.sweepfile.recipe_book import over_base
+from orchestrator.sweepfile.recipe_rules import ignored_fields
+from orchestrator.sweepfile.schema_probe import TRAINING, schema_of
+from orchestrator.sweepfile.schema_recipe import RecipeSpec
 
 LABEL_SPACE = "label_space"
 """The one dimension of a search over label spaces."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.search.space import Dimension, Scale, Space
 
 _REDRAWS = 1000

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.contract import (
+from orchestrator.core.contract import (
     Evaluation,
     ExecutionContext,
     JobFailure,
@@ -16,7 +16,7 @@ from orchestrator.contract import (
     Progress,
     Watch,
 )
-from orchestrator.errors import PreemptedError
+from orchestrator.core.errors import PreemptedError
 from orchestrator.search.commit import commit_search
 from orchestrator.search.study import Study, TrialTask
 from orchestrator.storage.artifacts import is_committed, read_record

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.contract import Evaluation, JobFailure, JobRequest, JobResult
-from orchestrator.errors import FailureKind, StorageError, UserError
+from orchestrator.core.contract import Evaluation, JobFailure, JobRequest, JobResult
+from orchestrator.core.errors import FailureKind, StorageError, UserError
 from orchestrator.search.asha import Ladder
 from orchestrator.search.attempts import allocate_trial_attempt
 from orchestrator.search.events import (

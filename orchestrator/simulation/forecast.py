@@ -16,16 +16,16 @@ from orchestrator.backends.simulated import (
     VirtualClock,
 )
 from orchestrator.backends.simulated.clock import START_S
-from orchestrator.controller import client
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.limits import AttemptLimits, PreflightRule
-from orchestrator.errors import ControllerError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.errors import ControllerError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.simulation.loop import ControllerLoop, Pace
 from orchestrator.simulation.precommit import commit_jobs
 from orchestrator.simulation.works import Assumptions, Workload
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.sweeps import client
+from orchestrator.sweeps.limits import AttemptLimits, PreflightRule
 from orchestrator.testing.memory_store import MemoryStore
 
 __all__ = ["Assumptions", "Forecast", "forecast"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.contract import JobRequest
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobRequest
+from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 

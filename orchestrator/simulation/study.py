@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.errors import UserError
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.errors import UserError
+from orchestrator.planning.graph.plan import Job, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

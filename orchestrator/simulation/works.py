@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from orchestrator.backends.simulated import ClusterSpec, JobWork
 from orchestrator.backends.simulated.work import young_interval_s
-from orchestrator.contract import JobKind, JobRequest
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.planning.graph.plan import Job, Plan
 
 _TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE, JobKind.EMBED})
 """Kinds that write checkpoints."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.stack.answers import check_answers
 from orchestrator.stack.description import Stack
 from orchestrator.stack.environment import client_environment

@@ -13,10 +13,10 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.units import MIB
 from orchestrator.stack.description import LOG_FOLDER
 from orchestrator.stack.environment import LOOPBACK, child_environment, python
-from orchestrator.units import MIB
 
 OBJECT_STORE_BYTES = 256 * MIB  # everything large goes through the object store of the project, not through Ray's
 READY_TIMEOUT_S = 180.0

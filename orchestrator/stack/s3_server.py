@@ -23,7 +23,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.stack.children import Child
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, make_private, write_private
 from orchestrator.stack.environment import LOOPBACK

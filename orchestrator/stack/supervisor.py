@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 
 from filelock import FileLock, Timeout
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.stack.children import (
     GRACE_S,
     IDLE_TIMEOUT_S,

@@ -1,1 +1,1 @@
-"""The pure core: events, states, the fold of a journal, the failure policy and the scheduler."""
+"""The journal's model: events, job states, the fold, snapshots, the failure policy. Pure: no I/O, no clock."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 
 Amount: TypeAlias = tuple[int, int, int]
 """CPUs and GPUs in ten-thousandths (the grain that Ray counts in) and memory in MiB."""

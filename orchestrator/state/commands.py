@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 from orchestrator.state.events import SweepStatus
 
 

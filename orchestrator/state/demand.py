@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 from orchestrator.state.amounts import Amount, amount_of, times
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.job_view import Attempt, JobView
 
 Sort: TypeAlias = tuple[JobKind, str]

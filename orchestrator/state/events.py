@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from orchestrator.contract import Outcome, Resources, Timings
-from orchestrator.errors import ControllerError, FailureKind
+from orchestrator.core.contract import Outcome, Resources, Timings
+from orchestrator.core.errors import ControllerError, FailureKind
 from orchestrator.state.codec import decode_value
 from orchestrator.state.spending import Lot
 
@@ -155,7 +155,7 @@ class NodeDescribed(Event):
 
     node: str
     machine: Mapping[str, Any]
-    """See ``observability.machine.describe_machine``."""
+    """See ``metrics.machine.describe_machine``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

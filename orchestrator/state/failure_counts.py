@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.job_view import Failure, JobView
 from orchestrator.state.transitions import JobState
 

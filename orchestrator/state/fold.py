@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any, TypeAlias
 
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind, TransitionError
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind, TransitionError
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import KEPT_NUMERICS

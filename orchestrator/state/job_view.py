@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.contract import Resources, Timings
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources, Timings
+from orchestrator.core.errors import FailureKind
 from orchestrator.state.spending import Lot, Use, uses_of
 from orchestrator.state.transitions import JobState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.contract import Resources, Spot
+from orchestrator.core.contract import Resources, Spot
 
 ZONE_LABEL = "zone"
 """Of a node: nodes with the same value are near each other. A gang never lies in two zones."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from orchestrator.plan.graph import Job
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.demand import Demand
 from orchestrator.state.holdings import Held
 from orchestrator.state.transitions import JobState

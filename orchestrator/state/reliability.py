@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.errors import FailureKind
+from orchestrator.core.errors import FailureKind
 from orchestrator.state.snapshot import Snapshot
 
 DEADLY = frozenset(

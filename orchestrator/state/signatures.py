@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from orchestrator.errors import FailureKind
+from orchestrator.core.errors import FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

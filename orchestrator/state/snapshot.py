@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.events import Running
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import Attempt, Failure, JobView

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from orchestrator.contract import Resources
-from orchestrator.plan.costs import PriceTable
+from orchestrator.core.contract import Resources
+from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.state.nodes import Node
 
 PRICE_LABEL = "price"

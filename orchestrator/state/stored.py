@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from orchestrator.errors import ControllerError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.errors import ControllerError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.codec import decode_value, encode_value
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView

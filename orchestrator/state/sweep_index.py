@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.demand import Demand, Demands
 from orchestrator.state.durations import Measured, Sort, correction, estimate_s, left_s, longest_paths_ms, sort_of
 from orchestrator.state.failure_counts import FailureCounts

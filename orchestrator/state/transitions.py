@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from orchestrator.errors import TransitionError
+from orchestrator.core.errors import TransitionError
 from orchestrator.state import events
 from orchestrator.state.events import Event, SweepFinished, SweepStatus, event_type
 

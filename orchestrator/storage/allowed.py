@@ -12,7 +12,7 @@ import re
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.errors import StorageDeniedError
+from orchestrator.core.errors import StorageDeniedError
 
 VARIABLE = "ORCHESTRATOR_ALLOWED_URIS"
 """URIs between blanks or commas; empty: all are allowed. ``s3://`` allows all buckets."""

@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from orchestrator.contract import JobRequest, Outcome
-from orchestrator.errors import (
+from orchestrator.core.contract import JobRequest, Outcome
+from orchestrator.core.errors import (
     CorruptObjectError,
     IdentityMismatchError,
     NotFoundError,
     PreconditionFailedError,
     StorageError,
 )
-from orchestrator.ids import canonical_json, sha256_hex
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.ids import canonical_json, sha256_hex
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import RECORD_BYTES, check_writable
 from orchestrator.storage.digests import Digests, descriptor_digest, digest_of, digests_of, file_digests
 from orchestrator.storage.layout import artifact_folder, parts_folder, record_name

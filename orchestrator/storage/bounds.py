@@ -7,8 +7,8 @@ Writers keep to the same bounds, so that nothing is written that nobody would re
 
 from __future__ import annotations
 
-from orchestrator.errors import TooLargeError
-from orchestrator.units import MIB
+from orchestrator.core.errors import TooLargeError
+from orchestrator.core.units import MIB
 
 SMALL_BYTES = 1 * MIB
 """Leases, claims, drains, quotas, and other objects of a few numbers."""

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Protocol, runtime_checkable
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.storage.digests import Algorithm, new_hasher
 from orchestrator.storage.protocol import ObjectStore
 

@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError, TooLargeError
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.errors import NotFoundError, PreconditionFailedError, StorageError, TooLargeError
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import claim_name
 from orchestrator.storage.protocol import ObjectStore

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Final, Self
 
-from orchestrator.errors import BadDataError
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.errors import BadDataError
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.open import open_store
 from orchestrator.storage.uris import split_object_uri
 

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from typing import Final
 
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     NoSpaceError,
     StorageDeniedError,
     StorageError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
 
 _NUMBER, _NAME = "class", "name"
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.errors import ControllerError, CorruptObjectError, NotFoundError, PreconditionFailedError
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, PreconditionFailedError
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SEGMENT_BYTES, check_writable
 from orchestrator.storage.layout import journal_folder, journal_segment
 from orchestrator.storage.protocol import ObjectStore

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from orchestrator.errors import NotFoundError, StorageError
+from orchestrator.core.errors import NotFoundError, StorageError
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import check_store_uri, open_store
 from orchestrator.storage.protocol import ObjectStat, ObjectStore

@@ -22,7 +22,7 @@ from pathlib import Path
 from stat import S_ISLNK, S_ISREG
 from typing import BinaryIO
 
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     CorruptObjectError,
     NotFoundError,
     PreconditionFailedError,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from orchestrator.errors import NotFoundError
+from orchestrator.core.errors import NotFoundError
 from orchestrator.storage.layout import short_hash
 from orchestrator.storage.log_records import EVERYTHING, LineReader, LogContext, LogQuery, LogRecord, format_time
 from orchestrator.storage.logs import read_log

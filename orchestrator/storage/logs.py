@@ -7,7 +7,7 @@ the segments. Of a process that was killed the segments stay, and are its log.
 
 from __future__ import annotations
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError
+from orchestrator.core.errors import NotFoundError, PreconditionFailedError
 from orchestrator.storage.protocol import ObjectStore
 
 

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import ValidationError
 
-from orchestrator.errors import StorageDeniedError, StorageError
+from orchestrator.core.errors import StorageDeniedError, StorageError
 from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore, check_name

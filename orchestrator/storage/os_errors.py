@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.errors import NoSpaceError, StorageDeniedError, StorageError
+from orchestrator.core.errors import NoSpaceError, StorageDeniedError, StorageError
 from orchestrator.storage.error_counts import count_error
 
 

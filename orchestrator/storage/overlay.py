@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.errors import PreconditionFailedError
+from orchestrator.core.errors import PreconditionFailedError
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from threading import Barrier
 from typing import Final
 
-from orchestrator.errors import PreconditionFailedError, StorageError, UnsupportedStoreError
+from orchestrator.core.errors import PreconditionFailedError, StorageError, UnsupportedStoreError
 from orchestrator.storage.layout import probe_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 
 _PART = re.compile(r"[A-Za-z0-9_=@+,#~-][A-Za-z0-9._=@+,#~-]*")
 _MAX_NAME = 1000

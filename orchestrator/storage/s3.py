@@ -13,7 +13,7 @@ from hashlib import md5
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     CorruptObjectError,
     NotFoundError,
     PreconditionFailedError,

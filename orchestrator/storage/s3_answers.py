@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from orchestrator.errors import PreconditionFailedError
+from orchestrator.core.errors import PreconditionFailedError
 
 Response = dict[str, Any]
 

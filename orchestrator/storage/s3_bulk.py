@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from orchestrator.errors import NotFoundError, StorageError, StorageTimeoutError
+from orchestrator.core.errors import NotFoundError, StorageError, StorageTimeoutError
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.storage.s3_answers import Response
 from orchestrator.storage.s3_client import Bucket

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import boto3
 from botocore.config import Config
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from orchestrator.storage.s3_answers import Response, check_answer, check_raw_answer
 from orchestrator.storage.s3_errors import TRANSIENT, translated_errors
 from orchestrator.storage.settings import Addressing, S3Settings

@@ -21,7 +21,7 @@ from typing import Any
 
 from botocore.response import StreamingBody
 
-from orchestrator.errors import CorruptObjectError, NoSpaceError, StorageError, StorageTimeoutError
+from orchestrator.core.errors import CorruptObjectError, NoSpaceError, StorageError, StorageTimeoutError
 from orchestrator.storage.bulk import Piece, write_at
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.storage.s3_answers import Response

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from botocore import exceptions as botocore
 
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     CorruptObjectError,
     NoSpaceError,
     NotFoundError,

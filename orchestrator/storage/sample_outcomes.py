@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.storage.artifacts import Record, read_part
 from orchestrator.storage.protocol import ObjectStore
 

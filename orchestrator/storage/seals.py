@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.ids import canonical_json, sha256_hex
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.ids import canonical_json, sha256_hex
+from orchestrator.core.security.json_text import parse_json
 
 _FIELD = "content_sha256"
 _OPENING = b'{"' + _FIELD.encode() + b'": "'

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from orchestrator.errors import NotFoundError
+from orchestrator.core.errors import NotFoundError
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import search_log_head, search_log_segment
 from orchestrator.storage.protocol import ObjectStore

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from orchestrator.security.urls import forbidden_host
+from orchestrator.core.security.urls import forbidden_host
 
 
 class Addressing(StrEnum):

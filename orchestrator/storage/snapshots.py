@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.errors import CorruptObjectError, NotFoundError, PreconditionFailedError
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, PreconditionFailedError
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import PLAN_BYTES, check_writable
 from orchestrator.storage.layout import snapshot_name, snapshots_folder
 from orchestrator.storage.protocol import ObjectStore

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from orchestrator.security.json_text import parse_json
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.search_logs import find_folder

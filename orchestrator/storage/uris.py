@@ -10,7 +10,7 @@ from typing import Final
 
 from braceexpand import braceexpand
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from orchestrator.storage.open import check_store_uri
 from orchestrator.storage.protocol import check_name
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
 Written = TypeVar("Written")

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from threading import RLock
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError
+from orchestrator.core.errors import NotFoundError, PreconditionFailedError
 from orchestrator.storage.bounds import check_size
 from orchestrator.storage.protocol import ObjectStat, check_name
 

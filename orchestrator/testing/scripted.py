@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Node, Placement
-from orchestrator.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
+from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from orchestrator.errors import CorruptObjectError, NotFoundError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.learning import read_learning
 from orchestrator.report.page import PAGE, render_page
 from orchestrator.report.render_markdown import render_markdown

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import NotFoundError
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import NotFoundError
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.history import MetricLine, Segment, list_segments, read_segment
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.artifacts import Record, read_record

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.security.redaction import redacted
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.security.redaction import redacted
 
 _MAX_CAUSE_CHARACTERS = 300
 _READ_ONLY = ("readonly database", "read-only", "permission denied")

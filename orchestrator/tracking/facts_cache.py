@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import JobView
 from orchestrator.tracking.facts import SWEEP_RUN, RunFacts, RunStatus, job_facts, superseded_facts, sweep_facts
 from orchestrator.tracking.memory import RunMemory

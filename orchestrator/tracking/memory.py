@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from orchestrator.errors import NotFoundError
-from orchestrator.ids import sha256_hex
+from orchestrator.core.errors import NotFoundError
+from orchestrator.core.ids import sha256_hex
 from orchestrator.storage.layout import tracking_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.artifacts import Record
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder
 from orchestrator.tracking.draft import DatasetUse, generated_digest

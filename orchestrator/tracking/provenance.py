@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from orchestrator.errors import CorruptObjectError
-from orchestrator.observability.machine import describe_machine
-from orchestrator.security.diffs import redacted_diff
-from orchestrator.security.redaction import redacted
+from orchestrator.core.errors import CorruptObjectError
+from orchestrator.core.security.diffs import redacted_diff
+from orchestrator.core.security.redaction import redacted
+from orchestrator.metrics.machine import describe_machine
 from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal

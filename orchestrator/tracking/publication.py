@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.errors import PreconditionFailedError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.errors import PreconditionFailedError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.history import Segment
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.attachments import Attachments

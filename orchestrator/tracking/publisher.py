@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.errors import PreconditionFailedError
+from orchestrator.core.errors import PreconditionFailedError
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.content import RecordCache
 from orchestrator.tracking.facts_cache import FactsCache

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import Report, Result
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.protocol import ObjectStore

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.controller.ledger import read_plan
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.events import AttemptLaunched, Event, PlanAccepted, decode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.ledger import read_plan
 
 RunIdentity = tuple[str, str]
 """Name and key of a job: what one run on the tracking server stands for."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore

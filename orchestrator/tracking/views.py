@@ -10,7 +10,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.tracking.facts import SUPERSEDED
 
 _TAG_PREFIX = "mlflow.sharedViewState."

@@ -7,13 +7,13 @@ import resource
 import sys
 import time
 
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.critical_path import critical_path
-from orchestrator.plan.estimates import estimate
-from orchestrator.plan.makespan import list_schedule
-from orchestrator.planning.fleets import StatedCluster, stated_fleet
-from orchestrator.planning.look_up import look_up
-from orchestrator.spec import parse_sweep
+from orchestrator.planning.estimate.critical_path import critical_path
+from orchestrator.planning.estimate.estimates import estimate
+from orchestrator.planning.estimate.makespan import list_schedule
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.fleets import StatedCluster, stated_fleet
+from orchestrator.services.look_up import look_up
+from orchestrator.sweepfile import parse_sweep
 
 _SPACES, _TRANSFERS = 8, 9
 _TEXT = """\

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator.contract import JobKind, Outcome
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind, Outcome
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.storage.artifacts import Part, Record
 from orchestrator.storage.journal import Journal

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import Outcome, Resources
-from orchestrator.controller import client, ledger
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.ledger import SweepLedger
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import Outcome, Resources
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import snapshots_folder
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps import client, ledger
+from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.testing import ScriptedBackend
 from tests.makespan_dag import paper_dag
 

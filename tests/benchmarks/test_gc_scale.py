@@ -17,20 +17,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import JobKind, JobRequest, Outcome
-from orchestrator.controller.retention import RootReader, forget
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind, JobRequest, Outcome
+from orchestrator.core.ids import make_key
+from orchestrator.core.units import MIB
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.retention.gc import Action, Collector, Tally
+from orchestrator.retention.retention import RootReader, forget
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
-from orchestrator.storage.gc import Action, Collector, Tally
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import plan_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import FakeClock
 from orchestrator.testing.memory_store import MemoryStore
-from orchestrator.units import MIB
 
 JOBS_PER_SWEEP = 500
 SEGMENT_EVENTS = 50

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest
 from orchestrator.storage.artifacts import read_record
 from tests.data_jobs import DataPlane, tar_of
 from tests.photographs import jpeg, photograph

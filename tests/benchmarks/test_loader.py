@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from orchestrator.units import MIB
+from orchestrator.core.units import MIB
 from tests.benchmarks.loader_arms import ARMS, IMAGE_SIZE, NUM_CORES
 from tests.data_jobs import DataPlane
 from tests.photographs import jpeg, photograph

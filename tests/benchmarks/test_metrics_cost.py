@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from orchestrator.contract import Execution, JobKind, JobRequest, Progress
-from orchestrator.controller.ledger import SweepLedger
-from orchestrator.observability.attempts import AttemptMetrics
-from orchestrator.observability.catalog import Metric
-from orchestrator.observability.exporter import RayExporter
-from orchestrator.observability.sweeps import Observed, SweepMetrics
-from orchestrator.state.scheduler import Scheduler
+from orchestrator.core.contract import Execution, JobKind, JobRequest, Progress
+from orchestrator.metrics.attempts import AttemptMetrics
+from orchestrator.metrics.catalog import Metric
+from orchestrator.metrics.exporter import RayExporter
+from orchestrator.metrics.sweeps import Observed, SweepMetrics
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.ledger import SweepLedger
 from tests.integration.conftest import ray_cluster  # noqa: F401 - a fixture
 from tests.live_sweep import SWEEP, write_live_sweep
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop

@@ -12,8 +12,8 @@ SIZES = (1_000, 10_000, 100_000)
 _SCRIPT = """
 import json, resource, sys, time
 from pathlib import Path
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import parse_sweep
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.sweepfile import parse_sweep
 size = int(sys.argv[1])
 spaces, seeds = (10, 10) if size <= 1_000 else (100, 10) if size >= 100_000 else (50, 10)
 transfers = max(1, round((size / (spaces * seeds) - 1) / 3))

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestrator.contract import JobKind
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.comparisons import ALPHA, Comparisons
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.comparisons import ALPHA, Comparisons
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
 from tests.benchmarks.memory import watch_memory
 
 pytestmark = pytest.mark.bench

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.units import GIB
 from orchestrator.storage.local import LocalStore
-from orchestrator.units import GIB
 from tests.benchmarks.report_store import NUM_TRANSFERS, SWEEP, write_big_sweep
 
 ASKED_S, ASKED_GIB = 20.0, 1.0

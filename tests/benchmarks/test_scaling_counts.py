@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.simulated import ClusterSpec, SimulatedBackend, SimulatedCluster, VirtualClock
-from orchestrator.contract import JobKind
-from orchestrator.controller import client
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.plan.build import build_plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.simulation.loop import ControllerLoop, Pace
 from orchestrator.simulation.works import Assumptions, Workload
-from orchestrator.spec import load_sweep
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.layout import journal_folder, snapshots_folder
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps import client
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.tracking.publisher import Publisher
 from tests.clusters.small_sweep import write_sweep

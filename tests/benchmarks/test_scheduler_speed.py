@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from orchestrator.contract import Resources
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import Resources
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state import events
 from orchestrator.state.commands import LaunchJob
 from orchestrator.state.fold import apply
-from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan import Decides, Fifo, SubmissionFifo, World
 from tests.makespan_dag import depth_first, gpu_job, gpu_nodes, lower_bound_s, model_dag, paper_dag, with_errors

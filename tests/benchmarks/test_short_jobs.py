@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.controller.client import load_snapshot, submit
 from orchestrator.controller.connect import ensure_controller
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.stack.attach import set_ray_environment
 from orchestrator.stack.environment import child_environment, ensure_token
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import load_snapshot, submit
 from tests.integration.ray_jobs import ENTRY_POINT, job
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]

@@ -11,7 +11,7 @@ from itertools import cycle, islice, repeat
 import pytest
 import torch
 
-from orchestrator.contract import Execution, ExecutionContext, JobKind
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind
 from tests.data_jobs import DataPlane, tar_of
 from tests.photographs import jpeg, photograph
 from tests.tiny_training import RECIPE

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.contract import Execution
+from orchestrator.core.contract import Execution
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.rank_processes import RankPool, raise_errors

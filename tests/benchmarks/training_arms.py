@@ -17,7 +17,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
-from orchestrator.contract import Execution
+from orchestrator.core.contract import Execution
 from tests.data_jobs import DataPlane
 from tests.photographs import jpeg, photograph
 from tests.tiny_training import RECIPE

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.contract import (
+from orchestrator.core.contract import (
     Execution,
     ExecutionContext,
     JobKind,
@@ -27,9 +27,9 @@ from orchestrator.contract import (
     Progress,
     Resources,
 )
-from orchestrator.errors import PreemptedError
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job
+from orchestrator.core.errors import PreemptedError
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore

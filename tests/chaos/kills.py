@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.controller.client import load_snapshot, read_progress
 from orchestrator.controller.connect import CONTROLLER_NAME
-from orchestrator.errors import NotFoundError
+from orchestrator.core.errors import NotFoundError
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import load_snapshot, read_progress
 from tests.chaos.ray_nodes import ROOT
 
 

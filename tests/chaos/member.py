@@ -12,8 +12,8 @@ import time
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
+from orchestrator.core.units import MIB
 from orchestrator.stack.environment import LOOPBACK
-from orchestrator.units import MIB
 
 READY = "the node is up"
 _POLL_S = 0.2

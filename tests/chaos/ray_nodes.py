@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from orchestrator.core.units import MIB
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
 from orchestrator.stack.ports import free_ports
-from orchestrator.units import MIB
 from tests.chaos.member import READY
 
 READY_S = 120.0

@@ -24,16 +24,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.controller.client import submit
-from orchestrator.errors import OrchestratorError
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.policy import Policy
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.stack.description import BUCKET
 from orchestrator.stack.s3_server import S3Server
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweeps.client import submit
 from tests.chaos.chain_jobs import chain_job, read_traces
 from tests.chaos.kills import find_snapshot, has_ended, kill, running_pids
 from tests.chaos.ray_nodes import ROOT, RayNodes, new_home

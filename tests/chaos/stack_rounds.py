@@ -28,18 +28,18 @@ from typing import Final
 
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import read_progress
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import StorageError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import StorageError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER, Stack, read_description, read_stack
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps.client import read_progress
 from tests.chaos.kills import find_snapshot, has_ended, kill
 from tests.chaos.ray_nodes import ROOT
 from tests.chaos.stack_processes import KINDS, OF_GANGS, OF_S3, command_lines, pids_of

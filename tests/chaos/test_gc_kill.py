@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.retention import RootReader, forget
-from orchestrator.plan.graph import Job
+from orchestrator.planning.graph.plan import Job
+from orchestrator.retention.fsck import Depth, check_store
+from orchestrator.retention.gc import Collector, Graces
+from orchestrator.retention.gc_layout import LOCK, TRASH
+from orchestrator.retention.retention import RootReader, forget
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.fsck import Depth, check_store
-from orchestrator.storage.gc import Collector, Graces
-from orchestrator.storage.gc_layout import LOCK, TRASH
 from orchestrator.storage.local import LocalStore
 from tests.checkpoint_cases import HookedStore, kill_this
 from tests.gc_store import Lab, make_job

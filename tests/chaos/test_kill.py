@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import load_snapshot, read_progress
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import NotFoundError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import NotFoundError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.state.events import AttemptSucceeded, event_type
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
@@ -28,6 +26,8 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps.client import load_snapshot, read_progress
 
 ROOT = Path(__file__).parents[2]
 SWEEP = """

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.client import load_snapshot, read_progress
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import NotFoundError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import load_sweep
+from orchestrator.core.errors import NotFoundError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.description import read_stack
 from orchestrator.stack.s3_server import is_installed
 from orchestrator.storage import ObjectStore, open_store
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps.client import load_snapshot, read_progress
 from tests.chaos.test_kill import ROOT, weights
 
 OUTAGE_S = 20.0

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.controller.client import submit
 from orchestrator.controller.connect import ControllerLink, ensure_controller
-from orchestrator.controller.lease import read_lease
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.sweeps.client import submit
+from orchestrator.sweeps.lease import read_lease
 from tests.chaos.chain_jobs import ENTRY_POINT, chain_job, read_traces
 from tests.chaos.kills import controller_pid, find_snapshot, has_ended, kill, running_pids, start_zombie
 from tests.chaos.verdict import journal_events, judge

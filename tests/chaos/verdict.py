@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.plan.graph import Job
+from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.layout import journal_folder, record_name
 from orchestrator.storage.protocol import ObjectStore
 from tests.chaos.chain_jobs import count_commits, end_of, expected_ends

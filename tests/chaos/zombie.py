@@ -13,10 +13,10 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import new_holder
-from orchestrator.controller.lease import LeaseLostError
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.stack.attach import attach_cluster
 from orchestrator.storage.open import open_store
+from orchestrator.sweeps.lease import LeaseLostError
 from tests.chaos.chain_jobs import ENTRY_POINT
 
 LEASE_LOST = 33

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import load_snapshot, read_progress
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import NotFoundError, StorageError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import NotFoundError, StorageError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps.client import load_snapshot, read_progress
 
 SWEEP = "small"
 _TRAINED = {JobKind.PRETRAIN, JobKind.FINETUNE}

@@ -11,7 +11,6 @@ import yaml
 from botocore.exceptions import NoCredentialsError
 from botocore.stub import Stubber
 
-from orchestrator.checks import ConcernError, Verdict, run_checks
 from orchestrator.cluster.check_aws import (
     aws_checks,
     check_machine_images,
@@ -30,7 +29,8 @@ from orchestrator.cluster.check_gcp import (
     gcp_checks,
     gpus_of,
 )
-from orchestrator.errors import UserError
+from orchestrator.core.checks import ConcernError, Verdict, run_checks
+from orchestrator.core.errors import UserError
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 VCPUS = {"m7i.xlarge": 4, "p5.48xlarge": 192, "c6id.8xlarge": 32}

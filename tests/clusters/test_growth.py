@@ -8,10 +8,10 @@ import pytest
 
 from orchestrator.backends.ray import capacity, node_groups
 from orchestrator.backends.ray.node_groups import GROUPS_VARIABLE, growth
-from orchestrator.contract import Resources, Spot
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import Resources, Spot
+from orchestrator.planning.graph.plan import Job
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state.commands import FailJob, LaunchJob
-from orchestrator.state.scheduler import Scheduler
 from tests.scheduler_cases import after, of_type, plan_of
 from tests.scripted_sweep import make_job
 

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from orchestrator.backends.ray.node_groups import node_groups
-from orchestrator.checks import Verdict, run_checks
 from orchestrator.cluster.check_kubernetes import (
     check_fields,
     check_heads,
@@ -21,8 +20,9 @@ from orchestrator.cluster.check_kubernetes import (
 from orchestrator.cluster.drive import KEEP_LABEL
 from orchestrator.cluster.kinds import read_cluster
 from orchestrator.cluster.kuberay import Reference, pod_templates, ray_clusters, references
-from orchestrator.contract import Resources, Spot
-from orchestrator.errors import UserError
+from orchestrator.core.checks import Verdict, run_checks
+from orchestrator.core.contract import Resources, Spot
+from orchestrator.core.errors import UserError
 from tests.clusters.manifests import KUBERAY, RENDERED, ROOT, SERVICES, containers, named, pods, rendered, rendered_with
 
 CUSTOM = {"RayCluster", "RayJob", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass"}

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from orchestrator.backends.ray.node_groups import node_groups
-from orchestrator.checks import Verdict, run_checks
 from orchestrator.cluster.check_launcher import (
     check_labels,
     compare_images,
@@ -20,8 +19,9 @@ from orchestrator.cluster.check_launcher import (
     validate,
 )
 from orchestrator.cluster.kinds import ClusterFile, ClusterKind, read_cluster
-from orchestrator.contract import Resources, Spot
-from orchestrator.errors import NotFoundError, UserError
+from orchestrator.core.checks import Verdict, run_checks
+from orchestrator.core.contract import Resources, Spot
+from orchestrator.core.errors import NotFoundError, UserError
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 FILES = sorted(CLUSTERS.glob("*.yaml"))

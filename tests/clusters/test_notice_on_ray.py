@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.contract import Resources, Spot
-from orchestrator.controller.client import load_snapshot, submit
-from orchestrator.errors import NotFoundError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import Resources, Spot
+from orchestrator.core.errors import NotFoundError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import load_snapshot, submit
 from tests.chaos.chain_jobs import chain_job, read_traces
 from tests.chaos.ray_nodes import ROOT, RayNodes, new_home
 from tests.chaos.verdict import journal_events, judge

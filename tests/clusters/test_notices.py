@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.cluster.notices import AwsNotices, GcpNotices, MetadataError, Notice, Provider, source_of
 from orchestrator.cluster.watch import wait_for_notice
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from tests.clusters.metadata_server import NOTHING, serve_metadata
 
 ACTION = "/latest/meta-data/spot/instance-action"

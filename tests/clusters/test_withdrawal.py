@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.withdrawal import MARGIN_S
 from orchestrator.state import events
 from orchestrator.state.commands import LaunchJob, PreemptAttempt, StopAttempt
 from orchestrator.state.nodes import Node
-from orchestrator.state.scheduler import Scheduler
-from orchestrator.state.withdrawal import MARGIN_S
 from tests.scheduler_cases import after, decide, launched, of_type, plan_of
 from tests.scripted_sweep import make_job
 

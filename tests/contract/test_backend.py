@@ -7,9 +7,9 @@ import pytest
 
 from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Resources
 from orchestrator.controller.attempts import make_request
-from orchestrator.errors import FailureKind, UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Resources
+from orchestrator.core.errors import FailureKind, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, is_committed
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import Fail, ScriptedBackend

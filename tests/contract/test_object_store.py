@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.core.errors import NotFoundError, PreconditionFailedError, StorageError
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_initialised

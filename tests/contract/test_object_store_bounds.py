@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NotFoundError, PreconditionFailedError, TooLargeError
+from orchestrator.core.errors import NotFoundError, PreconditionFailedError, TooLargeError
 from orchestrator.storage import ObjectStore
 from tests.contract.test_object_store import IMPLEMENTATIONS
 

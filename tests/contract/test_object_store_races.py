@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import PreconditionFailedError
+from orchestrator.core.errors import PreconditionFailedError
 from orchestrator.storage import ObjectStat, ObjectStore
 from orchestrator.storage.local import LocalStore
 from tests.s3_server import s3_store

@@ -23,29 +23,29 @@ from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.contract import JobKind, JobRequest
-from orchestrator.controller import client, ledger, quotas
-from orchestrator.controller.ledger import read_document
-from orchestrator.controller.retention import forget, is_forgotten
-from orchestrator.controller.sweep_check import check_sweep
-from orchestrator.errors import OrchestratorError
-from orchestrator.observability import outbox
-from orchestrator.observability.notifications import Notice
-from orchestrator.planning.look_up import read_seen
+from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.notifications import outbox
+from orchestrator.notifications.notifications import Notice
 from orchestrator.report.history import read_metric_history
 from orchestrator.report.inputs import read_committed
+from orchestrator.retention.fsck import Depth, Finding, check_documents, check_store
+from orchestrator.retention.gc_pins import Pin, add_pin, read_pins
+from orchestrator.retention.gc_rules import Reason
+from orchestrator.retention.gc_trash import Tombstone, Trash
+from orchestrator.retention.retention import forget, is_forgotten
+from orchestrator.retention.sweep_check import check_sweep
 from orchestrator.search.events import Asked
 from orchestrator.search.log import SearchLog, read_search
-from orchestrator.spec.notify import Occasion
+from orchestrator.services.look_up import read_seen
 from orchestrator.state.budgets import Cap
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claim
-from orchestrator.storage.fsck import Depth, Finding, check_documents, check_store
-from orchestrator.storage.gc_pins import Pin, add_pin, read_pins
-from orchestrator.storage.gc_rules import Reason
-from orchestrator.storage.gc_trash import Tombstone, Trash
 from orchestrator.storage.layout import claim_name, provenance_name, record_name, spec_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.sweepfile.notify import Occasion
+from orchestrator.sweeps import client, ledger, quotas
+from orchestrator.sweeps.ledger import read_document
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.testing.scripted import Hang, Script, ScriptedBackend, Succeed
 from orchestrator.tracking import provenance

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.ids import canonical_json, sha256_hex
+from orchestrator.core.ids import canonical_json, sha256_hex
 from tests.hostile.payloads import payload
 
 _VALUES: tuple[Any, ...] = (None, 1, "os.system", [1], [[1]], {"a": 1}, [[[]]])

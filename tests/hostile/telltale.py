@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from urllib.parse import quote
 
-from orchestrator.contract import ExecutionContext, JobKind, JobRequest, JobResult
+from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest, JobResult
 from tests.hostile.canaries import LIST_VARIABLE, sentences
 
 ENTRY_POINT = "tests.hostile.telltale:execute"

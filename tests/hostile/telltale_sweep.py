@@ -7,16 +7,16 @@ import time
 from pathlib import Path
 
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.controller.client import SweepLedger, submit
 from orchestrator.controller.connect import ensure_controller
-from orchestrator.errors import ClusterError
-from orchestrator.plan.build import build_plan
-from orchestrator.planning.code import package_digest
-from orchestrator.security import redaction
-from orchestrator.spec import load_sweep
+from orchestrator.core.code import package_digest
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.security import redaction
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack import Stack, ensure_stack
 from orchestrator.stack.attach import attach_stack, detach
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps.client import SweepLedger, submit
 from orchestrator.tracking import provenance
 from orchestrator.tracking.publisher import Publisher
 from tests.hostile.telltale import ENTRY_POINT

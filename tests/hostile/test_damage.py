@@ -9,17 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import client, ledger
-from orchestrator.controller.lease import Lease, LeaseLostError, read_lease
-from orchestrator.controller.ledger import DocumentDamagedError
-from orchestrator.errors import ControllerError
-from orchestrator.ids import canonical_json, sha256_hex
-from orchestrator.plan.build import build_plan
-from orchestrator.spec.document import Changes
-from orchestrator.spec.load import load_all
+from orchestrator.core.errors import ControllerError
+from orchestrator.core.ids import canonical_json, sha256_hex
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.retention.fsck import check_documents
 from orchestrator.storage import seals
 from orchestrator.storage.artifacts import _fits, is_committed
-from orchestrator.storage.fsck import check_documents
 from orchestrator.storage.journal import Journal, JournalDamagedError
 from orchestrator.storage.layout import (
     inbox_folder,
@@ -29,6 +24,11 @@ from orchestrator.storage.layout import (
     plan_name,
     snapshots_folder,
 )
+from orchestrator.sweepfile.load import load_all
+from orchestrator.sweepfile.parse.document import Changes
+from orchestrator.sweeps import client, ledger
+from orchestrator.sweeps.lease import Lease, LeaseLostError, read_lease
+from orchestrator.sweeps.ledger import DocumentDamagedError
 from orchestrator.testing import Hang
 from tests.commands import run_command
 from tests.hostile.damage import (
@@ -64,7 +64,7 @@ def test_campaign_without_seals_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     with many_snapshots():
         scene = make_scene(is_finished=True)
         monkeypatch.setattr("orchestrator.report.history.check_seal", lambda _name, _content: False)
-        monkeypatch.setattr("orchestrator.storage.fsck.check_seal", lambda _name, _content: False)
+        monkeypatch.setattr("orchestrator.retention.fsck.check_seal", lambda _name, _content: False)
         changes = [draw_change(scene, random.Random(number)) for number in range(400)]  # noqa: S311 - not for secrets
         metrics = [one for one in changes if one.how in {"digit", "flip"} and next(iter(one.contents))[:7] == "metrics"]
         with pytest.raises(AssertionError, match="curves reads"):

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import SpecError, StorageError, UserError
-from orchestrator.security.urls import check_url
-from orchestrator.spec import load_sweep
+from orchestrator.core.errors import SpecError, StorageError, UserError
+from orchestrator.core.security.urls import check_url
 from orchestrator.storage.open import check_store_uri, open_store
 from orchestrator.storage.protocol import check_name
 from orchestrator.storage.uris import find_objects
+from orchestrator.sweepfile import load_sweep
 from tests.hostile import archives, objects, pictures, places, sweeps, weights
 from tests.hostile.guard import watched
 from workloads.data.arrays import from_npy_bytes

@@ -11,15 +11,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.client import submit
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.controller.inbox import new_message_id
-from orchestrator.controller.ledger import SweepLedger
-from orchestrator.errors import ControllerError, NotFoundError, OrchestratorError, StorageError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.spec import parse_sweep
+from orchestrator.core.errors import ControllerError, NotFoundError, OrchestratorError, StorageError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_part, read_record
 from orchestrator.storage.claims import Claims
@@ -34,6 +30,10 @@ from orchestrator.storage.layout import (
     snapshots_folder,
     sweep_folder,
 )
+from orchestrator.sweepfile import parse_sweep
+from orchestrator.sweeps.client import submit
+from orchestrator.sweeps.inbox import new_message_id
+from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.testing.scripted import ScriptedBackend
 from orchestrator.tracking.memory import MemoryFile

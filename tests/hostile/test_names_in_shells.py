@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.cluster.drive import Confirmation, down_commands, job_name, status_commands, up_commands
 from orchestrator.cluster.kinds import ClusterKind, read_cluster
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 BATCH = "#!/bin/bash\n#SBATCH --job-name={name}\n"

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from threading import Event
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
 from workloads.run import execute as run_job
 
 ENTRY_POINT = "tests.integration.conversion_runs:execute"

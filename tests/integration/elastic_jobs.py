@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract import (
+from orchestrator.core.contract import (
     Execution,
     ExecutionContext,
     JobKind,
@@ -25,9 +25,9 @@ from orchestrator.contract import (
     Progress,
     Resources,
 )
-from orchestrator.errors import PreemptedError
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job
+from orchestrator.core.errors import PreemptedError
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore

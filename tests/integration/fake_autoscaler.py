@@ -21,9 +21,9 @@ from typing import Any
 import yaml
 
 from orchestrator.backends.ray.node_groups import GROUPS_VARIABLE
+from orchestrator.core.units import MIB
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
 from orchestrator.stack.ports import free_ports
-from orchestrator.units import MIB
 
 ROOT = Path(__file__).parents[2]
 READY_S = 120.0

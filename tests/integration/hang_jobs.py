@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator.activity import Activity
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
+from orchestrator.core.activity import Activity
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.train.ranks import Ranks
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.protocol import AttemptReport, Backend
-from orchestrator.contract import (
+from orchestrator.core.contract import (
     Execution,
     ExecutionContext,
     JobKind,
@@ -22,9 +22,9 @@ from orchestrator.contract import (
     Progress,
     Resources,
 )
-from orchestrator.errors import PreemptedError, UserError
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job
+from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract import Evaluation, ExecutionContext, JobRequest, JobResult, Outcome, Progress
-from orchestrator.errors import NumericsError, PreemptedError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec.load import load_sweep
+from orchestrator.core.contract import Evaluation, ExecutionContext, JobRequest, JobResult, Outcome, Progress
+from orchestrator.core.errors import NumericsError, PreemptedError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage.artifacts import ArtifactWriter, is_committed, read_record
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.load import load_sweep
 
 ENTRY_POINT = "tests.integration.search_jobs:execute"
 DIVERGES_FROM_LR = 0.9

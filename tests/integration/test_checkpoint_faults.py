@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import Execution
-from orchestrator.errors import PreemptedError, StorageDeniedError, StorageThrottledError, StorageTimeoutError
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import PreemptedError, StorageDeniedError, StorageThrottledError, StorageTimeoutError
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from tests.checkpoint_cases import (

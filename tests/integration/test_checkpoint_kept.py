@@ -13,10 +13,10 @@ import safetensors.torch
 import timm
 import torch
 
-from orchestrator.contract import Execution, JobKind, JobRequest
-from orchestrator.errors import PreemptedError
+from orchestrator.core.contract import Execution, JobKind, JobRequest
+from orchestrator.core.errors import PreemptedError
+from orchestrator.retention.fsck import Depth, check_store
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
-from orchestrator.storage.fsck import Depth, check_store
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD
 from tests.checkpoint_cases import HookedStore

@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.cli.settings import Settings
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import load_sweep
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage import open_store
+from orchestrator.sweepfile import load_sweep
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "{epochs: 1, batch_size: 32, lr: 0.05}"

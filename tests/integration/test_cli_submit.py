@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.client import current_user
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import current_user
 from tests.commands import Ended, run_command
 from tests.live_sweep import SWEEP, write_live_sweep
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.contract import JobKind
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.plan.build import build_plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.report.report import build_report
-from orchestrator.spec import load_sweep
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
 from workloads.data.index import SampleIndex
 from workloads.labels.describe import nesting
 from workloads.labels.label_map import LabelMap

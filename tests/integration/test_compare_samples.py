@@ -12,15 +12,15 @@ from PIL import Image
 
 from orchestrator.cli.compare_samples import SampleOptions, show_sample_comparison
 from orchestrator.cli.output import TableForm
-from orchestrator.contract import ExecutionContext, JobRequest
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import ExecutionContext, JobRequest
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.report import build_report
 from orchestrator.report.text import text_table
-from orchestrator.spec.load import parse_sweep, shipped_recipes
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from tests.report_sweeps import accept
 from workloads.data.index import SampleIndex
 from workloads.run import execute

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.checks import Check, Verdict, run_checks
 from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
-from orchestrator.errors import OrchestratorError, StorageError, UnsupportedStoreError
+from orchestrator.core.checks import Check, Verdict, run_checks
+from orchestrator.core.errors import OrchestratorError, StorageError, UnsupportedStoreError
 from orchestrator.stack.description import BUCKET
 from orchestrator.storage.s3 import S3Store
 from orchestrator.storage.settings import S3Settings
@@ -199,7 +199,7 @@ def test_doctor_server_without_uploads_in_parts_fails_that_check(doctor: Doctor,
 @pytest.mark.parametrize(("free_gib", "verdict"), [(100, "ok"), (5, "warning"), (0.1, "failed")])
 def test_doctor_free_space_is_judged(doctor: Doctor, tmp_path: Path, monkeypatch, free_gib, verdict) -> None:
     usage = Usage(0, 0, int(free_gib * 1024**3))
-    monkeypatch.setattr("orchestrator.storage.checkup.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("orchestrator.doctor.store.shutil.disk_usage", lambda _: usage)
     doctor((tmp_path / "store").as_uri())
     assert doctor.verdicts()["cache"] == doctor.verdicts()["folder"] == verdict
 

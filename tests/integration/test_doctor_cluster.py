@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from orchestrator.core.errors import BadDataError, NotFoundError
 from orchestrator.doctor.shards import read_beginnings, sample_shards
-from orchestrator.errors import BadDataError, NotFoundError
-from orchestrator.spec.model import Dataset, Sweep
+from orchestrator.sweepfile.model import Dataset, Sweep
 from tests.commands import run_command
 
 

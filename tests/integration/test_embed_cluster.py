@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
-from orchestrator.errors import BadDataError, NumericsError, PreemptedError, StorageError, UserError
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
+from orchestrator.core.errors import BadDataError, NumericsError, PreemptedError, StorageError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_part, read_record
 from orchestrator.storage.digests import Digests
 from orchestrator.storage.layout import checkpoints_folder

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import NotFoundError
+from orchestrator.core.errors import NotFoundError
 from orchestrator.stack.s3_server import S3Server
 from orchestrator.storage.listing import list_shards, listing_digest
 from orchestrator.storage.s3 import S3Store

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from orchestrator.observability.catalog import METRICS
+from orchestrator.metrics.catalog import METRICS
 from orchestrator.stack import Stack, ensure_stack, stop_stack
 from orchestrator.stack.description import BUCKET
 from orchestrator.stack.environment import METRICS_VARIABLE

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import client
 from orchestrator.controller.notifying import GeneralChannels
-from orchestrator.observability import outbox
-from orchestrator.observability.notification_channels import DeliveryError
-from orchestrator.observability.notifications import Notice, budget_notices
-from orchestrator.observability.notifier import Notifier
-from orchestrator.observability.outbox import DeliveryState
-from orchestrator.plan.graph import Plan
-from orchestrator.spec.notify import Channel, Email, Occasion
-from orchestrator.spec.policy import Policy
+from orchestrator.notifications import outbox
+from orchestrator.notifications.notification_channels import DeliveryError
+from orchestrator.notifications.notifications import Notice, budget_notices
+from orchestrator.notifications.notifier import Notifier
+from orchestrator.notifications.outbox import DeliveryState
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.notify import Channel, Email, Occasion
+from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweeps import client
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
 from tests.commands import run_command

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.contract import ENTRY_POINT, JobKind
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.plan.build import build_plan
+from orchestrator.core.contract import ENTRY_POINT, JobKind
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.report.render_markdown import render_markdown
 from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import build_report
-from orchestrator.spec import load_sweep
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry, dataset_digest
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
 from tests.unit.test_wordnet import PUBLISHED, real, shipped  # noqa: F401 - a fixture
 
 ONE_SEED = ["pretrain.seeds=[0]", "transfer.*.seeds=[0]"]

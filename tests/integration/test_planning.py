@@ -17,27 +17,25 @@ import pytest
 
 from orchestrator import Sweep
 from orchestrator.api import Where
-from orchestrator.contract import JobKind
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import InfeasibleError, NotFoundError, UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.diff import Change
-from orchestrator.plan.estimates import Source
-from orchestrator.plan.graph import Plan
-from orchestrator.plan.reuse import Disposition
-from orchestrator.planning.asking import ask_all
-from orchestrator.planning.code import package_digest
-from orchestrator.planning.fleets import StatedCluster, stated_fleet, this_machine
-from orchestrator.planning.look_up import Seen, look_up, read_seen
-from orchestrator.planning.measured import history_of
-from orchestrator.planning.outlook import Outlook, make_outlook
-from orchestrator.planning.reasons import explain
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import InfeasibleError, NotFoundError, UserError
+from orchestrator.planning.estimate.estimates import Source
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.diff import Change
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.reuse import Disposition
+from orchestrator.services.asking import ask_all
+from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
+from orchestrator.services.look_up import Seen, look_up, read_seen
+from orchestrator.services.measured import history_of
+from orchestrator.services.outlook import Outlook, make_outlook
+from orchestrator.services.reasons import explain
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.layout import record_name
 from orchestrator.storage.open import open_store
+from orchestrator.sweepfile import load_sweep
 from orchestrator.testing.memory_store import MemoryStore
-from workloads.package import package_digest as package_digest_of_records
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "{epochs: 1, batch_size: 32, lr: 0.05}"
@@ -117,15 +115,10 @@ def test_plan_of_a_finished_sweep_has_nothing_to_run(finished: Path) -> None:
 
 def test_look_up_results_of_other_code_are_stale_and_reused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, plan = planned(FIRST, finished)
-    monkeypatch.setattr("orchestrator.planning.look_up.package_digest", lambda: "another release")
+    monkeypatch.setattr("orchestrator.services.look_up.package_digest", lambda: "another release")
     found = look_up(plan)
     assert set(found.dispositions.values()) == {Disposition.STALE}
     assert found.reused == {job.name for job in plan.jobs}
-
-
-def test_package_digest_is_the_one_that_records_hold() -> None:
-    # As of now, both: each process remembers the code that it started with.
-    assert package_digest.__wrapped__() == package_digest_of_records.__wrapped__()
 
 
 def test_look_up_leaves_the_store_as_it_is(finished: Path) -> None:
@@ -183,8 +176,8 @@ def test_look_up_many_keys_lists_instead_of_asking_for_each(tmp_path: Path, monk
 
     seeds = ", ".join(map(str, range(60)))
     _, plan = planned(FIRST.replace("transfer:", f"  seeds: [{seeds}]\ntransfer:"), tmp_path)
-    monkeypatch.setattr("orchestrator.planning.look_up.open_store", lambda _: Counting())
-    monkeypatch.setattr("orchestrator.planning.look_up.is_initialised", lambda _: True)
+    monkeypatch.setattr("orchestrator.services.look_up.open_store", lambda _: Counting())
+    monkeypatch.setattr("orchestrator.services.look_up.is_initialised", lambda _: True)
     assert set(look_up(plan).dispositions.values()) == {Disposition.NEW}
     assert sorted({name.split("/")[1] for name in asked}) == ["dataset", "index", "labels"]
 

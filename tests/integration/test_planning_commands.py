@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from orchestrator.cli.app import run_app
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import load_sweep
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage import open_store
+from orchestrator.sweepfile import load_sweep
 from tests.scripted_sweep import World
 
 RECIPE = "{epochs: 1, batch_size: 32, lr: 0.05}"

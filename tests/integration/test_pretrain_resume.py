@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import Execution, JobKind, JobResult
-from orchestrator.errors import PreemptedError
+from orchestrator.core.contract import Execution, JobKind, JobResult
+from orchestrator.core.errors import PreemptedError
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore

@@ -16,8 +16,8 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.names import new_runner_name
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.spawn import ANY_SITE, create_runner
-from orchestrator.contract import Outcome, Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Outcome, Resources
+from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import log_name
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request

@@ -9,17 +9,17 @@ from contextlib import suppress
 import pytest
 
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.controller.client import load_snapshot, read_progress, submit
 from orchestrator.controller.connect import WATCHDOG_NAME, ControllerLink, ensure_controller
-from orchestrator.controller.limits import AttemptLimits, HangLimits
-from orchestrator.errors import ControllerError, FailureKind, NotFoundError
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.logs import read_log
+from orchestrator.sweeps.client import load_snapshot, read_progress, submit
+from orchestrator.sweeps.limits import AttemptLimits, HangLimits
 from tests.integration.ray_jobs import ENTRY_POINT, job
 
 CLUSTER = "test-cluster"

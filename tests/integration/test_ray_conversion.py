@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import load_snapshot, read_progress, submit
 from orchestrator.controller.connect import ensure_controller
-from orchestrator.errors import NotFoundError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import NotFoundError
+from orchestrator.core.units import MIB
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import checkpoints_folder
-from orchestrator.units import MIB
+from orchestrator.sweeps.client import load_snapshot, read_progress, submit
 from tests.conversions import fill
 from tests.integration.conversion_runs import ENTRY_POINT, VICTIM
 from tests.shared_writing import Written, shard_digests

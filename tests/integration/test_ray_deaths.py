@@ -10,7 +10,7 @@ import pytest
 from orchestrator.backends.protocol import AttemptStatus, Placement
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 from tests.integration.extra_nodes import ExtraNodes
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 

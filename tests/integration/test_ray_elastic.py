@@ -15,13 +15,13 @@ import pytest
 
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.controller.client import load_snapshot, submit
 from orchestrator.controller.controller import Controller
-from orchestrator.plan.graph import Plan
-from orchestrator.state.growth import MIN_RUN_S
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.scheduling.growth import MIN_RUN_S
 from orchestrator.state.snapshot import Attempt
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_part, read_record
+from orchestrator.sweeps.client import load_snapshot, submit
 from tests.chaos.verdict import audit_journal, journal_events
 from tests.integration.elastic_jobs import ENTRY_POINT, EVERY, digest_of_all, elastic_job, read_traces
 from tests.integration.extra_nodes import ExtraNodes

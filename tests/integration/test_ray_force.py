@@ -12,8 +12,8 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.runner import UNHEARD_S
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.spawn import ANY_SITE, create_runner
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.logs import read_log
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request

@@ -10,8 +10,8 @@ import pytest
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.layout import log_name
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request

@@ -15,8 +15,8 @@ from orchestrator.backends.ray import gang_worker
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.gang_worker import RunnerLine
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
 from orchestrator.state.signatures import signature_of
 from tests.integration.extra_nodes import ExtraNodes
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request

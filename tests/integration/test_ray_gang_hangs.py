@@ -11,8 +11,8 @@ import pytest
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
 from orchestrator.storage.layout import flight_record_name, log_name
 from orchestrator.storage.logs import read_log
 from tests.integration.hang_jobs import ENTRY_POINT

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.backends.protocol import AttemptStatus, Placement
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 GONE, GONE_ID = "gone/00000000", "00000000" * 7

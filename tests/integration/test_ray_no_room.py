@@ -10,16 +10,16 @@ import pytest
 
 from orchestrator.cli.standing import read_standing, used_hours
 from orchestrator.cli.status import running_lines
-from orchestrator.contract import Execution, Resources
-from orchestrator.controller.client import load_snapshot, pause, resume, submit
-from orchestrator.errors import FailureKind, NotFoundError
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import Execution, Resources
+from orchestrator.core.errors import FailureKind, NotFoundError
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.events import AttemptPlaced, Running, decode_event
 from orchestrator.state.reliability import observed_mtbf_s
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
+from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweeps.client import load_snapshot, pause, resume, submit
 from tests.integration.fake_autoscaler import FakeAutoscaler
 from tests.integration.grown_controller import CLUSTER
 from tests.integration.ray_jobs import job

@@ -12,7 +12,7 @@ from orchestrator.backends.ray import orphans
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.orphans import orphaned_groups
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)

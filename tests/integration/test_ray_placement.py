@@ -8,15 +8,15 @@ import pytest
 
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
-from orchestrator.controller.client import load_snapshot, submit
 from orchestrator.controller.connect import ensure_controller
-from orchestrator.controller.presence import read_presence
-from orchestrator.errors import NotFoundError
-from orchestrator.observability.machine import describe_machine
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import NotFoundError
+from orchestrator.metrics.machine import describe_machine
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import load_snapshot, submit
+from orchestrator.sweeps.presence import read_presence
 from tests.integration.ray_jobs import ENTRY_POINT, job, request
 
 CLUSTER, SWEEP = "test-cluster", "scripted"

@@ -16,8 +16,8 @@ import pytest
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
 from orchestrator.search.asha import Ladder, Rule
 from orchestrator.search.events import fold_search
 from orchestrator.search.log import read_search

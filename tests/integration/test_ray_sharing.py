@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.controller.client import load_snapshot, submit
 from orchestrator.controller.connect import ControllerLink, ensure_controller
-from orchestrator.controller.lease import LEASE_DURATION_S
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.policy import Policy, PriorityClass
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.transitions import SweepState
+from orchestrator.sweepfile.policy import Policy, PriorityClass
+from orchestrator.sweeps.client import load_snapshot, submit
+from orchestrator.sweeps.lease import LEASE_DURATION_S
 from tests.chaos.chain_jobs import ENTRY_POINT, chain_job, read_traces
 from tests.chaos.kills import find_snapshot, has_ended, running_pids
 from tests.chaos.verdict import journal_events, judge

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.stack import ensure_stack, read_stack, stop_stack
 from orchestrator.stack.attach import attach_cluster
 from orchestrator.stack.children import ray_directory

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.client import SweepLedger, list_sweeps
 from orchestrator.stack import Stack, ensure_stack, stop_stack
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import SweepLedger, list_sweeps
 from tests.commands import Ended
 
 ROOT = Path(__file__).parents[2]
@@ -247,7 +247,7 @@ def test_code_of_the_guest_replaces_that_of_an_idle_cluster(
 
 def digest_of(stack: Stack, sweep: str) -> str:
     """Of the code that trained a sweep's backbone, as its record says."""
-    from orchestrator.planning.look_up import read_seen
+    from orchestrator.services.look_up import read_seen
 
     snapshot = snapshot_of(stack, sweep)
     key = next(view.key for view in snapshot.jobs.values() if view.name.startswith("pretrain/"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import JobKind, Resources
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobKind, Resources
+from orchestrator.planning.graph.plan import Job
 from orchestrator.report.inputs import Committed
 from orchestrator.report.learning import read_learning
 from orchestrator.report.page import render_page

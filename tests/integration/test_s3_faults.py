@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     CorruptObjectError,
     NoSpaceError,
     PreconditionFailedError,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NotFoundError, StorageDeniedError, StorageError, StorageTimeoutError
+from orchestrator.core.errors import NotFoundError, StorageDeniedError, StorageError, StorageTimeoutError
 from orchestrator.stack import ensure_stack, stop_stack
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER
 from orchestrator.stack.ports import free_ports

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources
-from orchestrator.controller.client import load_snapshot, submit
 from orchestrator.controller.connect import ensure_controller
-from orchestrator.errors import NotFoundError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.spec.load import load_sweep
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import NotFoundError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.trials import Trial, TrialState, read_trials
+from orchestrator.sweepfile.load import load_sweep
+from orchestrator.sweeps.client import load_snapshot, submit
 from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingServer
 from tests.integration.search_jobs import ENTRY_POINT, search_request

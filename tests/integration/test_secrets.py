@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import StorageDeniedError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import parse_sweep
+from orchestrator.core.errors import StorageDeniedError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.description import BUCKET
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage import open_store
 from orchestrator.storage.s3 import S3Store
 from orchestrator.storage.settings import S3Settings
+from orchestrator.sweepfile import parse_sweep
 from tests.s3_server import s3_server
 
 __all__ = ["s3_server"]

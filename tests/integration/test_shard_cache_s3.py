@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from urllib3.connectionpool import HTTPConnectionPool
 
-from orchestrator.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.s3 import S3Store
 from tests.s3_proxy import Damage, Faults, faulty_proxy

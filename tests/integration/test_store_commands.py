@@ -11,15 +11,15 @@ from typer.testing import CliRunner, Result
 
 from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import load_snapshot
-from orchestrator.errors import ControllerError, NotFoundError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import ControllerError, NotFoundError
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.retention.fsck import Depth, check_store
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.fsck import Depth, check_store
 from orchestrator.storage.layout import artifact_folder, log_name, parts_folder
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import load_snapshot
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from tests.gc_store import GRACE_S, Lab, make_job
 from tests.s3_server import s3_server, s3_store

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
-from orchestrator.errors import StorageDeniedError, StorageError
+from orchestrator.core.errors import StorageDeniedError, StorageError
 from orchestrator.stack.description import BUCKET
 from orchestrator.storage.s3 import S3Store
 from tests.s3_server import LIMITED, s3_server

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import FailureKind, NoSpaceError, StorageDeniedError, StorageError
+from orchestrator.core.errors import FailureKind, NoSpaceError, StorageDeniedError, StorageError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.local import LocalStore

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_compare_link, find_run_links
 from orchestrator.tracking.publisher import Publisher

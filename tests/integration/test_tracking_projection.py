@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore

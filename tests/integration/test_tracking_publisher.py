@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.page import PAGE
 from orchestrator.report.report import REPORT_FILES
 from orchestrator.state.events import SweepStatus

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from orchestrator.testing.faults import FaultyStore, Harm, ReadFault
 from orchestrator.tracking.errors import TrackingError
 from orchestrator.tracking.loop import publish_until_done

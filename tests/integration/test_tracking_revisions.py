@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.views import share_key

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import JobKind
+from orchestrator.core.contract import JobKind
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.bulk import BulkWriter
 from orchestrator.tracking.errors import TrackingError

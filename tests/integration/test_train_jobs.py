@@ -10,8 +10,8 @@ import timm
 import torch
 from safetensors.torch import load as load_tensors
 
-from orchestrator.contract import JobKind, JobResult, Progress
-from orchestrator.errors import NumericsError, UserError
+from orchestrator.core.contract import JobKind, JobResult, Progress
+from orchestrator.core.errors import NumericsError, UserError
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore

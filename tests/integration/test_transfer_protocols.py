@@ -13,17 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest, JobResult
-from orchestrator.errors import BadDataError, PreemptedError, UserError
-from orchestrator.ids import make_key
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, JobResult
+from orchestrator.core.errors import BadDataError, PreemptedError, UserError
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.records import run_records
 from orchestrator.report.report import build_report
-from orchestrator.spec.load import parse_sweep, shipped_recipes
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part, read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from tests.rank_processes import RankPool, raise_errors
 from workloads.data.index import SampleIndex
 from workloads.embed.features import FeatureTable

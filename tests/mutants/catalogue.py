@@ -8,7 +8,7 @@ from tests.simulation.families import Family
 _CONTROLLER = "orchestrator.controller.controller:Controller"
 _FLEET = "orchestrator.controller.fleet:Fleet"
 _EXECUTOR = "orchestrator.controller.execution:Executor"
-_LAUNCHING = "orchestrator.state.launching:Launching"
+_LAUNCHING = "orchestrator.scheduling.launching:Launching"
 _FOLDING = "orchestrator.state.fold:_Folding"
 
 MUTANTS = (
@@ -22,7 +22,7 @@ MUTANTS = (
     ),
     Mutant(
         name="epoch does not rise",
-        where="orchestrator.controller.lease:Lease.acquire",
+        where="orchestrator.sweeps.lease:Lease.acquire",
         old="else found[0].epoch) + 1",
         new="else found[0].epoch)",
         family=Family.DEATHS,
@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     Mutant(
         name="adoption is not written",
-        where="orchestrator.controller.ledger:SweepLedger.append",
+        where="orchestrator.sweeps.ledger:SweepLedger.append",
         old="[*([self._adoption] if self._adoption else []), ",
         new="[",
         family=Family.DEATHS,
@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a missing artifact is not noticed",
-        where="orchestrator.controller.submission:missed_artifacts",
+        where="orchestrator.sweeps.submission:missed_artifacts",
         old="not is_committed(store, view.key)",
         new="False",
     ),
@@ -216,13 +216,13 @@ MUTANTS = (
     # Scheduling
     Mutant(
         name="a key is worked on twice",
-        where="orchestrator.state.scheduler:_live_keys",
+        where="orchestrator.scheduling.scheduler:_live_keys",
         old="index.holdings.keys for index in indexes",
         new="() for index in indexes",
     ),
     Mutant(
         name="claims of others are not looked at",
-        where="orchestrator.state.scheduler:Scheduler.decide",
+        where="orchestrator.scheduling.scheduler:Scheduler.decide",
         old="keys = set(claimed).union(",
         new="keys = set().union(",
     ),
@@ -240,7 +240,7 @@ MUTANTS = (
     ),
     Mutant(
         name="paused sweep goes on",
-        where="orchestrator.state.scheduler:_starting",
+        where="orchestrator.scheduling.scheduler:_starting",
         old="if one.snapshot.state is SweepState.RUNNING and",
         new="if one.snapshot.state in {SweepState.RUNNING, SweepState.PAUSED} and",
         family=Family.CLIENTS,
@@ -254,20 +254,20 @@ MUTANTS = (
     ),
     Mutant(
         name="what needs a lost job waits for ever",
-        where="orchestrator.state.lifecycle:_settled",
+        where="orchestrator.scheduling.lifecycle:_settled",
         old="found |= _skips(",
         new="_skips(",
     ),
     Mutant(
         name="sweep ends before dropped attempts have",
-        where="orchestrator.state.lifecycle:_ending",
+        where="orchestrator.scheduling.lifecycle:_ending",
         old="if snapshot.leaving or not all(",
         new="if not all(",
         family=Family.CLIENTS,
     ),
     Mutant(
         name="cancelled sweep leaves its attempts running",
-        where="orchestrator.state.lifecycle:follow_up",
+        where="orchestrator.scheduling.lifecycle:follow_up",
         old="commands = [*_cancelled(index), *stops]",
         new="commands = [*_cancelled(index)]",
         family=Family.CLIENTS,
@@ -294,56 +294,56 @@ MUTANTS = (
     ),
     Mutant(
         name="the node that passed a step is blamed for the one that did not",
-        where="orchestrator.state.breaker:_not_repeated",
+        where="orchestrator.scheduling.breaker:_not_repeated",
         old="last = view.numerics[-1]",
         new="last = replace(view.numerics[-1], node=(view.attempt.nodes or ('',))[0] if view.attempt else '')",
     ),
     # Shares
     Mutant(
         name="who waits falls behind",
-        where="orchestrator.state.fairness:aging",
+        where="orchestrator.scheduling.fairness:aging",
         old="return min(MAX_AGING, max(0, ",
         new="return -min(MAX_AGING, max(0, ",
         family=Family.SHARES,
     ),
     Mutant(
         name="waiting does not count",
-        where="orchestrator.state.scheduler:_ranked",
+        where="orchestrator.scheduling.scheduler:_ranked",
         old="turn.base_priority + aging(",
         new="turn.base_priority + 0 * aging(",
         family=Family.SHARES,
     ),
     Mutant(
         name="waiting counts without end",
-        where="orchestrator.state.fairness:aging",
+        where="orchestrator.scheduling.fairness:aging",
         old="min(MAX_AGING, ",
         new="max(0, ",
         family=Family.SHARES,
     ),
     Mutant(
         name="weights are not looked at",
-        where="orchestrator.state.fairness:entitle",
+        where="orchestrator.scheduling.fairness:entitle",
         old="standing.weight / total",
         new="1.0 / len(standings)",
         family=Family.SHARES,
     ),
     Mutant(
         name="who has most goes first",
-        where="orchestrator.state.fairness:Standing.key",
+        where="orchestrator.scheduling.fairness:Standing.key",
         old="return 0, share / self.weight",
         new="return 0, -share / self.weight",
         family=Family.SHARES,
     ),
     Mutant(
         name="nobody's due is kept",
-        where="orchestrator.state.fairness:Standing.key",
+        where="orchestrator.scheduling.fairness:Standing.key",
         old="if after <= self.entitlement + 1e-9:",
         new="if after <= 2.0:",
         family=Family.SHARES,
     ),
     Mutant(
         name="no share grows while a round goes on",
-        where="orchestrator.state.fairness:Standing.add",
+        where="orchestrator.scheduling.fairness:Standing.add",
         old="self.live = plus(self.live, asked)",
         new="del asked",
         family=Family.SHARES,

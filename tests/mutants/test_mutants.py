@@ -42,15 +42,15 @@ def test_mutants_have_code_to_change_and_names_of_their_own() -> None:
 
 
 def test_mutant_of_code_that_is_gone_says_so() -> None:
-    gone = Mutant(name="gone", where="orchestrator.units:format_bytes", old="no such code", new="")
+    gone = Mutant(name="gone", where="orchestrator.core.units:format_bytes", old="no such code", new="")
     with pytest.raises(StaleMutantError, match="gone"), planted(gone):
         pass
 
 
 def test_planted_bug_is_gone_afterwards() -> None:
-    from orchestrator import units
+    from orchestrator.core import units
 
-    mutant = Mutant(name="bits", where="orchestrator.units:format_bytes", old="} B", new="} bits")
+    mutant = Mutant(name="bits", where="orchestrator.core.units:format_bytes", old="} B", new="} bits")
     with planted(mutant):
         assert units.format_bytes(1) == "1 bits"
     assert units.format_bytes(1) == "1 B"

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.contract import Outcome, Resources
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import Outcome, Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.scheduling.scheduler import decide
 from orchestrator.state import events
 from orchestrator.state.commands import (
     CancelJob,
@@ -28,7 +29,6 @@ from orchestrator.state.commands import (
 )
 from orchestrator.state.events import Event, MessageEvent, decode_event, encode_event
 from orchestrator.state.fold import apply, fold
-from orchestrator.state.scheduler import decide
 from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.spending import Lot, bill_of
 from orchestrator.state.stored import decode_snapshot, encode_snapshot

@@ -9,15 +9,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestrator.controller.retention import forget, read_sweep
-from orchestrator.plan.graph import Job
+from orchestrator.planning.graph.plan import Job
+from orchestrator.retention.gc_lock import LOCK_DURATION_S
+from orchestrator.retention.gc_pins import remove_pin
+from orchestrator.retention.retention import forget, read_sweep
 from orchestrator.search.events import Asked
 from orchestrator.search.kept import kept_trials
 from orchestrator.search.log import SearchFencedError, SearchLog, read_search
 from orchestrator.state import events
 from orchestrator.storage.artifacts import is_committed, read_record
-from orchestrator.storage.gc_lock import LOCK_DURATION_S
-from orchestrator.storage.gc_pins import remove_pin
 from orchestrator.storage.layout import artifact_folder, metrics_folder, search_log_folder
 from orchestrator.storage.trials import trials_folder
 from tests.gc_store import GRACE_S, TRASH_S, Lab, contents, crash, make_job, make_search

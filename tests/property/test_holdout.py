@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.holdout import hold_out
 from workloads.data.index import SplitIndex
 from workloads.data.subset import SampleView, Subset

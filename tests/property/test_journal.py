@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from orchestrator.storage.journal import Journal, JournalFencedError, journal_exists
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import Fault, FaultyStore, Moment

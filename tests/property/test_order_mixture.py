@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.index import MixtureShares
 from workloads.data.mixture import WINDOW, MixtureOrder, make_order, quotas
 from workloads.data.order import SampleOrder

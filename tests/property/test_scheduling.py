@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.contract import Resources
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import Resources
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state.commands import Command, LaunchJob
 from orchestrator.state.nodes import Node
-from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.transitions import JobState
+from orchestrator.sweepfile.policy import Policy
 from tests.makespan import World
 from tests.makespan_dag import gpu_job
 

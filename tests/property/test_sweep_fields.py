@@ -16,12 +16,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from orchestrator.ids import canonical_json, sha256_hex
-from orchestrator.plan.graph import Plan
-from orchestrator.spec import json_schema  # noqa: F401 - imports every part of the language
-from orchestrator.spec.canonical import canonical_text
-from orchestrator.spec.fields import Strict
-from orchestrator.spec.tree import parse_tree
+from orchestrator.core.ids import canonical_json, sha256_hex
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.sweepfile.fields import Strict
+from orchestrator.sweepfile.parse.canonical import canonical_text
+from orchestrator.sweepfile.parse.tree import parse_tree
 from tests.sweep_changes import CHANGES
 from tests.sweep_fields import TEXT, Role, plan_of, portable_of
 

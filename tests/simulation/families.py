@@ -12,9 +12,9 @@ from enum import StrEnum
 from random import Random
 
 from orchestrator.backends.simulated import ClusterSpec, Ending, Fate, Hazards, JobWork, NodeGroup, Turbulence
-from orchestrator.contract import JobKind, Resources
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job
 from tests.simulation.scenario import (
     CALM_AFTER_S,
     SITES,

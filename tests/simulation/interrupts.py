@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Capacity, Placement
 from orchestrator.backends.simulated import SimulatedBackend
-from orchestrator.contract import JobRequest, Resources
-from orchestrator.errors import FailureKind, StorageTimeoutError
+from orchestrator.core.contract import JobRequest, Resources
+from orchestrator.core.errors import FailureKind, StorageTimeoutError
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.testing import SimulatedCrash
 from tests.simulation.audit import require

@@ -7,10 +7,10 @@ from random import Random
 from typing import Any
 
 from orchestrator.backends.simulated import ClusterSpec, Ending, Fate, Hazards, JobWork, NodeGroup, Turbulence
-from orchestrator.contract import Execution, JobKind, Resources
-from orchestrator.errors import FailureKind
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import Execution, JobKind, Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job
 from tests.simulation.storms import Weather
 
 SITES = ("cluster-a", "cluster-b")

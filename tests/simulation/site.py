@@ -8,9 +8,9 @@ from typing import Protocol
 
 from orchestrator.backends.simulated import SimulatedBackend, Turbulence, VirtualClock
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.lease import LeaseLostError, StaleLeaseError, read_lease
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError, read_lease
 from orchestrator.testing import SimulatedCrash
 from tests.simulation.audit import Violation
 from tests.simulation.interrupts import Gate, GatedBackend, GatedStore, Turn

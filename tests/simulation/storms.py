@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from orchestrator.backends.simulated import VirtualClock
-from orchestrator.errors import StorageError, StorageThrottledError, StorageTimeoutError
+from orchestrator.core.errors import StorageError, StorageThrottledError, StorageTimeoutError
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
 Written = TypeVar("Written")

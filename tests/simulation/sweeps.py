@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.contract import Execution, JobKind, Resources
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import Execution, JobKind, Resources
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job, Plan
 
 GANGS = (8, 16, 32)
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from orchestrator.backends.simulated import LLAMA3_GPU_MTBF_H, ClusterSpec, Hazards
 from orchestrator.cli.app import app
-from orchestrator.plan.graph import Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.simulation import Assumptions, Forecast, forecast
 from orchestrator.simulation.gantt import make_chart
 from orchestrator.simulation.gantt_html import render_html

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.simulation.study import join_plans
 from tests.scripted_sweep import make_job, make_plan
 

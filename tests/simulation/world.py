@@ -10,13 +10,13 @@ from typing import Any
 
 from orchestrator.backends.simulated import Ending, Fate, Turbulence, VirtualClock
 from orchestrator.backends.simulated.clock import START_S
-from orchestrator.contract import JobRequest
-from orchestrator.controller import client
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import JobRequest
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.events import Running
 from orchestrator.storage.layout import record_name
+from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweeps import client
 from tests.simulation.audit import Audit, Violation, require
 from tests.simulation.policy_floor import min_backoff_s
 from tests.simulation.scenario import DOOMED_STEP, Ask, Scenario, SweepCase

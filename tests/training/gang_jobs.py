@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.storage.local import LocalStore
 from tests.rank_processes import ANSWER_TIMEOUT_S, Rank, in_gang
 from tests.tiny_training import TinyTraining

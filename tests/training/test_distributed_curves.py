@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestrator.contract import Execution
-from orchestrator.errors import UserError
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import UserError
 from orchestrator.storage.layout import metrics_folder
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import KEY, MemoryImages, memory_loop, network

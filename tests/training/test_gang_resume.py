@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.contract import Execution, JobKind, JobResult
-from orchestrator.errors import FailureKind, PreemptedError
+from orchestrator.core.contract import Execution, JobKind, JobResult
+from orchestrator.core.errors import FailureKind, PreemptedError
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import BATCHNORM, TinyTraining

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.activity import RankActivity
 from orchestrator.backends.classify import classify
-from orchestrator.contract import ExecutionContext
-from orchestrator.errors import FailureKind, NumericsError, UserError
+from orchestrator.core.activity import RankActivity
+from orchestrator.core.contract import ExecutionContext
+from orchestrator.core.errors import FailureKind, NumericsError, UserError
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator import Changed, Sweep
 from orchestrator.api.revision import agree
-from orchestrator.errors import ControllerError, InfeasibleError
-from orchestrator.plan.graph import Plan
+from orchestrator.core.errors import ControllerError, InfeasibleError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from tests.report_sweeps import accept
 

@@ -11,7 +11,7 @@ import pytest
 import orchestrator
 from orchestrator.api import Sweep
 from orchestrator.api.sweep import Where
-from orchestrator.errors import ControllerError, NotFoundError, SpecError
+from orchestrator.core.errors import ControllerError, NotFoundError, SpecError
 from orchestrator.report.report import DOCUMENT
 from orchestrator.state import events
 from orchestrator.storage.journal import Journal
@@ -98,7 +98,7 @@ def test_results_without_any_have_the_columns_that_questions_need(submitted: Loc
 
 
 def test_package_gives_what_scripts_catch_and_choose() -> None:
-    from orchestrator import errors
+    from orchestrator.core import errors
 
     assert (orchestrator.SpecError, orchestrator.InfeasibleError) == (errors.SpecError, errors.InfeasibleError)
     assert orchestrator.Where is Where

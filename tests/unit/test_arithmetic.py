@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from orchestrator.contract import Execution
-from orchestrator.errors import UserError
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import UserError
 from workloads.models.spec import ModelSpec
 from workloads.train import arithmetic as arithmetic_module
 from workloads.train.arithmetic import Arithmetic

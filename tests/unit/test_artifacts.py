@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import rfc8785
 
-from orchestrator.contract import JobKind, JobRequest, Outcome
-from orchestrator.errors import CorruptObjectError, IdentityMismatchError, NotFoundError, StorageError
+from orchestrator.core.contract import JobKind, JobRequest, Outcome
+from orchestrator.core.errors import CorruptObjectError, IdentityMismatchError, NotFoundError, StorageError
+from orchestrator.retention.fsck import Problem, check_store
 from orchestrator.storage.artifacts import (
     ArtifactWriter,
     Record,
@@ -20,7 +21,6 @@ from orchestrator.storage.artifacts import (
     read_part,
     read_record,
 )
-from orchestrator.storage.fsck import Problem, check_store
 from orchestrator.storage.layout import artifact_folder, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from tests.tiny_training import RECIPE
 from workloads.train.averaging import WeightAverage, build_average
 from workloads.train.freezing import freeze

@@ -7,14 +7,14 @@ import pytest
 
 from orchestrator.backends.classify import classify, failure_from
 from orchestrator.backends.inprocess import InprocessBackend
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress, Resources
 from orchestrator.controller.attempts import make_request
-from orchestrator.controller.client import load_plan
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import FailureKind, NotFoundError, NumericsError, PreemptedError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress, Resources
+from orchestrator.core.errors import FailureKind, NotFoundError, NumericsError, PreemptedError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import load_plan
 from tests.scripted_sweep import diamond, make_job, make_plan
 
 ENTRY_POINT = f"{__name__}:execute"

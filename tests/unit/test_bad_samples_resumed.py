@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.contract import Execution, JobRequest
-from orchestrator.errors import BadDataError, PreemptedError
+from orchestrator.core.contract import Execution, JobRequest
+from orchestrator.core.errors import BadDataError, PreemptedError
 from orchestrator.storage.artifacts import Record, read_record
 from tests.tiny_training import NO_BATCHNORM
 from tests.training.test_gang_bad_samples import BAD, NUM_TRAIN, Damaged

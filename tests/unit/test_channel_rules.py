@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import SpecError, UserError
-from orchestrator.observability import outbox
-from orchestrator.observability.notifications import Notice
-from orchestrator.observability.notifier import Notifier
-from orchestrator.spec import load_sweep
-from orchestrator.spec.channel_rules import check_channel_of_sweep
-from orchestrator.spec.notify import Channel, Email, Occasion, Security
+from orchestrator.core.errors import SpecError, UserError
+from orchestrator.notifications import outbox
+from orchestrator.notifications.notifications import Notice
+from orchestrator.notifications.notifier import Notifier
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import notification_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
+from orchestrator.sweepfile.notify import Channel, Email, Occasion, Security
 
 
 def mail(password: str, server: str = "smtp.example.org:587", security: Security = Security.STARTTLS) -> Channel:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from orchestrator.contract import Execution, JobKind, JobRequest
+from orchestrator.core.contract import Execution, JobKind, JobRequest
 from workloads.checkpoint.interval import AutoInterval, young_interval_s
 
 

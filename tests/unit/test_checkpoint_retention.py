@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contract import JobKind, JobRequest
-from orchestrator.errors import StorageError, UserError
+from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.errors import StorageError, UserError
+from orchestrator.retention.gc import Action
+from orchestrator.retention.gc_rules import Reason
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
-from orchestrator.storage.gc import Action
-from orchestrator.storage.gc_rules import Reason
 from orchestrator.storage.layout import attempt_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash

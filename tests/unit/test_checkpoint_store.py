@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.errors import CorruptObjectError
-from orchestrator.storage.inventory import named_objects
+from orchestrator.core.errors import CorruptObjectError
+from orchestrator.retention.inventory import named_objects
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing.memory_store import MemoryStore

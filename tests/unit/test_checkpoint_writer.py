@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     NoSpaceError,
     StorageDeniedError,
     StorageError,

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from orchestrator.controller import client
 from orchestrator.controller.controller import Controller
-from orchestrator.errors import FailureKind, StorageError
-from orchestrator.plan.graph import Job
+from orchestrator.core.errors import FailureKind, StorageError
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.claims import CLAIM_DURATION_S, SKEW_TOLERANCE_S, Claim, Claims
 from orchestrator.storage.layout import claim_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps import client
 from orchestrator.testing import Fail, FakeClock, Fault, FaultyStore, Hang, Moment, ScriptedBackend, SimulatedCrash
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.testing.scripted import Script, Succeed

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.contract import JobKind
+from orchestrator.core.contract import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part
 from tests.data_jobs import DataPlane, encoded, tar_of
 from workloads.data.arrays import from_npy_bytes

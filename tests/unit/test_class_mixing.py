@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.class_mixing import SPREAD_FIELD, ClassSpread, Shuffle, sorted_shards
-from orchestrator.spec.load import load_sweep
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.class_mixing import SPREAD_FIELD, ClassSpread, Shuffle, sorted_shards
 from orchestrator.storage.artifacts import read_record
+from orchestrator.sweepfile.load import load_sweep
 from tests.data_jobs import DataPlane, Member, encoded, tar_of
 from tests.unit.test_external_shards import Outside
 from workloads.data.order import SampleOrder

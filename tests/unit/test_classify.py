@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from orchestrator.backends.classify import classify, diagnose, diagnose_exit
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     BadDataError,
     FailureKind,
     NumericsError,

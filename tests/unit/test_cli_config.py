@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from orchestrator.cli.configuration import SETTINGS, apply, resolve, user_file, without_password
-from orchestrator.errors import SpecError
+from orchestrator.core.errors import SpecError
 from orchestrator.storage.settings import S3Settings
 from tests.commands import run_command
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.exits import ExitCode, exit_code_of
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     ClusterError,
     FailureKind,
     InfeasibleError,

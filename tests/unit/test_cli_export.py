@@ -14,7 +14,7 @@ import torch
 from timm.data.config import resolve_model_data_config
 from torch import Tensor, nn
 
-from orchestrator.plan.graph import Job
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state import events
 from orchestrator.storage.artifacts import Part, Record, read_record
 from orchestrator.storage.digests import digests_of

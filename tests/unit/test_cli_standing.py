@@ -15,18 +15,18 @@ from orchestrator.cli import status
 from orchestrator.cli.follow import job_line
 from orchestrator.cli.standing import Standing, standing_lines
 from orchestrator.cli.status import ANSWER_S
-from orchestrator.contract import Progress
-from orchestrator.controller.client import load_snapshot
-from orchestrator.controller.lease import LeaseState
-from orchestrator.controller.progress import LiveProgress
-from orchestrator.errors import FailureKind
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import Progress
+from orchestrator.core.errors import FailureKind
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import Failure, JobView
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import checkpoints_folder, lease_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweeps.client import load_snapshot
+from orchestrator.sweeps.lease import LeaseState
+from orchestrator.sweeps.progress import LiveProgress
 from tests.commands import Ended, run_command
 from tests.live_sweep import CLUSTER, SWEEP, write_live_sweep
 from tests.scripted_sweep import make_job, make_plan

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.controller.controller import Controller
-from orchestrator.errors import FailureKind
+from orchestrator.core.errors import FailureKind
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import FakeClock, ScriptedBackend

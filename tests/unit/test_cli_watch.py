@@ -22,8 +22,8 @@ from orchestrator.cli.matrix import Matrix
 from orchestrator.cli.screen import frame
 from orchestrator.cli.standing import Standing
 from orchestrator.cli.watch import Watching, view
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.stack.answers import check_answers
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView

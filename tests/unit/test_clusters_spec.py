@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import SpecError
-from orchestrator.plan import clusters
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.clusters import kmeans_operations, long_clusterings
-from orchestrator.plan.graph import Plan
-from orchestrator.spec import load_sweep, parse_sweep
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import SpecError
+from orchestrator.planning.graph import clusters
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.clusters import kmeans_operations, long_clusterings
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.sweepfile import load_sweep, parse_sweep
 from workloads.labels.cluster_space import LADDER
 from workloads.labels.kmeans import Settings, operations
 

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from orchestrator import errors
-from orchestrator.contract import (
+from orchestrator.core import errors
+from orchestrator.core.contract import (
     Execution,
     JobFailure,
     JobKind,
@@ -17,7 +17,7 @@ from orchestrator.contract import (
     Progress,
     Timings,
 )
-from orchestrator.errors import FailureKind, OrchestratorError, SourceLocation, SpecError
+from orchestrator.core.errors import FailureKind, OrchestratorError, SourceLocation, SpecError
 
 REQUEST = JobRequest(
     attempt_id="k.1",

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import Resources
-from orchestrator.controller import client
-from orchestrator.controller.inbox import Ownership
-from orchestrator.errors import ControllerError, FailureKind, NotFoundError
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError
 from orchestrator.state.events import SweepStatus
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import inbox_folder, record_name
+from orchestrator.sweeps import client
+from orchestrator.sweeps.inbox import Ownership
 from orchestrator.testing import Fail, Hang, Lose, Script, ScriptedBackend, Succeed
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job, make_plan
 

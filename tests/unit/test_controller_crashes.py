@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.lease import LeaseLostError, read_lease
-from orchestrator.errors import FailureKind, StorageError
+from orchestrator.core.errors import FailureKind, StorageError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name
+from orchestrator.sweeps.lease import LeaseLostError, read_lease
 from orchestrator.testing import (
     Fail,
     Fault,

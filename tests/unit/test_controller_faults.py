@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import client
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.fleet import MAX_RETRY_EVERY_S, Fleet, Identification
-from orchestrator.controller.inbox import Ownership
-from orchestrator.errors import StorageError, StorageTimeoutError
+from orchestrator.core.errors import StorageError, StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_folder, record_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps import client
+from orchestrator.sweeps.inbox import Ownership
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
 from tests.scripted_sweep import World, diamond, make_job, make_plan
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.protocol import Capacity
-from orchestrator.contract import Resources
-from orchestrator.controller import client, execution
+from orchestrator.controller import execution
 from orchestrator.controller.controller import LOOK_UP_S, Controller
-from orchestrator.controller.lease import LEASE_DURATION_S, Lease, LeaseLostError, read_lease
+from orchestrator.core.contract import Resources
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
+from orchestrator.sweeps import client
+from orchestrator.sweeps.lease import LEASE_DURATION_S, Lease, LeaseLostError, read_lease
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
 from tests.scripted_sweep import CLUSTER, World, make_job
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import client
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder
+from orchestrator.sweeps import client
 from orchestrator.testing import Fault, FaultyStore, Hang, Moment, ScriptedBackend, SimulatedCrash, Succeed
 from orchestrator.testing.memory_store import MemoryStore
 from tests.scripted_sweep import World, make_job

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import client
-from orchestrator.controller.client import Consent, Running
-from orchestrator.controller.inbox import new_message_id
-from orchestrator.controller.limits import GRACE_S
-from orchestrator.errors import ControllerError, FailureKind
+from orchestrator.core.errors import ControllerError, FailureKind
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_message
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import Consent, Running
+from orchestrator.sweeps.inbox import new_message_id
+from orchestrator.sweeps.limits import GRACE_S
 from orchestrator.testing import Fail, Hang, Script, ScriptedBackend, Succeed
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 

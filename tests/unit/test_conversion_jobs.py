@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import BadDataError, SpecError, UserError
-from orchestrator.spec.list_source import ask_listing
-from orchestrator.spec.resolve_conversion import WRITER_VERSION
+from orchestrator.core.errors import BadDataError, SpecError, UserError
+from orchestrator.sweepfile.list_source import ask_listing
+from orchestrator.sweepfile.resolve_conversion import WRITER_VERSION
 from tests.conversions import fill, photo
 from tests.shared_writing import Written, shard_digests
 from workloads.data.convert.formats import CONVERTERS, list_source
@@ -30,7 +30,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data plane lists sources without a process of its own, which the first test shows to be the same."""
-    monkeypatch.setattr("orchestrator.spec.survey.ask_listing", _listed)
+    monkeypatch.setattr("orchestrator.sweepfile.survey.ask_listing", _listed)
 
 
 def _listed(arguments: dict[str, Any]) -> dict[str, Any]:

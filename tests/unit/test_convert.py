@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from tests.conversions import convert, fill, photo, table_of
 from tests.data_jobs import encoded, tar_of
 from workloads.data.commands import CONVERTERS

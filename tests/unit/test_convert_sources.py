@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UserError
-from orchestrator.spec.list_source import ask_listing, source_arguments
-from orchestrator.spec.schema_datasets import ConversionSpec
+from orchestrator.core.errors import UserError
+from orchestrator.sweepfile.list_source import ask_listing, source_arguments
+from orchestrator.sweepfile.schema_datasets import ConversionSpec
 from tests.conversions import convert, fill, photo
 from tests.data_jobs import encoded
 from workloads.data.commands import CONVERTERS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import DatasetFile
 from tests.conversions import convert, fill, photo, read_back
 from tests.data_jobs import encoded

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.observability.catalog import METRICS, reference
-from orchestrator.observability.dashboard import render
+from orchestrator.metrics.catalog import METRICS, reference
+from orchestrator.metrics.dashboard import render
 from tests.prometheus_server import write_configuration
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def test_dashboard_file_is_what_the_program_makes() -> None:
-    made = "python -m orchestrator.observability.dashboard infra/grafana/orchestrator.json"
+    made = "python -m orchestrator.metrics.dashboard infra/grafana/orchestrator.json"
     assert (GRAFANA / "orchestrator.json").read_text() == render(), made
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from tests.data_jobs import Member, encoded, tar_of
 from workloads.data.labels_in_shards import ClassRule
 from workloads.data.pool import owned_pool

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import SpecError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.spec import Sweep, load_sweep
+from orchestrator.core.errors import SpecError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.sweepfile import Sweep, load_sweep
 from tests.unit.test_external_shards import Outside, describe
 
 ABSENT = {"num_train": 12, "num_val": 4, "num_classes": 4, "levels": {"group": 2}}

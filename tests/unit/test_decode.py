@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from tests.photographs import jpeg, photograph
 from workloads.data.decode import DecoderName, Interpolation, decoder_of
 from workloads.data.pixels import PixelSpec

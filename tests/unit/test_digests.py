@@ -7,7 +7,7 @@ from pathlib import Path
 import blake3
 import pytest
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.storage.artifacts import Part, Record
 from orchestrator.storage.digests import Algorithm, Digests, descriptor_digest, digest_of, digests_of, file_digests
 from workloads.checkpoint.manifest import Entry, decode_manifest, encode_manifest

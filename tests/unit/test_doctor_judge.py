@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checks import CheckResult, Verdict
 from orchestrator.cli.doctor import _grouped
+from orchestrator.core.checks import CheckResult, Verdict
+from orchestrator.core.units import GIB
 from orchestrator.doctor.cluster import Question
 from orchestrator.doctor.examination import examine_cluster
 from orchestrator.doctor.judge import Here, judge
-from orchestrator.units import GIB
 
 PACKAGES = {"ray": "2.60.0", "torch": "2.15.0"}
 HERE = Here(python="3.11.7", packages=PACKAGES, digest="aaaa")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.scheduling.growth import MIN_RUN_S
 from orchestrator.state.commands import FailJob, LaunchJob, PreemptAttempt
-from orchestrator.state.growth import MIN_RUN_S
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import JobKind, Resources, Spot
-from orchestrator.errors import UserError
-from orchestrator.plan.accelerators import PEAKS, Machine, find_accelerator
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.costs import PriceTable
-from orchestrator.plan.estimates import Source, estimate, known_accelerator
-from orchestrator.plan.flops import Fit, network_of, start_s, steady_s
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.plan.history import History, Measurement, measure
-from orchestrator.plan.reuse import repeated_jobs
-from orchestrator.plan.volumes import DatasetSize, Volumes, subject_of
-from orchestrator.planning.outlook import make_outlook
-from orchestrator.spec.load import parse_sweep, shipped_recipes
+from orchestrator.core.contract import JobKind, Resources, Spot
+from orchestrator.core.errors import UserError
+from orchestrator.planning.estimate.accelerators import PEAKS, Machine, find_accelerator
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.estimates import Source, estimate, known_accelerator
+from orchestrator.planning.estimate.flops import Fit, network_of, start_s, steady_s
+from orchestrator.planning.estimate.history import History, Measurement, measure
+from orchestrator.planning.estimate.volumes import DatasetSize, Volumes, subject_of
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.reuse import repeated_jobs
+from orchestrator.services.outlook import make_outlook
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from tests.planning_cases import TEXT, plan_of
 from workloads.train import throughput
 

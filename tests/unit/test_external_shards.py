@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest
-from orchestrator.errors import BadDataError, CorruptObjectError, SpecError, UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest
+from orchestrator.core.errors import BadDataError, CorruptObjectError, SpecError, UserError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
 from tests.data_jobs import Member, encoded, tar_of
 from workloads.data.commands import index as index_command
 from workloads.data.index import NO_LEAF, BadSamplePolicy, SampleIndex, store_of

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import SpecError, UserError
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import SpecError, UserError
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.report import compute_report
 from orchestrator.report.search_text import sentences
 from orchestrator.report.searches import SearchReport
-from orchestrator.spec.document import read_document
-from orchestrator.spec.list_source import ask_listing
-from orchestrator.spec.load import load_sweep, parse_sweep
-from orchestrator.spec.resolve_notify import parse_notify_file
 from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.list_source import ask_listing
+from orchestrator.sweepfile.load import load_sweep, parse_sweep
+from orchestrator.sweepfile.parse.document import read_document
+from orchestrator.sweepfile.resolve_notify import parse_notify_file
 from orchestrator.tracking.machine import installed_packages
 from tests.commands import run_command
 from tests.integration.search_jobs import SWEEP, search_request

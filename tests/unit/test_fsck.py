@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.retention.fsck import Census, Depth, Problem, check_store
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import Record
-from orchestrator.storage.fsck import Census, Depth, Problem, check_store
 from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.local import LocalStore
 from tests.gc_store import Lab, make_job

@@ -18,9 +18,9 @@ from orchestrator.backends.ray import gang as gang_module
 from orchestrator.backends.ray.gang import Gang, GangHome, run_gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import JobFailure, Resources
 from orchestrator.controller.attempts import judge_report
-from orchestrator.errors import FailureKind, NumericsError, PreemptedError
+from orchestrator.core.contract import JobFailure, Resources
+from orchestrator.core.errors import FailureKind, NumericsError, PreemptedError
 from orchestrator.state.events import AttemptFailed
 from orchestrator.state.job_view import Attempt
 from orchestrator.state.signatures import signature_of

@@ -4,14 +4,14 @@ from typing import cast
 
 import pytest
 
-from orchestrator.controller.retention import RootReader, forget
-from orchestrator.errors import ControllerError, CorruptObjectError
+from orchestrator.core.errors import ControllerError, CorruptObjectError
+from orchestrator.retention.gc import Action, Tally
+from orchestrator.retention.gc_lock import LOCK_DURATION_S, CollectionBusyError, CollectionLock
+from orchestrator.retention.gc_rules import Reason
+from orchestrator.retention.inventory import artifact_lines
+from orchestrator.retention.retention import RootReader, forget
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.gc import Action, Tally
-from orchestrator.storage.gc_lock import LOCK_DURATION_S, CollectionBusyError, CollectionLock
-from orchestrator.storage.gc_rules import Reason
-from orchestrator.storage.inventory import artifact_lines
 from orchestrator.storage.layout import journal_segment, metrics_folder, record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, with_own_key

@@ -2,13 +2,13 @@
 
 import pytest
 
-from orchestrator.controller.retention import forget
-from orchestrator.errors import StorageError
-from orchestrator.plan.graph import Job
+from orchestrator.core.errors import StorageError
+from orchestrator.planning.graph.plan import Job
+from orchestrator.retention.gc_layout import tombstones_name
+from orchestrator.retention.gc_lock import LOCK_DURATION_S
+from orchestrator.retention.retention import forget
 from orchestrator.search.kept import kept_trials
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.gc_layout import tombstones_name
-from orchestrator.storage.gc_lock import LOCK_DURATION_S
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from tests.gc_store import GRACE_S, TRASH_S, Lab, crash, make_job, make_search
 

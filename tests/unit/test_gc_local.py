@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import StorageError
-from orchestrator.storage.gc import Action, Collector, Graces
-from orchestrator.storage.gc_rules import Reason, Roots
+from orchestrator.core.errors import StorageError
+from orchestrator.retention.gc import Action, Collector, Graces
+from orchestrator.retention.gc_rules import Reason, Roots
 from orchestrator.storage.local import LocalStore
 
 NUM_WRITERS, NUM_ROUNDS = 6, 60

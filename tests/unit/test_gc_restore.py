@@ -2,13 +2,13 @@
 
 import pytest
 
-from orchestrator.controller.retention import forget
+from orchestrator.retention.gc import Action, Collector, Graces, Tally
+from orchestrator.retention.gc_lock import LOCK_DURATION_S
+from orchestrator.retention.gc_pins import remove_pin
+from orchestrator.retention.gc_rules import Reason, Roots
+from orchestrator.retention.retention import forget
 from orchestrator.state.events import SweepReopened
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.gc import Action, Collector, Graces, Tally
-from orchestrator.storage.gc_lock import LOCK_DURATION_S
-from orchestrator.storage.gc_pins import remove_pin
-from orchestrator.storage.gc_rules import Reason, Roots
 from orchestrator.storage.layout import record_name
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from tests.gc_store import GRACE_S, TRASH_S, Lab, contents, make_job

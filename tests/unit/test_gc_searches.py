@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.retention import RootReader, forget
+from orchestrator.retention.gc import Action
+from orchestrator.retention.gc_lock import LOCK_DURATION_S
+from orchestrator.retention.gc_rules import Reason
+from orchestrator.retention.retention import RootReader, forget
 from orchestrator.search.events import Asked
 from orchestrator.search.kept import kept_trials
 from orchestrator.search.log import SearchLog, read_search
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.gc import Action
-from orchestrator.storage.gc_lock import LOCK_DURATION_S
-from orchestrator.storage.gc_rules import Reason
 from orchestrator.storage.layout import search_log_folder, search_log_head
 from orchestrator.storage.trials import Trial, TrialState, read_trials, write_trial
 from orchestrator.testing import Hang

@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import pytest
 
-from orchestrator.controller.retention import forget
+from orchestrator.retention.gc_layout import LOCK, TRASH
+from orchestrator.retention.gc_lock import LOCK_DURATION_S, CollectionBusyError, CollectionLock
+from orchestrator.retention.retention import forget
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.gc_layout import LOCK, TRASH
-from orchestrator.storage.gc_lock import LOCK_DURATION_S, CollectionBusyError, CollectionLock
 from orchestrator.storage.layout import record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.gc_store import GRACE_S, TRASH_S, Lab, make_job

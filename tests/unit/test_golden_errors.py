@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode, exit_code_of
-from orchestrator.errors import SpecError
-from orchestrator.spec.tree import MAX_BYTES
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.parse.tree import MAX_BYTES
 
 FOLDER = Path(__file__).parents[1] / "golden" / "errors"
 CASES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

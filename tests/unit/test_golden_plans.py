@@ -30,7 +30,7 @@ def test_plan_of_shipped_sweep_is_the_golden_one(name: str) -> None:
 
 
 def test_networks_of_shipped_sweeps_are_in_the_table_of_variants() -> None:
-    file = ROOT / "orchestrator" / "plan" / "variants.json"
+    file = ROOT / "orchestrator" / "planning" / "estimate" / "variants.json"
     assert variants([str(file), "--check"]) == 0, f"run `python -m workloads.models.variants {file.relative_to(ROOT)}`"
     assert all(len(row) == 4 for row in json.loads(file.read_text(encoding="utf-8")).values())
 

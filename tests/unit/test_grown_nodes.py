@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.backends.protocol import AttemptReport, Capacity
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 from orchestrator.state.nodes import Node
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import ScriptedBackend, Succeed

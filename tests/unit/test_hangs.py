@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.activity import Activity, RankActivity
 from orchestrator.backends.ray.hangs import UNHEARD_S, HangWatch, HeardRank, behind_on_device, judge_hang, tell_hang
+from orchestrator.core.activity import Activity, RankActivity
 
 WORLD = 4
 EVERY_S = 5.0

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.standing import read_standing, standing_document, standing_lines
-from orchestrator.contract import Resources
-from orchestrator.controller import client
-from orchestrator.controller.progress import read_progress
-from orchestrator.state.scheduler import Cap, Scheduler
-from orchestrator.state.turns import MAX_WAITS
+from orchestrator.core.contract import Resources
+from orchestrator.scheduling.scheduler import Cap, Scheduler
+from orchestrator.scheduling.turns import MAX_WAITS
+from orchestrator.sweeps import client
+from orchestrator.sweeps.progress import read_progress
 from orchestrator.testing import ScriptedBackend, Succeed
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import after, plan_of

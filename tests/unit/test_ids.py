@@ -9,7 +9,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.ids import canonical_json, make_key
+from orchestrator.core.ids import canonical_json, make_key
 
 _SAFE_INTEGERS = st.integers(-(2**53) + 1, 2**53 - 1)
 JSON_VALUES = st.recursive(

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import BadDataError, UserError
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import BadDataError, UserError
+from orchestrator.core.units import MIB
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_record
 from orchestrator.storage.digests import Digests
-from orchestrator.units import MIB
 from tests.data_jobs import TREE, DataPlane, Member, encoded, tar_of
 from workloads.data import synthetic
 from workloads.data.columns import ColumnFile, SplitColumns

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore

@@ -16,8 +16,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from orchestrator.contract import Execution, JobKind, JobRequest
-from orchestrator.errors import StorageError, UserError
+from orchestrator.core.contract import Execution, JobKind, JobRequest
+from orchestrator.core.errors import StorageError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.testing.memory_store import MemoryStore
 from workloads.models.build import build_backbone

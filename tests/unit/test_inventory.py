@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
+from orchestrator.retention.inventory import ALL_GROUPS, ArtifactLine, Grouping, artifact_lines, measure_usage
 from orchestrator.storage.digests import digests_of
-from orchestrator.storage.inventory import ALL_GROUPS, ArtifactLine, Grouping, artifact_lines, measure_usage
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder, record_name
 from tests.gc_store import Lab, make_job
 

@@ -11,10 +11,10 @@ import pytest
 from jsonschema import Draft7Validator
 from pydantic import BaseModel
 
-from orchestrator.spec.fields import Strict
-from orchestrator.spec.json_schema import FILE, build_schema, schema_text
-from orchestrator.spec.templates import template_names, template_text
-from orchestrator.spec.tree import parse_tree
+from orchestrator.sweepfile.fields import Strict
+from orchestrator.sweepfile.json_schema import FILE, build_schema, schema_text
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.templates import template_names, template_text
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "workloads" / "sweeps").glob("*.yaml"))
@@ -36,7 +36,7 @@ def models(base: type[BaseModel] = Strict) -> Iterator[type[BaseModel]]:
 
 
 def test_schema_in_the_package_is_that_of_the_code() -> None:
-    message = "run: python -m orchestrator.spec.json_schema"
+    message = "run: python -m orchestrator.sweepfile.json_schema"
     assert FILE.read_text(encoding="utf-8") == schema_text(), message
 
 

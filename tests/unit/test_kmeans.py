@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.labels.kmeans import Settings, assign, kmeans, operations
 from workloads.labels.kmeans_search import Library, Search, one_thread_per_call, open_search
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import BadDataError, UserError
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from tests.data_jobs import DIGITS, TREE, DataPlane, encoded, tar_of
 from workloads.data.index import LeafSets, SampleIndex, SplitIndex

@@ -15,7 +15,7 @@ from pathlib import Path
 from hashlib import sha256
 import numpy as np
 import torch
-from orchestrator.contract import JobKind
+from orchestrator.core.contract import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from tests.data_jobs import DataPlane
 from workloads.data.index import SplitIndex

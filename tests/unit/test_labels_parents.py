@@ -11,8 +11,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.contract import ExecutionContext, JobKind
-from orchestrator.errors import UserError
+from orchestrator.core.contract import ExecutionContext, JobKind
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_part
 from tests.data_jobs import TREE, DataPlane
 from tests.tiny_training import RECIPE

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import UserError
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from tests.data_jobs import DataPlane
 from workloads.data.index import NO_LEAF, LeafSets, SplitIndex

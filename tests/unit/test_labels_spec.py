@@ -13,17 +13,17 @@ from typer.testing import CliRunner
 
 from orchestrator.cli import labels
 from orchestrator.cli.app import app
-from orchestrator.contract import JobKind
-from orchestrator.errors import SpecError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import Sweep
-from orchestrator.spec.counted import Counted
-from orchestrator.spec.load import shipped_recipes
-from orchestrator.spec.problems import validate
-from orchestrator.spec.resolve import resolve_sweep
-from orchestrator.spec.resolve_labels import LabelSources
-from orchestrator.spec.schema import SweepSpec
-from orchestrator.spec.tree import parse_tree
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import SpecError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.sweepfile import Sweep
+from orchestrator.sweepfile.counted import Counted
+from orchestrator.sweepfile.load import shipped_recipes
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.resolve import resolve_sweep
+from orchestrator.sweepfile.resolve_labels import LabelSources
+from orchestrator.sweepfile.schema import SweepSpec
 from workloads.labels.commands import count
 
 HEAD = """\

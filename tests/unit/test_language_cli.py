@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.cli.language import Template
-from orchestrator.errors import SpecError, UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import load_sweep
-from orchestrator.spec.document import SCALES, Changes
-from orchestrator.spec.load import canonical_yaml, load_all
-from orchestrator.spec.reference import MARK, reference_text
-from orchestrator.spec.templates import template_names
+from orchestrator.core.errors import SpecError, UserError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweepfile.load import canonical_yaml, load_all
+from orchestrator.sweepfile.parse.document import SCALES, Changes
+from orchestrator.sweepfile.reference import MARK, reference_text
+from orchestrator.sweepfile.templates import template_names
 
 ROOT = Path(__file__).parents[2]
 SELF_CONTAINED = ("synthetic", "clusters", "blocks", "transfers")
@@ -128,7 +128,7 @@ def test_validate_imports_no_data_plane_and_no_cluster() -> None:
 def test_reference_of_the_docs_is_current() -> None:
     text = (ROOT / "docs" / "sweep.md").read_text(encoding="utf-8")
     assert MARK + text.partition(MARK)[2] == reference_text(), (
-        "run: python -m orchestrator.spec.reference docs/sweep.md"
+        "run: python -m orchestrator.sweepfile.reference docs/sweep.md"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NotFoundError
+from orchestrator.core.errors import NotFoundError
 from orchestrator.storage.listing import folder_shards, list_shards
 from tests.unit.test_storage_local_errors import failing
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.backends.classify import classify
-from orchestrator.errors import FailureKind
+from orchestrator.core.errors import FailureKind
 from orchestrator.state.signatures import signature_of
 from workloads.train.ranks import PeerLostError, Ranks
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contract import Resources
-from orchestrator.plan.budget import refusals
-from orchestrator.plan.costs import PriceTable
-from orchestrator.plan.critical_path import critical_path
-from orchestrator.plan.estimates import Estimates, JobEstimate
-from orchestrator.plan.eta import time_left
-from orchestrator.plan.graph import Plan
-from orchestrator.plan.makespan import Fleet, list_schedule
-from orchestrator.spec.policy import Policy
+from orchestrator.core.contract import Resources
+from orchestrator.planning.estimate.budget import refusals
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.critical_path import critical_path
+from orchestrator.planning.estimate.estimates import Estimates, JobEstimate
+from orchestrator.planning.estimate.eta import time_left
+from orchestrator.planning.estimate.makespan import Fleet, list_schedule
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.sweepfile.policy import Policy
 from tests.planning_cases import job_of, made_plan
 
 

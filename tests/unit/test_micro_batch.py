@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contract import Execution
-from orchestrator.errors import FailureKind, OutOfMemoryError
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import FailureKind, OutOfMemoryError
 from workloads.train.micro_batch import (
     MicroBatchMemory,
     chosen_micro_batch,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from tests.tiny_training import RECIPE
 from workloads.data.streams import Stage
 from workloads.train.mixing import Mixer, build_mixer

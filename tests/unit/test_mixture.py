@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import BadDataError, SpecError, UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec.problems import validate
-from orchestrator.spec.resolve import resolve_sweep
-from orchestrator.spec.resolve_labels import LabelSources
-from orchestrator.spec.schema import SweepSpec
-from orchestrator.spec.tree import parse_tree
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import BadDataError, SpecError, UserError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.joined_classes import join_class_tables
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.resolve import resolve_sweep
+from orchestrator.sweepfile.resolve_labels import LabelSources
+from orchestrator.sweepfile.schema import SweepSpec
 from tests.data_jobs import DataPlane, encoded, tar_of
 from workloads.data.index import MixtureShares, SampleIndex
 from workloads.data.loader import EvalLoader, SampleSource

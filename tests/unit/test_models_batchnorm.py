@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from tests.tiny_training import RECIPE
 from workloads.models.batchnorm import ghost_batchnorm, resolve_norm_group
 from workloads.train.arithmetic import Arithmetic

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.models.build import build_backbone, build_head, memory_format
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors, encode_tensors, weights_sha256

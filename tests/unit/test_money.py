@@ -16,14 +16,13 @@ from rich.console import Console
 from orchestrator.backends.protocol import AttemptReport, Capacity
 from orchestrator.cli.money import read_prices
 from orchestrator.cli.standing import Standing, standing_document, standing_lines, used_hours
-from orchestrator.contract import Resources
-from orchestrator.errors import UserError
-from orchestrator.plan.costs import PriceTable
-from orchestrator.plan.eta import TimeLeft
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import UserError
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.eta import TimeLeft
 from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import compute_report, render_files
 from orchestrator.report.results import Report
-from orchestrator.spec.policy import Policy
 from orchestrator.state.budgets import Budget
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
@@ -33,6 +32,7 @@ from orchestrator.state.spending import Lot, Use, bill_of
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.policy import Policy
 from orchestrator.testing import Lose, ScriptedBackend, Succeed
 from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep

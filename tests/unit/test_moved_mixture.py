@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import BadDataError, NotFoundError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.declared_counts import miscounted
-from orchestrator.plan.graph import Plan
-from orchestrator.spec import load_sweep
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import BadDataError, NotFoundError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.declared_counts import miscounted
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.artifacts import read_record
+from orchestrator.sweepfile import load_sweep
 from tests.data_jobs import Member, encoded, tar_of
 from tests.shared_writing import Written
 from workloads.data.index import SampleIndex

@@ -20,9 +20,9 @@ from orchestrator.backends.ray import node_checks
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.capacity import ClusterCapacity
 from orchestrator.backends.ray.node_checks import faults, not_made, timed_out
+from orchestrator.core.errors import NoSpaceError, StorageError, StorageTimeoutError
 from orchestrator.doctor.cluster import _reduce_backends, _with_free_gpus
 from orchestrator.doctor.node import NodeDoctor
-from orchestrator.errors import NoSpaceError, StorageError, StorageTimeoutError
 from orchestrator.storage.local import LocalStore
 from workloads import node_check
 

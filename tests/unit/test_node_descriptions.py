@@ -12,13 +12,13 @@ import pytest
 
 from orchestrator.backends.protocol import AttemptReport
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.observability import machine as machine_module
-from orchestrator.observability.machine import describe_machine, gpu_uuids
-from orchestrator.plan.build import build_plan
-from orchestrator.planning.reproduction import describe_hardware, reproduce
-from orchestrator.spec import load_sweep
+from orchestrator.metrics import machine as machine_module
+from orchestrator.metrics.machine import describe_machine, gpu_uuids
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.reproduction import describe_hardware, reproduce
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
 from orchestrator.testing import ScriptedBackend, Succeed
 from tests.commands import run_command
 from tests.scripted_sweep import World, make_job

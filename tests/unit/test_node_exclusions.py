@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state import events
 from orchestrator.state.commands import ExcludeNode, LaunchJob, PreemptAttempt
 from orchestrator.state.nodes import Node
-from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, launched, of_type, plan_of

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport, Capacity
-from orchestrator.contract import Resources
 from orchestrator.controller.fleet import Fleet, Holding
 from orchestrator.controller.node_health import RECHECK_S
-from orchestrator.errors import FailureKind, StorageError
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind, StorageError
+from orchestrator.scheduling.breaker import EXCLUDED_S, REPEATED_S
 from orchestrator.state import events
-from orchestrator.state.breaker import EXCLUDED_S, REPEATED_S
 from orchestrator.state.nodes import Node
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import Fail, Hang, Script, ScriptedBackend, Succeed

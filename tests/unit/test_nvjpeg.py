@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from tests.data_jobs import TREE, DataPlane
 from tests.photographs import photograph
 from workloads.data.decode import DecoderName, Interpolation, decoder_of

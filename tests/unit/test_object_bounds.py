@@ -9,20 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import client, inbox
-from orchestrator.controller.drain import read_drain
-from orchestrator.controller.lease import read_lease
-from orchestrator.controller.ledger import DocumentDamagedError
-from orchestrator.controller.quotas import read_quotas
-from orchestrator.controller.retention import is_forgotten
-from orchestrator.errors import ControllerError, CorruptObjectError, TooLargeError
-from orchestrator.planning.look_up import read_seen
+from orchestrator.core.errors import ControllerError, CorruptObjectError, TooLargeError
+from orchestrator.core.units import MIB
+from orchestrator.retention.fsck import Depth, Problem, check_store
+from orchestrator.retention.gc_layout import forgotten_name
+from orchestrator.retention.retention import is_forgotten
+from orchestrator.services.look_up import read_seen
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage import artifacts, bounds, journal, snapshots
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claims
-from orchestrator.storage.fsck import Depth, Problem, check_store
-from orchestrator.storage.gc_layout import forgotten_name
 from orchestrator.storage.journal import Journal, JournalDamagedError
 from orchestrator.storage.layout import (
     claim_name,
@@ -39,7 +35,11 @@ from orchestrator.storage.layout import (
     snapshot_name,
 )
 from orchestrator.storage.local import LocalStore
-from orchestrator.units import MIB
+from orchestrator.sweeps import client, inbox
+from orchestrator.sweeps.drain import read_drain
+from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.ledger import DocumentDamagedError
+from orchestrator.sweeps.quotas import read_quotas
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 
 TREE = make_job("dataset/tree")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from orchestrator.errors import UserError
-from orchestrator.spec.plugins import OBJECTIVES, InstalledPlugins
+from orchestrator.core.errors import UserError
+from orchestrator.sweepfile.plugins import OBJECTIVES, InstalledPlugins
 from tests.tiny_training import RECIPE
 from workloads.train.linear_form import MixedTargets
 from workloads.train.objective import ENTRY_POINTS, Objective, SigmoidObjective, SoftmaxObjective, build_objective

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import JobKind, Outcome, Progress, Resources, Timings
-from orchestrator.controller.progress import ProgressBoard, read_warnings
-from orchestrator.errors import FailureKind, StorageError
-from orchestrator.ids import make_key
-from orchestrator.observability import catalog
-from orchestrator.observability.accounts import Account
-from orchestrator.observability.attempts import AttemptMetrics
-from orchestrator.observability.catalog import Metric, MetricType
-from orchestrator.observability.counters import COUNTERS, CounterBook
-from orchestrator.observability.store_errors import StoreErrors
-from orchestrator.observability.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SlowRank, SweepMetrics
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import JobKind, Outcome, Progress, Resources, Timings
+from orchestrator.core.errors import FailureKind, StorageError
+from orchestrator.core.ids import make_key
+from orchestrator.metrics import catalog
+from orchestrator.metrics.accounts import Account
+from orchestrator.metrics.attempts import AttemptMetrics
+from orchestrator.metrics.catalog import Metric, MetricType
+from orchestrator.metrics.counters import COUNTERS, CounterBook
+from orchestrator.metrics.store_errors import StoreErrors
+from orchestrator.metrics.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SlowRank, SweepMetrics
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state import events
 from orchestrator.state.fold import apply
-from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.error_counts import COUNTED
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.progress import ProgressBoard, read_warnings
 from tests.integration.ray_jobs import job, request
 
 
@@ -168,7 +168,7 @@ def test_counters_forget_attempts_that_are_gone() -> None:
 
 def test_attempt_gauges_show_the_pace_of_the_last_seconds(tmp_path, monkeypatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("orchestrator.observability.attempts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("orchestrator.metrics.attempts.time.monotonic", lambda: now[0])
     shown = Remembered()
     metrics = AttemptMetrics(request(LocalStore(tmp_path), job("one")), shown)
     for at_s, images, wait_s in ((0.0, 0.0, 0.0), (10.0, 500.0, 5.0), (10.1, 9000.0, 5.0), (20.0, 2500.0, 6.0)):

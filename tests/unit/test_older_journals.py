@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import client
-from orchestrator.errors import FailureKind
-from orchestrator.ids import make_key
+from orchestrator.core.errors import FailureKind
+from orchestrator.core.ids import make_key
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import journal_segment, plan_name, spec_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps import client
 from tests.scripted_sweep import World
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "journals" / "before-policies.json"

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from orchestrator.errors import CorruptObjectError, UserError
+from orchestrator.core.errors import CorruptObjectError, UserError
 from tests.tiny_training import RECIPE
 from workloads.train.freezing import freeze, train_mode
 from workloads.train.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate

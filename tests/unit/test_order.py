@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.order import SampleOrder, rank_slice, total_steps
 from workloads.data.streams import Purpose, Stage, random_words, seed_sequence, stable_order
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import timm
 
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import submit
-from orchestrator.errors import ControllerError, SpecError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.plan.published import Published
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import ControllerError, SpecError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.published import Published
 from orchestrator.report.inputs import Committed
 from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.report import compute_report
-from orchestrator.spec import Sweep, load_sweep
-from orchestrator.spec.survey import require_datasets
+from orchestrator.sweepfile import Sweep, load_sweep
+from orchestrator.sweepfile.survey import require_datasets
+from orchestrator.sweeps.client import submit
 from orchestrator.testing.memory_store import MemoryStore
 
 COUNTS = {

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.contract import JobKind, Resources
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.plan.reuse import Disposition, dispositions
-from orchestrator.spec import Sweep, parse_sweep
+from orchestrator.core.contract import JobKind, Resources
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.reuse import Disposition, dispositions
+from orchestrator.sweepfile import Sweep, parse_sweep
 
 TEXT = """\
 version: 1
@@ -102,7 +102,8 @@ def test_plan_json_round_trip_is_the_same_plan() -> None:
 
 def test_plan_keys_are_equal_in_processes_with_other_hash_seeds() -> None:
     script = (
-        "import json,sys; from orchestrator.spec import parse_sweep; from orchestrator.plan.build import build_plan;"
+        "import json,sys; from orchestrator.sweepfile import parse_sweep;"
+        "from orchestrator.planning.graph.build import build_plan;"
         "plan = build_plan(parse_sweep(sys.stdin.read(), 'f', {}), store_uri='file:///elsewhere');"
         "print(json.dumps({job.name: job.key for job in plan.jobs}))"
     )

@@ -2,9 +2,9 @@
 
 import pytest
 
-from orchestrator.errors import SpecError
-from orchestrator.spec.load import parse_sweep, shipped_recipes
-from orchestrator.spec.model import Sweep
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
+from orchestrator.sweepfile.model import Sweep
 
 SWEEP = """\
 version: 1

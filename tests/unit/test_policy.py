@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     CorruptObjectError,
     FailureKind,
     IdentityMismatchError,

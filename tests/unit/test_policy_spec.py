@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import Resources, Spot
-from orchestrator.errors import SpecError
-from orchestrator.spec.complaints import Complaints
-from orchestrator.spec.policy import Policy, PriorityClass
-from orchestrator.spec.problems import validate
-from orchestrator.spec.resolve_policy import resolve_policy, resolve_resources
-from orchestrator.spec.schema_policy import PolicySpec, moment_s
-from orchestrator.spec.schema_resources import ResourceGroups, ResourcesSpec
-from orchestrator.spec.tree import parse_tree
+from orchestrator.core.contract import Resources, Spot
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.complaints import Complaints
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.policy import Policy, PriorityClass
+from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.resolve_policy import resolve_policy, resolve_resources
+from orchestrator.sweepfile.schema_policy import PolicySpec, moment_s
+from orchestrator.sweepfile.schema_resources import ResourceGroups, ResourcesSpec
 
 NO_RESOURCES: dict[str, Any] = {}
 

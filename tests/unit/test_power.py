@@ -14,13 +14,11 @@ from scipy import stats
 from orchestrator.cli.output import DocumentForm
 from orchestrator.cli.plan import PlanOptions, show_plan
 from orchestrator.cli.power import PowerOptions, _lines, show_power
-from orchestrator.contract import JobKind
-from orchestrator.errors import NotFoundError, UsageError, UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.comparisons import Comparisons
-from orchestrator.plan.costs import PriceTable
-from orchestrator.plan.estimates import estimate
-from orchestrator.plan.power import (
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import NotFoundError, UsageError, UserError
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.estimates import estimate
+from orchestrator.planning.estimate.power import (
     MOST_SEEDS,
     Design,
     Noise,
@@ -29,12 +27,14 @@ from orchestrator.plan.power import (
     smallest_difference,
     weak_designs,
 )
-from orchestrator.planning.power import Price, Question, answer_power
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.comparisons import Comparisons
 from orchestrator.report.power_curve import PowerPanel, draw_power
 from orchestrator.report.statistics import SeedPair
 from orchestrator.report.variance import noise_of
-from orchestrator.spec.load import parse_sweep
+from orchestrator.services.power import Price, Question, answer_power
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.load import parse_sweep
 from tests.power_simulation import Truth, found_share, runs_of
 from tests.report_sweeps import StudyPlan, accept
 from tests.sample_sweep import commit, sample_metrics, sample_plan

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.contract import Progress, Resources
 from orchestrator.controller.heartbeats import Heartbeats
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import Progress, Resources
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state.commands import LaunchJob
 from orchestrator.state.preflight import MIN_JOBS, SILENT_S
-from orchestrator.state.scheduler import Scheduler
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, launched, of_type, plan_of

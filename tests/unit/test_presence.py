@@ -12,11 +12,11 @@ from textual.widgets import DataTable
 
 from orchestrator.cli.top import TopApp
 from orchestrator.cli.top_frame import Reader
-from orchestrator.contract import Resources
-from orchestrator.controller.presence import WRITE_EVERY_S, NodePresence, PresenceBoard, read_presence
+from orchestrator.core.contract import Resources
 from orchestrator.state.nodes import Node
 from orchestrator.storage.layout import nodes_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.presence import WRITE_EVERY_S, NodePresence, PresenceBoard, read_presence
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Hang
 from tests.scripted_sweep import CLUSTER, World, make_job

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.errors import SpecError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.spec import parse_sweep
+from orchestrator.core.errors import SpecError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.sweepfile import parse_sweep
 
 RECIPE = "{epochs: 2, batch_size: 64, lr: 1e-3}"
 VIT = f"""\

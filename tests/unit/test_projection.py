@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
-from orchestrator.errors import UserError
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
+from orchestrator.core.errors import UserError
 from orchestrator.storage.local import LocalStore
 from workloads.embed.backbone import open_backbone
 from workloads.models.projection import open_projected

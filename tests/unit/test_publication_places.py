@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.settings import Settings
-from orchestrator.controller import client
 from orchestrator.controller.actor import StorePublication
-from orchestrator.errors import StorageDeniedError
+from orchestrator.core.errors import StorageDeniedError
 from orchestrator.stack.description import Stack, own_identity, write_stack
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.storage.allowed import VARIABLE
+from orchestrator.sweeps import client
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
 OWN = "https://mlflow.lab"

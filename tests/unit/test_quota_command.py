@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import client
-from orchestrator.controller.client import Cap, Quotas
-from orchestrator.errors import ControllerError
+from orchestrator.core.errors import ControllerError
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import Cap, Quotas
 from orchestrator.testing import ScriptedBackend, Succeed
 from tests.commands import Ended, run_command
 from tests.scripted_sweep import CLUSTER, World, make_job, make_plan

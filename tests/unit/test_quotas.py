@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import JobRequest, Outcome, Progress
-from orchestrator.controller import client
-from orchestrator.controller.client import Cap
-from orchestrator.controller.progress import ProgressBoard
-from orchestrator.errors import ControllerError
+from orchestrator.core.contract import JobRequest, Outcome, Progress
+from orchestrator.core.errors import ControllerError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import Cap
+from orchestrator.sweeps.progress import ProgressBoard
 from orchestrator.testing import ScriptedBackend, Succeed, scripted
 from tests.scripted_sweep import CLUSTER, World, make_job
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from tests.data_jobs import DataPlane, encoded, tar_of
 from tests.shard_cases import NUM_SAMPLES, SAMPLE_BYTES, CountingStore, sample, write_shards
 from workloads.data.cache import ShardCache

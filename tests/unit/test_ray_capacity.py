@@ -7,7 +7,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from orchestrator.backends.ray import capacity
 from orchestrator.backends.ray.gang import collectives
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 
 
 def test_capacity_of_mixed_nodes_keeps_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.search_desk import SearchDesk
 from orchestrator.backends.ray.stalls import LOOK_EVERY_S, Patience, watch
-from orchestrator.contract import Progress
+from orchestrator.core.contract import Progress
 
 HELD, ASKED = {"a": True}, {"a": False}
 

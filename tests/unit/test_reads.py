@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import Progress
+from orchestrator.core.contract import Progress
 from orchestrator.report.history import MetricLine
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import metrics_folder

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import SpecError
-from orchestrator.spec.complaints import Complaints
-from orchestrator.spec.model import Dataset, LabelSpace
-from orchestrator.spec.plugins import InstalledPlugins
-from orchestrator.spec.recipe_rules import ignored_fields
-from orchestrator.spec.resolve_recipe import RecipeResolver, check_labels_of, check_recipe_on, num_steps
-from orchestrator.spec.schema_recipe import ALWAYS_RESOLVED, RecipeSpec
-from orchestrator.spec.tree import parse_tree
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.complaints import Complaints
+from orchestrator.sweepfile.model import Dataset, LabelSpace
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.plugins import InstalledPlugins
+from orchestrator.sweepfile.recipe_rules import ignored_fields
+from orchestrator.sweepfile.resolve_recipe import RecipeResolver, check_labels_of, check_recipe_on, num_steps
+from orchestrator.sweepfile.schema_recipe import ALWAYS_RESOLVED, RecipeSpec
 from workloads.data.order import total_steps
 from workloads.train.recipe import Recipe
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.spec.load import shipped_recipes
-from orchestrator.spec.recipe_rules import ignored_fields, missing_fields
-from orchestrator.spec.schema_probe import schema_of
-from orchestrator.spec.schema_recipe import RecipeSpec
+from orchestrator.sweepfile.load import shipped_recipes
+from orchestrator.sweepfile.recipe_rules import ignored_fields, missing_fields
+from orchestrator.sweepfile.schema_probe import schema_of
+from orchestrator.sweepfile.schema_recipe import RecipeSpec
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar, LearningRate
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.security.diffs import redacted_diff
-from orchestrator.security.redaction import HIDDEN
+from orchestrator.core.security.diffs import redacted_diff
+from orchestrator.core.security.redaction import HIDDEN
 from orchestrator.tracking.provenance import capture
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + 4 * "MIIEpAIBAAKCAQEA7bq0\n" + "-----END RSA PRIVATE KEY-----\n"

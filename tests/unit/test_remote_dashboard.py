@@ -19,15 +19,15 @@ from orchestrator.cli.arguments import Code
 from orchestrator.cli.remote import ThroughDashboard
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.wish import Wish
-from orchestrator.controller.client import Consent, Ownership
-from orchestrator.errors import ClusterError, InfeasibleError, UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.planning.sources import read_sweep
+from orchestrator.core.errors import ClusterError, InfeasibleError, UserError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.remote.answer import Answer, Verdict
 from orchestrator.remote.dashboard import Dashboard
 from orchestrator.remote.payload import FILE, Payload, Program
 from orchestrator.remote.send import send, start
 from orchestrator.remote.wheel import build_wheel, pack
+from orchestrator.services.sources import read_sweep
+from orchestrator.sweeps.client import Consent, Ownership
 
 TOKEN = "token-of-the-lab"  # noqa: S105 - of nobody
 PROGRAM = Program(release="0.1.0", digest="d" * 64, libraries={"python": "3.11", "torch": "2.0"})

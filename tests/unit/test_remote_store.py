@@ -10,18 +10,18 @@ import pytest
 from orchestrator.cli.accept import _check_versions, _refusal, _settings, _store_of
 from orchestrator.cli.resubmit import Former
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings
-from orchestrator.contract import JobKind
-from orchestrator.controller.client import Consent, submit
-from orchestrator.errors import UserError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.plan.identity import CODE_VERSIONS
-from orchestrator.planning.sources import read_sweep
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import UserError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.identity import CODE_VERSIONS
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.remote.answer import Verdict
 from orchestrator.remote.payload import Payload, Program
+from orchestrator.services.sources import read_sweep
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import inbox_folder
+from orchestrator.sweeps.client import Consent, submit
 from tests.commands import run_command
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 

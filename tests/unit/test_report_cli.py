@@ -10,9 +10,9 @@ import pytest
 from orchestrator.cli.compare import show_comparison
 from orchestrator.cli.output import TableForm
 from orchestrator.cli.report import ReportOptions, show_report
-from orchestrator.errors import NotFoundError, UserError
-from orchestrator.ids import make_key
-from orchestrator.plan.graph import Job
+from orchestrator.core.errors import NotFoundError, UserError
+from orchestrator.core.ids import make_key
+from orchestrator.planning.graph.plan import Job
 from orchestrator.report.report import REPORT_FILES
 from orchestrator.storage.local import LocalStore
 from tests.report_sweeps import accept, renamed

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.report.compare import SAME, compare_sweeps, comparison_tables, sweep_records
 from orchestrator.report.report import compute_report
 from tests.report_sweeps import StudyPlan, committed, renamed

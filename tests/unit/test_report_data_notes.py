@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import JobKind
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.inputs import Committed
 from orchestrator.report.notes import notes_on
 from orchestrator.storage.artifacts import Record, read_record

@@ -1,6 +1,6 @@
 import pytest
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.report.history import list_segments, read_metric_history
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore

@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from orchestrator.contract import JobKind, Resources
-from orchestrator.plan.estimates import estimate
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.plan.search_work import num_full_trials
+from orchestrator.core.contract import JobKind, Resources
+from orchestrator.planning.estimate.estimates import estimate
+from orchestrator.planning.estimate.search_work import num_full_trials
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.inputs import Committed
 from orchestrator.report.learning import Learning
 from orchestrator.report.page import render_page
@@ -156,8 +156,8 @@ def test_estimates_count_only_the_epochs_that_halving_leaves(algorithm, expected
 
 
 def test_plan_with_searched_batch_sizes_and_epochs_is_estimated(tmp_path):
-    from orchestrator.plan.build import build_plan
-    from orchestrator.spec.load import load_sweep
+    from orchestrator.planning.graph.build import build_plan
+    from orchestrator.sweepfile.load import load_sweep
     from tests.integration.search_jobs import SWEEP
 
     text = SWEEP.replace("recipe: {epochs: 9, batch_size: 16}", "recipe: {lr: 0.1}")

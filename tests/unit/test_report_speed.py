@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.report.curves import draw_curve, encode_png, encode_svg
 from orchestrator.report.family import benjamini_hochberg
 from orchestrator.report.history import read_epochs_and_metrics, read_metric_history

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.controller.origin import describe_plan, keys_digest
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
-from orchestrator.planning.code import package_digest
-from orchestrator.planning.reproduction import reproduce
-from orchestrator.spec import load_sweep
+from orchestrator.core.code import package_digest
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.reproduction import reproduce
 from orchestrator.storage.layout import provenance_name, submission_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps.origin import describe_plan, keys_digest
 from orchestrator.testing.scripted import ScriptedBackend
 from orchestrator.tracking.machine import installed_packages
 from orchestrator.tracking.provenance import Provenance, capture, capture_all, load, save
@@ -144,7 +144,7 @@ def test_reproduce_plan_that_differs_says_which_field_and_fails(
     job = found.planned.jobs[-1]
     other = replace(job, key=job.key[:-1] + ("0" if job.key[-1] != "0" else "1"))
     altered = replace(found, planned=replace(found.planned, jobs=(*found.planned.jobs[:-1], other)))
-    monkeypatch.setattr("orchestrator.planning.reproduction.reproduce", lambda *_: altered)
+    monkeypatch.setattr("orchestrator.services.reproduction.reproduce", lambda *_: altered)
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["reproduce", "again", "--store", store.uri])
     assert result.exit_code == 1

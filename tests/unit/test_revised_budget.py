@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.standing import used_hours
-from orchestrator.contract import Resources
-from orchestrator.controller import client
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import Resources
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.stored import decode_snapshot, encode_snapshot
+from orchestrator.sweeps import client
 from tests.scripted_sweep import CLUSTER, World, make_job, make_plan
 
 HOUR_S = 3600.0

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import ENTRY_POINT, ExecutionContext, JobKind, JobRequest, Outcome
-from orchestrator.errors import IdentityMismatchError, UserError
+from orchestrator.core.code import package_digest, sources_digest
+from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobRequest, Outcome
+from orchestrator.core.errors import IdentityMismatchError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
-from workloads.package import package_digest, sources_digest
 from workloads.run import _HANDLERS, execute
 
 

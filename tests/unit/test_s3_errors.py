@@ -7,7 +7,7 @@ import pytest
 from botocore import exceptions as botocore
 from botocore.exceptions import ClientError
 
-from orchestrator.errors import (
+from orchestrator.core.errors import (
     CorruptObjectError,
     NoSpaceError,
     NotFoundError,

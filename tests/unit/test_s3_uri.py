@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import StorageDeniedError, StorageError, UnsupportedStoreError
+from orchestrator.core.errors import StorageDeniedError, StorageError, UnsupportedStoreError
 from orchestrator.storage import open_store
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.probe import probe_store

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from tests.tiny_training import RECIPE
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar, LearningRate

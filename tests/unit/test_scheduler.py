@@ -3,12 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.contract import Resources
-from orchestrator.plan.graph import Job
-from orchestrator.state import events
-from orchestrator.state.events import Event
-from orchestrator.state.fold import fold
-from orchestrator.state.scheduler import (
+from orchestrator.core.contract import Resources
+from orchestrator.planning.graph.plan import Job
+from orchestrator.scheduling.scheduler import (
     Command,
     FailJob,
     FinishSweep,
@@ -18,6 +15,9 @@ from orchestrator.state.scheduler import (
     StopAttempt,
     decide,
 )
+from orchestrator.state import events
+from orchestrator.state.events import Event
+from orchestrator.state.fold import fold
 from orchestrator.state.snapshot import Snapshot
 from tests.scripted_sweep import diamond, make_job, make_plan
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from orchestrator.contract import Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.scheduling.scheduler import Cap, Scheduler
 from orchestrator.state import events
 from orchestrator.state.commands import (
     CancelJob,
@@ -14,7 +15,6 @@ from orchestrator.state.commands import (
     TripSweep,
 )
 from orchestrator.state.events import Event
-from orchestrator.state.scheduler import Cap, Scheduler
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, failed, launched, of_type, plan_of

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import Outcome, Resources, Spot
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job, Plan
+from orchestrator.core.contract import Outcome, Resources, Spot
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state import events
 from orchestrator.state.commands import (
     FailJob,
@@ -17,7 +18,6 @@ from orchestrator.state.commands import (
 )
 from orchestrator.state.events import Event
 from orchestrator.state.nodes import Node
-from orchestrator.state.scheduler import Scheduler
 from tests.makespan import World
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, failed, launched, of_type, plan_of

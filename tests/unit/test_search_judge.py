@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.contract import Evaluation, ExecutionContext, JobKind, Watch
-from orchestrator.errors import PreemptedError
-from orchestrator.spec.schema_probe import LogisticSpec
+from orchestrator.core.contract import Evaluation, ExecutionContext, JobKind, Watch
+from orchestrator.core.errors import PreemptedError
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.schema_probe import LogisticSpec
 from tests.tiny_training import BATCHNORM, RECIPE, TinyTraining
 from workloads.run import execute
 

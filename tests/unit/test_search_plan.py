@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.contract import JobKind, Resources
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import JobKind, Resources
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.search.plan import SearchPlan, combined
-from orchestrator.spec.load import load_sweep
 from orchestrator.state.commands import FailJob
 from orchestrator.state.nodes import Node
+from orchestrator.sweepfile.load import load_sweep
 from tests.integration.search_jobs import SWEEP, search_request
 from tests.scheduler_cases import after, decide
 
@@ -68,7 +68,7 @@ def test_trials_over_labels_are_the_pretrainings_that_a_plan_without_a_search_ha
 
 
 def search_request_of(job):
-    from orchestrator.contract import JobRequest
+    from orchestrator.core.contract import JobRequest
 
     return JobRequest(
         attempt_id="a",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.search.asha import Ladder, Rule, cutoff_of
 from orchestrator.search.samplers import Answered, InOrder, OptunaSampler, RandomSampler, mark_of
 from orchestrator.search.space import Dimension, Space

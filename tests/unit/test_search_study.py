@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.contract import Evaluation, JobFailure, JobResult, Outcome
-from orchestrator.errors import FailureKind, UserError
+from orchestrator.core.contract import Evaluation, JobFailure, JobResult, Outcome
+from orchestrator.core.errors import FailureKind, UserError
 from orchestrator.search.commit import commit_search
 from orchestrator.search.events import decode_search_event, encode_search_event, fold_search
 from orchestrator.search.kept import kept_trials

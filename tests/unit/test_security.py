@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import StorageDeniedError, UserError
-from orchestrator.security import redaction
-from orchestrator.security.forms import names_secret, points_to_secret
-from orchestrator.security.json_text import parse_json
-from orchestrator.security.known import read_small, secret_values
-from orchestrator.security.redaction import HIDDEN, RedactedStream, redacted, redacted_values
-from orchestrator.security.references import is_reference, resolve_secret
-from orchestrator.security.urls import check_url
+from orchestrator.core.errors import StorageDeniedError, UserError
+from orchestrator.core.security import redaction
+from orchestrator.core.security.forms import names_secret, points_to_secret
+from orchestrator.core.security.json_text import parse_json
+from orchestrator.core.security.known import read_small, secret_values
+from orchestrator.core.security.redaction import HIDDEN, RedactedStream, redacted, redacted_values
+from orchestrator.core.security.references import is_reference, resolve_secret
+from orchestrator.core.security.urls import check_url
 from orchestrator.storage.allowed import VARIABLE, check_allowed
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.uris import find_objects
@@ -135,7 +135,7 @@ def test_stream_private_key_line_by_line_is_hidden_to_its_end() -> None:
 def test_install_log_records_and_uncaught_errors_are_redacted() -> None:
     program = (
         "import logging, os\n"
-        "from orchestrator.security import redaction\n"
+        "from orchestrator.core.security import redaction\n"
         "os.environ['X_SECRET'] = 'correct horse battery'\n"
         "redaction.install(); redaction.install()\n"
         "logging.basicConfig(level=logging.INFO)\n"

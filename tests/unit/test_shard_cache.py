@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import CorruptObjectError, NotFoundError, UserError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, UserError
 from tests.shard_cases import (
     NUM_SAMPLES,
     SAMPLE_BYTES,

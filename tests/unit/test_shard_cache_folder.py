@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import NoSpaceError, StorageDeniedError, StorageError
+from orchestrator.core.errors import NoSpaceError, StorageDeniedError, StorageError
 from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from tests.shard_cases import SHARD_BYTES, content, read, sample, shard_of, write_shards

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from tests.shard_cases import NUM_SAMPLES, SHARD_BYTES, CountingStore, Gate, read, write_shards
 from workloads.data.cache import ShardCache
 from workloads.data.cache.ahead import Ahead

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contract import JobKind
-from orchestrator.errors import PreemptedError, UserError
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.layout import checkpoints_folder
 from tests.data_jobs import DataPlane
 from tests.shared_writing import TREE, Written, shard_digests

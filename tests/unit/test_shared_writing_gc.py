@@ -3,10 +3,10 @@
 from functools import partial
 from pathlib import Path
 
-from orchestrator.plan.graph import Plan
-from orchestrator.storage.fsck import Depth, check_store
-from orchestrator.storage.gc import Collector, Graces
-from orchestrator.storage.gc_rules import Roots
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.retention.fsck import Depth, check_store
+from orchestrator.retention.gc import Collector, Graces
+from orchestrator.retention.gc_rules import Roots
 from tests.shared_writing import TREE, Written, shard_digests
 
 A_YEAR_S = 365 * 86_400.0

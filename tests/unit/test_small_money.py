@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.cli.money import cost_lines, sweep_bill
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.controller.foreground import run_sweep_inprocess
-from orchestrator.errors import UserError
-from orchestrator.plan.costs import PriceTable
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.errors import UserError
+from orchestrator.core.units import format_money
+from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.report.numbers import money
 from orchestrator.report.render_terminal import FittingTable
 from orchestrator.report.report import compute_report
@@ -23,7 +24,6 @@ from orchestrator.report.text import TextTable
 from orchestrator.state.spending import Use, bill_of
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
-from orchestrator.units import format_money
 from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep
 from tests.report_sweeps import StudyPlan, committed

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
 from tests.data_jobs import DataPlane, encoded, tar_of
 from workloads.data.augment import Augment
 from workloads.data.cache import ShardCache

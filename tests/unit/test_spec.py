@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import SpecError
-from orchestrator.plan.volumes import builtin_size
-from orchestrator.spec import Sweep, load_sweep, parse_sweep
-from orchestrator.spec.load import shipped_recipes
-from orchestrator.spec.resolve_datasets import digits_split
-from orchestrator.spec.schema_model import RESERVED_KWARGS
-from orchestrator.spec.tree import parse_tree
+from orchestrator.core.errors import SpecError
+from orchestrator.planning.estimate.volumes import builtin_size
+from orchestrator.sweepfile import Sweep, load_sweep, parse_sweep
+from orchestrator.sweepfile.load import shipped_recipes
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.resolve_datasets import digits_split
+from orchestrator.sweepfile.schema_model import RESERVED_KWARGS
 from workloads.data.builtin import open_builtin
 from workloads.models.spec import _RESERVED
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.contract import Outcome, Resources
-from orchestrator.plan.costs import PriceTable
+from orchestrator.core.contract import Outcome, Resources
+from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.state import events
 from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node

@@ -12,7 +12,7 @@ from orchestrator.cli import stack_connection as module
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.stack_connection import StackConnection
 from orchestrator.controller.calls import CallsLostError, ServiceCalls, ServiceSettings
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.stack.description import Stack, own_identity, read_stack, remove_description, write_stack
 from orchestrator.stack.start import restart_killed_stack
 

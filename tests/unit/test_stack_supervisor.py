@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ClusterError
+from orchestrator.core.errors import ClusterError
 from orchestrator.stack import supervisor as module
 from orchestrator.stack.children import Child, ray_directory, ray_sessions
 from orchestrator.stack.description import STACK_FILE, Stack, read_description, read_stack, write_stack

@@ -16,14 +16,21 @@ import typer
 from orchestrator.cli import on_demand
 from orchestrator.cli.app import app
 from orchestrator.cli.on_demand import command_line
-from orchestrator.spec import plugins
+from orchestrator.sweepfile import plugins
 from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 _FRAMEWORKS = ("torch", "timm", "ray", "mlflow", "workloads", "boto3", "pandas", "numpy", "scipy", "sklearn")
 _NEEDLESS = {
     ("validate", "quickstart"): ("pydantic_settings", "rich", "filelock", "asyncio", "orchestrator.cli.settings"),
-    ("--help",): ("pydantic_settings", "rich", "filelock", "yaml", "orchestrator.spec", "orchestrator.plan"),
+    ("--help",): (
+        "pydantic_settings",
+        "rich",
+        "filelock",
+        "yaml",
+        "orchestrator.sweepfile",
+        "orchestrator.planning.graph",
+    ),
     ("plan", "quickstart", "-o", "json"): (),
 }
 """What each of these commands has no use for, beside frameworks; each takes 10 to 70 ms."""

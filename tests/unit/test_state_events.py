@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from orchestrator.contract import Outcome, Resources, Timings
-from orchestrator.errors import ControllerError, FailureKind
+from orchestrator.core.contract import Outcome, Resources, Timings
+from orchestrator.core.errors import ControllerError, FailureKind
 from orchestrator.state import events
 from orchestrator.state.events import EVENT_TYPES, Event, decode_event, encode_event, event_type
 from orchestrator.state.spending import Lot

@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.contract import Outcome
-from orchestrator.errors import FailureKind, TransitionError
+from orchestrator.core.contract import Outcome
+from orchestrator.core.errors import FailureKind, TransitionError
 from orchestrator.state import events
 from orchestrator.state.events import Event, SweepStatus
 from orchestrator.state.fold import fold

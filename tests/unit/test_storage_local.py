@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import StorageError
+from orchestrator.core.errors import StorageError
 from orchestrator.storage import open_store
 from orchestrator.storage.local import LocalStore
 
 _RACER = """
 import sys
 from pathlib import Path
-from orchestrator.errors import PreconditionFailedError
+from orchestrator.core.errors import PreconditionFailedError
 from orchestrator.storage.local import LocalStore
 
 store, me = LocalStore(Path(sys.argv[1])), sys.argv[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import CorruptObjectError, NotFoundError, StorageError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.regular_files import read_regular
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import Outcome
-from orchestrator.errors import (
+from orchestrator.core.contract import Outcome
+from orchestrator.core.errors import (
     ControllerError,
     CorruptObjectError,
     NoSpaceError,

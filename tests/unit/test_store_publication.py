@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.actor import StorePublication
-from orchestrator.controller.client import read_trouble
 from orchestrator.storage.journal import JournalDamagedError
 from orchestrator.storage.layout import journal_folder
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import read_trouble
 from tests.scripted_sweep import World, diamond
 
 SWEEPS = ("a", "b", "c")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.index import SplitIndex
 from workloads.data.order import SampleOrder
 from workloads.data.subset import SampleView, Subset

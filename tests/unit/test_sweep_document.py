@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import SpecError
-from orchestrator.spec.document import Changes, Document, read_document
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.parse.document import Changes, Document, read_document
 
 TEXT = """\
 version: 1

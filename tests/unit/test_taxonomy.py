@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator.errors import BadDataError, UserError
+from orchestrator.core.errors import BadDataError, UserError
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.setting import Setting
 from workloads.labels.spaces import make_label_map

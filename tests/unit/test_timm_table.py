@@ -11,11 +11,11 @@ import pytest
 import timm
 import torch
 
-from orchestrator.errors import SpecError
-from orchestrator.plan.build import build_plan
-from orchestrator.spec import Sweep, parse_sweep
-from orchestrator.spec.resolve_model import DEFAULT_NORM_GROUP
-from orchestrator.spec.timm_table import FILE, TimmModel, shipped_models
+from orchestrator.core.errors import SpecError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.sweepfile import Sweep, parse_sweep
+from orchestrator.sweepfile.resolve_model import DEFAULT_NORM_GROUP
+from orchestrator.sweepfile.timm_table import FILE, TimmModel, shipped_models
 from workloads.models import batchnorm, table
 from workloads.models.build import timm_kwargs
 from workloads.models.spec import ModelSpec

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Log
 from orchestrator.cli.top import TopApp
 from orchestrator.cli.top_frame import MAX_JOBS, Reader
 from orchestrator.cli.top_screens import LogScreen, Question
-from orchestrator.errors import StorageTimeoutError
+from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from orchestrator.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
-from orchestrator.errors import NumericsError, PreemptedError
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
+from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import RECIPE

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import UserError
-from orchestrator.spec.schema_recipe import RecipeSpec
+from orchestrator.core.errors import UserError
+from orchestrator.sweepfile.schema_recipe import RecipeSpec
 from tests.tiny_training import RECIPE
 from workloads.train.choices import OptimizerName
 from workloads.train.recipe import Recipe

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contract import Execution
-from orchestrator.errors import NumericsError, PreemptedError
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import KEY, MemoryImages, memory_loop

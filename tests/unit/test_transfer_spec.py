@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.errors import SpecError
-from orchestrator.plan.build import build_plan
-from orchestrator.plan.graph import Job, Plan
-from orchestrator.spec.grids import cell_name
-from orchestrator.spec.load import parse_sweep, shipped_recipes
-from orchestrator.spec.model import Sweep
+from orchestrator.core.errors import SpecError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.sweepfile.grids import cell_name
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
+from orchestrator.sweepfile.model import Sweep
 
 HEAD = """\
 version: 1

@@ -22,23 +22,23 @@ from orchestrator.backends.simulated import (
 )
 from orchestrator.cli.standing import Standing, standing_document, used_hours
 from orchestrator.cli.status import running_lines
-from orchestrator.contract import JobFailure, Resources
 from orchestrator.controller.attempts import judge_report
-from orchestrator.controller.client import load_snapshot, submit
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.terms import Terms
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Plan
+from orchestrator.core.contract import JobFailure, Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.scheduling.occupancy import ROOM_KEPT_S
 from orchestrator.simulation.loop import ControllerLoop, Pace
-from orchestrator.spec.policy import Policy
 from orchestrator.state import events
 from orchestrator.state.commands import LaunchJob
-from orchestrator.state.occupancy import ROOM_KEPT_S
 from orchestrator.state.policy import Retry, judge
 from orchestrator.state.reliability import observed_mtbf_s
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweeps.client import load_snapshot, submit
+from orchestrator.sweeps.terms import Terms
 from orchestrator.testing.memory_store import MemoryStore
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, launched, of_type, plan_of

@@ -11,8 +11,8 @@ import pytest
 from orchestrator.controller import connect
 from orchestrator.controller.actor import ControllerSettings
 from orchestrator.controller.connect import WatchdogActor
-from orchestrator.controller.lease import LEASE_DURATION_S, Lease
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.lease import LEASE_DURATION_S, Lease
 
 CLUSTER = "cluster-a"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.errors import BadDataError, UserError
+from orchestrator.core.errors import BadDataError, UserError
 from workloads.data.index import LeafSets, SplitIndex
 from workloads.labels import wordnet as module
 from workloads.labels.describe import describe_spaces

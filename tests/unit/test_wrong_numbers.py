@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.contract import Outcome
-from orchestrator.errors import FailureKind
-from orchestrator.plan.graph import Job
+from orchestrator.core.contract import Outcome
+from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state import events
 from orchestrator.state.commands import ExcludeNode, FailJob, LaunchJob
 from orchestrator.state.events import Event

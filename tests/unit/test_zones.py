@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.backends.ray.node_groups import node_labels
-from orchestrator.plan.graph import Job
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.commands import FailJob, LaunchJob
 from orchestrator.state.nodes import Node
 from tests.makespan_dag import gpu_job, gpu_nodes

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.storage.digests import Digests, digests_of
 
 VERSION = 3

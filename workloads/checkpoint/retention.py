@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.data.order import total_steps

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from orchestrator.errors import CorruptObjectError, NotFoundError, StorageError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.layout import attempts_folder, checkpoints_folder

@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from enum import StrEnum
 from threading import Event, Thread
 
-from orchestrator.errors import StorageError, StorageThrottledError, StorageTimeoutError
+from orchestrator.core.errors import StorageError, StorageThrottledError, StorageTimeoutError
 from workloads.checkpoint.snapshot import Checkpoint, Snapshot
 from workloads.checkpoint.store import CheckpointFolder, Write
 

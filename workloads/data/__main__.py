@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from orchestrator.errors import NotFoundError, OrchestratorError
+from orchestrator.core.errors import NotFoundError, OrchestratorError
 
 _FAILURE, _NOT_FOUND, _INTERRUPTED = 1, 102, 130
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
 from workloads.data.index import BadSamplePolicy, BadSamples, SplitIndex
 from workloads.data.reasons import BadCount, BadSample, BadSampleError, Reason
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.units import MIB
+from orchestrator.core.units import MIB
 from workloads.data.bad_samples import BadSlot
 from workloads.data.prefetch import Prefetcher
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.data import synthetic
 from workloads.data.shards import ShardSample

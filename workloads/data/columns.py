@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
 from orchestrator.storage.digests import Digests
 from workloads.data.index import NO_LEAF, NO_SUBSET, BadSamplePolicy, BadSamples, Column
 from workloads.data.labels_in_shards import ClassRule

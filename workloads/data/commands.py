@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage import open_store
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Self
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress
-from orchestrator.errors import PreemptedError, UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, is_committed
 from workloads.data.builtin import open_builtin
 from workloads.data.convert.listed_shards import open_listed

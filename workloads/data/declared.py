@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

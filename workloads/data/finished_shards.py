@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.digests import file_digests

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.streams import Purpose, Stage, random_words, seed_sequence
 from workloads.data.subset import SampleView, ranks_in_classes
 

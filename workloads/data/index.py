@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import BadDataError, UserError
+from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.artifacts import Record, part_object, read_part, read_record
 from orchestrator.storage.digests import Digests

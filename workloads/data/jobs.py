@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress
-from orchestrator.errors import BadDataError, PreemptedError, UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.core.errors import BadDataError, PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_part, read_record
 from orchestrator.storage.dataset_files import (
     ClassRows,

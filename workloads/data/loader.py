@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
 from workloads.data.augment import Augment, Augmenter, AugmentSpec
 from workloads.data.bad_samples import BadSlot
 from workloads.data.batches import PlannedBatch, batches_ahead, empty_squares

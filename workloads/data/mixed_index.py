@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
-from orchestrator.errors import UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.joined_classes import join_class_tables
 from workloads.data.arrays import npy_bytes

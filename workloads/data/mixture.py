@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.index import MixtureShares
 from workloads.data.order import Order, SampleOrder
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence

@@ -15,7 +15,7 @@ import simplejpeg  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.decode import START_OF_JPEG, Interpolation, PillowDecoder, TurboDecoder
 from workloads.data.images import MAX_PIXELS
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.streams import (
     Purpose,
     Stage,

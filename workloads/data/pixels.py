@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.decode import DecoderName, Interpolation, decoder_of
 from workloads.data.geometry import Placement, center_view
 from workloads.data.images import MAX_PIXELS

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.contract import JobRequest, JobResult
+from orchestrator.core.code import package_digest
+from orchestrator.core.contract import JobRequest, JobResult
 from orchestrator.storage.artifacts import ArtifactWriter
-from workloads.package import package_digest
 from workloads.stopwatch import elapsed_s
 
 

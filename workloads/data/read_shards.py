@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
+from orchestrator.core.units import MIB
 from orchestrator.storage import ObjectStore, open_store
-from orchestrator.units import MIB
 from workloads.data.images import ImageCheck
 from workloads.data.labels_in_shards import ClassRule
 from workloads.data.pool import owned_pool

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.storage.dataset_files import ClassRows, ShardEntry, dataset_digest
 from workloads.data.columns import SplitColumns
 from workloads.data.images import ImageCheck

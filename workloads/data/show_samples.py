@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from orchestrator.errors import NotFoundError, UserError
+from orchestrator.core.errors import NotFoundError, UserError
 from orchestrator.storage import open_store
 from workloads.data.index import Shard
 from workloads.data.jobs import streamed

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
+from orchestrator.core.units import MIB
 from orchestrator.storage import ObjectStore
-from orchestrator.units import MIB
 from workloads.data.bad_samples import BadSampleTally, BadSlot
 from workloads.data.cache import ShardCache
 from workloads.data.decode import decoder_of

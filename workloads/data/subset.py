@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.streams import Purpose, Stage, permutation, random_words, seed_sequence, stable_order
 
 if TYPE_CHECKING:

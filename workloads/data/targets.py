@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from orchestrator.errors import NotFoundError, UserError
+from orchestrator.core.errors import NotFoundError, UserError
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,
     ClassRows,

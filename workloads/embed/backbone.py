@@ -11,8 +11,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from orchestrator.contract import ExecutionContext, JobRequest
-from orchestrator.errors import UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import read_part, read_record
 from workloads.checkpoint.kept_part import read_backbone
 from workloads.data.decode import DecoderName, Interpolation

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import Record, part_object, read_part, read_record
 from workloads.data.arrays import from_npy_bytes

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
-from orchestrator.errors import NumericsError, PreemptedError, StorageError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
+from orchestrator.core.errors import NumericsError, PreemptedError, StorageError
+from orchestrator.core.units import MIB
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
-from orchestrator.units import MIB
 from workloads.data.arrays import from_npy_bytes
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, EvalLoader

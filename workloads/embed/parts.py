@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.layout import checkpoints_folder

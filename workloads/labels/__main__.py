@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 
 
 def main(verb: str) -> int:

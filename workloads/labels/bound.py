@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.index import LeafSets
 
 NO_LABEL: Final = -1

@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress
-from orchestrator.errors import PreemptedError, UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from workloads.data.arrays import from_npy_bytes, npy_bytes

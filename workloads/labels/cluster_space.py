@@ -13,8 +13,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
-from orchestrator.units import GIB
+from orchestrator.core.errors import UserError
+from orchestrator.core.units import GIB
 from workloads.embed.features import FeatureTable
 from workloads.labels.bound import NO_LABEL
 from workloads.labels.kmeans import Clusters, Settings, Tick, assign, kmeans, operations

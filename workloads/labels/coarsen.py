@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
 from workloads.labels.bound import NO_LABEL
 from workloads.labels.label_map import ClassLabels, LabelMap, Several

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from workloads.data.builtin import open_builtin
 from workloads.labels.completed import completed
 from workloads.labels.describe import describe_spaces

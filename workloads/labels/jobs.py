@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.data.arrays import npy_bytes
 from workloads.data.index import SampleIndex

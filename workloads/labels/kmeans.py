@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.cluster import kmeans_plusplus
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
 from workloads.labels.kmeans_search import Search
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 
 _SCORES: Final = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Distances that are held at once, per call."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, Final
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.setting import ClassTable
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part
 from workloads.data.arrays import from_npy_bytes, npy_bytes

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.labels.wordnet import Synset, WordNet, open_wordnet
 
 ClassTable = Sequence[Mapping[str, Any]]

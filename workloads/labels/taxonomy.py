@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from orchestrator.errors import BadDataError, NotFoundError, UserError
+from orchestrator.core.errors import BadDataError, NotFoundError, UserError
 from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.open import open_store
 from orchestrator.storage.regular_files import read_regular

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from orchestrator.errors import BadDataError, NotFoundError, UserError
+from orchestrator.core.errors import BadDataError, NotFoundError, UserError
 from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.open import open_store
 from orchestrator.storage.uris import split_object_uri

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 
 # Identities hold norm_group null, not this number: changing it needs a bump of code_version of the training kinds.
 DEFAULT_NORM_GROUP = 64

@@ -15,7 +15,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.models.spec import ModelSpec
 from workloads.models.table import REFUSALS, takes
 from workloads.train.choices import HeadInit

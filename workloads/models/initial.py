@@ -16,8 +16,8 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from orchestrator.contract import JobRequest
-from orchestrator.errors import NotFoundError, StorageError, UserError
+from orchestrator.core.contract import JobRequest
+from orchestrator.core.errors import NotFoundError, StorageError, UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import read_part, read_record
 from orchestrator.storage.open import open_store

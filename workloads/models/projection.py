@@ -13,7 +13,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.models.build import timm_kwargs
 from workloads.models.initial import converted, tensors_at, timm_model, unwrapped
 from workloads.models.spec import ModelSpec

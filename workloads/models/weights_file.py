@@ -18,7 +18,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.models.weights import decode_tensors
 
 # Where training scripts keep their tensors, averaged ones first, as timm takes them.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from orchestrator.contract import Evaluation, Watch
+from orchestrator.core.contract import Evaluation, Watch
 from workloads.train.schedule import Calendar
 
 Metrics = Mapping[str, float]

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from orchestrator.contract import Evaluation, ExecutionContext, JobKind, JobRequest
-from orchestrator.errors import NumericsError, PreemptedError
+from orchestrator.core.contract import Evaluation, ExecutionContext, JobKind, JobRequest
+from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.storage.artifacts import read_record
 from workloads.checkpoint.kept_part import read_backbone
 from workloads.data.index import SampleIndex

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orchestrator.contract import Execution
-from orchestrator.errors import UserError
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import UserError
 from workloads.train.choices import Precision
 from workloads.train.compiled import CompiledForward, CompileMode
 

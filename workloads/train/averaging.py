@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from workloads.data.order import total_steps
 from workloads.models.batchnorm import batchnorm_layers
 from workloads.train.choices import AverageName

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
-from orchestrator.activity import RankActivity
+from orchestrator.core.activity import RankActivity
 
 _REPORT_EVERY_S: Final = 0.3
 _SHORTEST_S: Final = 1e-9

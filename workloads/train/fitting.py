@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.activity import Activity
-from orchestrator.contract import Execution
+from orchestrator.core.activity import Activity
+from orchestrator.core.contract import Execution
 from workloads.models.batchnorm import ghost_batchnorm
 from workloads.train.layout import Layout
 from workloads.train.learner import Learner

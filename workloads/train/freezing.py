@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -12,9 +12,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from orchestrator.activity import Activity
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress, Timings
-from orchestrator.errors import UserError
+from orchestrator.core.activity import Activity
+from orchestrator.core.code import package_digest
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress, Timings
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.checkpoint.retention import KeepPolicy, add_kept_parts
@@ -23,7 +24,6 @@ from workloads.data.streams import Stage
 from workloads.models.build import timm_kwargs
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
-from workloads.package import package_digest
 from workloads.search.judge import Judge, Subject
 from workloads.train.arithmetic import Arithmetic
 from workloads.train.compiled import keep_compiled_code

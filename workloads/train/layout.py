@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import nn
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.order import rank_slice
 from workloads.models.batchnorm import batchnorm_layers, resolve_norm_group
 from workloads.train.ranks import Ranks

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.contract import ExecutionContext, JobRequest, Progress
-from orchestrator.errors import NumericsError, PreemptedError
+from orchestrator.core.contract import ExecutionContext, JobRequest, Progress
+from orchestrator.core.errors import NumericsError, PreemptedError
 from workloads.checkpoint.retention import Keeper, KeepPolicy, Kept
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.checkpoint.writer import WhenBusy

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.contract import JobRequest
+from orchestrator.core.contract import JobRequest
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.seals import seal

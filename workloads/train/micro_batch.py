@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from orchestrator.contract import Execution
-from orchestrator.errors import OutOfMemoryError
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import OutOfMemoryError
 
 _USABLE_SHARE = 0.92
 """Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""

@@ -13,7 +13,7 @@ from typing import Protocol, Self, cast
 from torch import Tensor
 from torch.nn import functional
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.train.linear_form import LinearForm, MixedTargets, Normalizer, Targets, weighted_classes
 from workloads.train.recipe import SIGMOID, SOFTMAX, Recipe
 

@@ -11,7 +11,7 @@ from timm.optim.lars import Lars
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from orchestrator.errors import CorruptObjectError, UserError
+from orchestrator.core.errors import CorruptObjectError, UserError
 from workloads.train.choices import DecayedParameters, OptimizerName
 from workloads.train.recipe import Recipe
 

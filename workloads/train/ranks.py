@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.activity import Activity, RankActivity
-from orchestrator.contract import ExecutionContext
-from orchestrator.errors import FailureKind, OrchestratorError, PreemptedError, UserError, is_lost_peer
+from orchestrator.core.activity import Activity, RankActivity
+from orchestrator.core.contract import ExecutionContext
+from orchestrator.core.errors import FailureKind, OrchestratorError, PreemptedError, UserError, is_lost_peer
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -11,7 +11,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from orchestrator.activity import Activity, RankActivity
+from orchestrator.core.activity import Activity, RankActivity
 from workloads.train.safety import Reading
 
 

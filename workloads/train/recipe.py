@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.augment import Augment
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.train.choices import (

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.augment import Augment
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.train.choices import (

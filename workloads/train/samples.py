@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.contract import ExecutionContext, JobRequest
-from orchestrator.errors import UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest
+from orchestrator.core.errors import UserError
 from workloads.data.augment import AugmentSpec
 from workloads.data.bad_samples import BadSampleTally
 from workloads.data.decode import DecoderName, Interpolation

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
-from orchestrator.activity import Activity
-from orchestrator.contract import ExecutionContext, JobRequest
-from orchestrator.errors import StorageError
+from orchestrator.core.activity import Activity
+from orchestrator.core.contract import ExecutionContext, JobRequest
+from orchestrator.core.errors import StorageError
 from workloads.checkpoint.interval import AutoInterval
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter, WhenBusy

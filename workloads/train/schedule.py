@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Self
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.order import total_steps
 from workloads.train.choices import LrEvery, ScheduleName
 from workloads.train.recipe import Recipe

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import read_part, read_record
 from workloads.checkpoint.kept_part import read_backbone
 from workloads.models.spec import ModelSpec

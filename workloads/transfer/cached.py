@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
-from orchestrator.errors import PreemptedError, UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
+from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.data.holdout import hold_out

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from workloads.data.streams import Stage
 from workloads.embed.features import FeatureTable
 from workloads.train.evaluate import EvalInputs

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.errors import BadDataError
+from orchestrator.core.errors import BadDataError
 from workloads.data.order import Order
 from workloads.data.subset import SampleView
 from workloads.train.ranks import Ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from workloads.data.streams import Stage
 from workloads.train.images import ImageTask, new_head
 from workloads.train.job import Setting, run_training

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from workloads.labels.bound import NO_LABEL
 from workloads.train.evaluate import EvalInputs, evaluate
 from workloads.train.objective import Objective, SigmoidObjective, SoftmaxObjective, is_wrong

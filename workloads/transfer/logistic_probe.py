@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
-from orchestrator.errors import NumericsError, UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.errors import NumericsError, UserError
 from workloads.data.subset import SampleView
 from workloads.models.weights import encode_tensors, weights_sha256
 from workloads.train.evaluate import evaluate

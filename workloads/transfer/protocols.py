@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from workloads.transfer.cached_probe import run_cached_probe
 from workloads.transfer.logistic_probe import run_logistic_probe
 from workloads.transfer.probe import run_online_probe

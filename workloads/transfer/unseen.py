@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.labels.bound import NO_LABEL, BoundLabels
 
 _ROWS_AT_ONCE = 1 << 18  # bounds the memory of a pass over all samples

@@ -25,9 +25,9 @@ from orchestrator.backends.ray.search_desk import SearchDesk, desk_of
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
 from orchestrator.backends.ray.stalls import LOOK_EVERY_S, OwnRooms, Patience, wait_for_hang, watch
-from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
-from orchestrator.errors import FailureKind
-from orchestrator.observability.attempts import AttemptMetrics
+from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
+from orchestrator.core.errors import FailureKind
+from orchestrator.metrics.attempts import AttemptMetrics
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
 from orchestrator.storage.scratch import scratch_folder

@@ -32,8 +32,8 @@ from orchestrator.backends.ray.reservations import remove_reservation
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.spawn import ANY_SITE, Site, create_runner, selector_of
 from orchestrator.backends.ray.wire import Answer
-from orchestrator.contract import JobRequest, Progress, Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import JobRequest, Progress, Resources
+from orchestrator.core.errors import FailureKind
 
 ANNOUNCE_TIMEOUT_S = 20.0
 """A runner that does not acknowledge a new epoch in this time counts as lost."""

@@ -12,8 +12,8 @@ import ray
 from orchestrator.backends.protocol import Capacity, Node
 from orchestrator.backends.ray.draining import leaving_nodes
 from orchestrator.backends.ray.node_groups import growth, node_labels
-from orchestrator.contract import Resources
-from orchestrator.units import GIB
+from orchestrator.core.contract import Resources
+from orchestrator.core.units import GIB
 
 _READ_EVERY_S = 2.0
 _MAY_COME_BACK_S = 3600.0

@@ -10,7 +10,7 @@ from enum import StrEnum
 from ray.exceptions import RayActorError
 
 from orchestrator.backends.classify import Diagnosis, diagnose_exit
-from orchestrator.errors import FailureKind
+from orchestrator.core.errors import FailureKind
 
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _MEMORY_MONITOR = "killed due to the node running low on memory"

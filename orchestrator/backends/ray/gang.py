@@ -21,11 +21,11 @@ from orchestrator.backends.ray.gang_shape import NODE_LABEL, GangShape
 from orchestrator.backends.ray.hangs import HeardRank
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.stacks import LoggedProcess
-from orchestrator.contract import JobFailure, JobRequest, JobResult, Progress, Resources
-from orchestrator.errors import FailureKind
-from orchestrator.security.redaction import redacted
+from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Progress, Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.core.security.redaction import redacted
+from orchestrator.core.units import GIB
 from orchestrator.state.signatures import signature_of
-from orchestrator.units import GIB
 
 if TYPE_CHECKING:
     from ray.train.v2.api.exceptions import TrainingFailedError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from orchestrator.contract import JobKind, JobRequest, Resources
+from orchestrator.core.contract import JobKind, JobRequest, Resources
 from orchestrator.state.codec import decode_value
 
 NODE_LABEL = "ray.io/node-id"

@@ -17,7 +17,6 @@ from typing import Any, Self
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from orchestrator.activity import RankActivity
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.attempt import EntryPoint
 from orchestrator.backends.ray.digest import own_digest
@@ -25,11 +24,12 @@ from orchestrator.backends.ray.gang import COLLECTIVE_TIMEOUT_S
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import logged_process
-from orchestrator.contract import ExecutionContext, JobFailure, JobRequest, Progress
-from orchestrator.errors import FailureKind, OrchestratorError, StorageError
-from orchestrator.observability.attempts import AttemptMetrics
-from orchestrator.observability.machine import describe_machine, gpu_uuids
-from orchestrator.security import redaction
+from orchestrator.core.activity import RankActivity
+from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, Progress
+from orchestrator.core.errors import FailureKind, OrchestratorError, StorageError
+from orchestrator.core.security import redaction
+from orchestrator.metrics.attempts import AttemptMetrics
+from orchestrator.metrics.machine import describe_machine, gpu_uuids
 from orchestrator.storage.layout import flight_record_name, log_name
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore

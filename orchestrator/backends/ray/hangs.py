@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from orchestrator.activity import Activity
+from orchestrator.core.activity import Activity
 
 SETUP_LIMIT_S: Final = 300.0
 TRAIN_LIMIT_S: Final = 100.0

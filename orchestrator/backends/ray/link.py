@@ -19,8 +19,8 @@ from orchestrator.backends.ray.deaths import Death, death_of
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.runner import MAX_WAIT_S
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
-from orchestrator.contract import JobRequest, Resources
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import JobRequest, Resources
+from orchestrator.core.errors import FailureKind
 
 REPORT_WAIT_S = 1.0
 """How long a runner holds a question for news; its answer then brings the newest progress."""

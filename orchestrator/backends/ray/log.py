@@ -13,8 +13,8 @@ from typing import Any, Self, TextIO
 
 from orchestrator.backends.ray.printed import PrintedRecords
 from orchestrator.backends.ray.stacks import write_stacks_into
-from orchestrator.errors import StorageError
-from orchestrator.security.redaction import RedactedStream, redacted
+from orchestrator.core.errors import StorageError
+from orchestrator.core.security.redaction import RedactedStream, redacted
 from orchestrator.storage.log_records import LEVELS, STDERR, STDOUT, LogContext, LogRecord, encode, format_time
 from orchestrator.storage.log_search import context_of
 from orchestrator.storage.logs import finish_log, put_segment

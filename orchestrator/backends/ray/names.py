@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 
 _NAME = re.compile(r"runner/cpus([0-9.e+-]+)-gpus([0-9.e+-]+)-memory_gib([0-9.e+-]+)/[0-9a-f]+")
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from orchestrator.contract import Resources
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.units import GIB
 from orchestrator.state.nodes import ZONE_LABEL, Node
-from orchestrator.units import GIB
 
 GROUPS_VARIABLE = "ORCHESTRATOR_NODE_GROUPS"
 """Environment variable of the head's ``ray start``: the file. Unset = the cluster has the nodes that it has."""

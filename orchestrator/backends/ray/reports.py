@@ -12,8 +12,8 @@ from orchestrator.backends.protocol import AttemptReport, AttemptStatus
 from orchestrator.backends.ray.gang import PLACING
 from orchestrator.backends.ray.link import LinkState, RunnerLink
 from orchestrator.backends.ray.stacks import LoggedProcess, examine
-from orchestrator.contract import JobFailure, JobResult, Progress
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import JobFailure, JobResult, Progress
+from orchestrator.core.errors import FailureKind
 
 _PLACING_RUNNER = "placing"
 """Phase of an attempt whose runner is not up, or has not taken it yet."""

@@ -21,9 +21,9 @@ from orchestrator.backends.ray.digest import code_digest
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.wire import Answer, RunnerDescription
-from orchestrator.contract import JobRequest
-from orchestrator.observability.machine import describe_machine, gpu_uuids
-from orchestrator.security import redaction
+from orchestrator.core.contract import JobRequest
+from orchestrator.core.security import redaction
+from orchestrator.metrics.machine import describe_machine, gpu_uuids
 from orchestrator.storage.scratch import sweep_scratch
 
 MAX_CONCURRENT_CALLS = 8

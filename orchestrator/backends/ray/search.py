@@ -14,8 +14,8 @@ from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.gang import GangHome
 from orchestrator.backends.ray.search_desk import SearchDesk
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import JobFailure, JobRequest, JobResult, Outcome
-from orchestrator.errors import PreemptedError
+from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Outcome
+from orchestrator.core.errors import PreemptedError
 from orchestrator.search.commit import commit_search
 from orchestrator.search.study import Study
 from orchestrator.storage.artifacts import is_committed, read_record

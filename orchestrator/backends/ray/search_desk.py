@@ -11,7 +11,7 @@ from orchestrator.backends.ray.gang import PLACING, Gang
 from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.stacks import LoggedProcess
 from orchestrator.backends.ray.stalls import MAX_GAP_S
-from orchestrator.contract import JobKind, JobRequest, Progress
+from orchestrator.core.contract import JobKind, JobRequest, Progress
 
 
 class SearchDesk(Gang):

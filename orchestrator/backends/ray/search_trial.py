@@ -21,7 +21,7 @@ from orchestrator.backends.ray.gang_worker import RunnerLine
 from orchestrator.backends.ray.log import AttemptLog
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.backends.ray.stacks import logged_process
-from orchestrator.contract import (
+from orchestrator.core.contract import (
     Evaluation,
     ExecutionContext,
     JobFailure,
@@ -29,7 +29,7 @@ from orchestrator.contract import (
     JobResult,
     Watch,
 )
-from orchestrator.errors import FailureKind
+from orchestrator.core.errors import FailureKind
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.open import open_store
 from orchestrator.storage.scratch import scratch_folder

@@ -19,9 +19,9 @@ from orchestrator.backends.ray.gang_shape import NODE_LABEL, GangShape
 from orchestrator.backends.ray.search_desk import SearchDesk
 from orchestrator.backends.ray.search_trial import News, TrialActor, TrialSetting
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Evaluation, JobFailure, JobResult
+from orchestrator.core.contract import Evaluation, JobFailure, JobResult
+from orchestrator.core.units import GIB
 from orchestrator.search.study import Study
-from orchestrator.units import GIB
 
 _LOG = logging.getLogger(__name__)
 

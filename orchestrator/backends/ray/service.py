@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from orchestrator.backends.ray.digest import code_digest
-from orchestrator.security import redaction
+from orchestrator.core.security import redaction
 
 BUSY_PAUSE_S = 0.005
 """Ends that come together are taken together; each end waits for it, so that short jobs pay for a longer one."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.backends.ray.hangs import SETUP_LIMIT_S, TRAIN_LIMIT_S
-from orchestrator.contract import ENTRY_POINT
-from orchestrator.errors import StorageDeniedError
+from orchestrator.core.contract import ENTRY_POINT
+from orchestrator.core.errors import StorageDeniedError
 
 CACHE_VARIABLE = "ORCHESTRATOR_CACHE_DIR"
 """Environment variable of a node's workers: where its attempts share downloads."""

@@ -14,8 +14,8 @@ from orchestrator.backends.ray.gang_shape import COORDINATOR, NODE_LABEL
 from orchestrator.backends.ray.reservations import off_the_head
 from orchestrator.backends.ray.runner import MAX_CONCURRENT_CALLS, Runner
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.contract import Resources, Spot
-from orchestrator.units import GIB
+from orchestrator.core.contract import Resources, Spot
+from orchestrator.core.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

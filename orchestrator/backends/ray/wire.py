@@ -48,7 +48,7 @@ class RunnerDescription:
     placement_group: str = ""
     """Id of that gang's reservation, hexadecimal."""
     machine: Mapping[str, Any] = field(default_factory=dict)
-    """What its node is; see ``observability.machine``."""
+    """What its node is; see ``metrics.machine``."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""

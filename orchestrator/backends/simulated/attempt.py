@@ -9,8 +9,8 @@ from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Placeme
 from orchestrator.backends.simulated.account import Account, Purpose, Span
 from orchestrator.backends.simulated.clock import Alarm
 from orchestrator.backends.simulated.work import Fate, JobWork, Stint
-from orchestrator.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
-from orchestrator.errors import FailureKind
+from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
+from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 

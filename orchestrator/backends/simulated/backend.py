@@ -9,8 +9,8 @@ from random import Random
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Node, Placement
 from orchestrator.backends.simulated.cluster import SimulatedCluster
 from orchestrator.backends.simulated.hardware import NodeGroup, SimulatedNode
-from orchestrator.contract import JobRequest, Resources
-from orchestrator.errors import ClusterError, FailureKind
+from orchestrator.core.contract import JobRequest, Resources
+from orchestrator.core.errors import ClusterError, FailureKind
 
 UNCLAIMED_S = 30.0
 """An attempt that its controller does not ask about for this long is ended, as on Ray."""

@@ -27,8 +27,8 @@ from orchestrator.backends.simulated.attempt import (
 from orchestrator.backends.simulated.clock import VirtualClock
 from orchestrator.backends.simulated.hardware import ClusterSpec, Hazards, SimulatedNode, build_nodes
 from orchestrator.backends.simulated.work import COMMITTING, NO_ROOM_S, Ending, Fate, JobWork, Stint
-from orchestrator.contract import JobRequest, Outcome, Resources
-from orchestrator.errors import FailureKind, OrchestratorError
+from orchestrator.core.contract import JobRequest, Outcome, Resources
+from orchestrator.core.errors import FailureKind, OrchestratorError
 from orchestrator.storage.protocol import ObjectStore
 
 Works: TypeAlias = Callable[[JobRequest], JobWork]

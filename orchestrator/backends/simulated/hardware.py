@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.contract import Resources
+from orchestrator.core.contract import Resources
 
 LLAMA3_GPU_MTBF_H = 50_677.0
 """GPU-hours between unexpected interruptions: 419 in 54 days on 16,384 H100 (arXiv 2407.21783, section 3.3.4)."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.errors import FailureKind
+from orchestrator.core.errors import FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

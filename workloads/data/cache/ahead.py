@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import accumulate
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from workloads.data.cache.pins import Check, Pin
 
 _LOG = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import StorageDeniedError, StorageError
+from orchestrator.core.errors import StorageDeniedError, StorageError
 from workloads.data.cache.pins import Hold, Pin, go_on, lock, try_lock
 from workloads.data.cache.settings import CacheSettings
 from workloads.data.cache.stats import CacheStats

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import CorruptObjectError, NoSpaceError, StorageError
+from orchestrator.core.errors import CorruptObjectError, NoSpaceError, StorageError
+from orchestrator.core.units import format_bytes
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests, descriptor_digest
-from orchestrator.units import format_bytes
 from workloads.data.cache.folder import CacheFolder
 from workloads.data.cache.pins import Check, Hold, LockTimeoutError, Pin, go_on, try_lock
 from workloads.data.cache.settings import CacheSettings

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orchestrator.errors import StorageTimeoutError
+from orchestrator.core.errors import StorageTimeoutError
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import CorruptObjectError, StorageError
+from orchestrator.core.errors import CorruptObjectError, StorageError
 from orchestrator.storage import ObjectStore
 from workloads.data.cache.stats import CacheStats
 from workloads.data.checks import check_of

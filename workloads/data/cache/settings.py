@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ByteSize, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 
 _FREE_SHARE = 0.5
 """Of the space that would be free without the cache: scratch, logs and other programs need the rest."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError
 from orchestrator.storage import ObjectStore
 from workloads.data.cache.ahead import PATIENCE_BYTES, Ahead
 from workloads.data.cache.objects import STALLED_S, ObjectCache, Wanted

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from workloads.data.convert import imagefolder, imagenet, inat, tabular
 from workloads.data.convert.items import Conversion
 from workloads.data.convert.request import ConvertRequest

@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.regular_files import read_regular
 from workloads.data.convert.imagefolder import with_val

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.regular_files import NotRegularFileError, read_regular
 from workloads.data.convert.imagefolder import with_val

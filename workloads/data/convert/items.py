@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.data.scan import IMAGE_EXTENSIONS
 from workloads.data.streams import Purpose, Stage, permutation, seed_sequence

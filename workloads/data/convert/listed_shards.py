@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.contract import ExecutionContext, JobRequest
-from orchestrator.errors import UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest
+from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.data.convert.listing import Listing
 from workloads.data.convert.request import Layout, ShardLayout

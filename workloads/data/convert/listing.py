@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.contract import ExecutionContext, JobRequest, JobResult, Progress
-from orchestrator.errors import BadDataError, UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
 from orchestrator.storage.dataset_files import ClassRows, level_counts, parse_class_table

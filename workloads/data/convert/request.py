@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.units import MIB
+from orchestrator.core.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

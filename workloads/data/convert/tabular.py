@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.data.convert.imagefolder import with_val
 from workloads.data.convert.items import Conversion, ItemTable, is_image

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import NotFoundError, UserError
+from orchestrator.core.errors import NotFoundError, UserError
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,

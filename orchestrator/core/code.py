@@ -1,0 +1,31 @@
+"""The digest of the code on disk: what tells two results of one ``code_version`` apart when the code was edited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+
+_PACKAGES = ("orchestrator", "workloads")
+
+
+@cache
+def package_digest() -> str:
+    """Digest of the sources of both packages, as they were when this was first asked. Imports neither."""
+    specs = [find_spec(package) for package in _PACKAGES]
+    return sources_digest(
+        Path(folder) for spec in specs for folder in (spec.submodule_search_locations if spec else None) or []
+    )
+
+
+def sources_digest(packages: Iterable[Path]) -> str:
+    """Sha256 over the Python files of some packages: relative path, size and content of each, in path order."""
+    digest = sha256()
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(package.parent).as_posix()}\n{len(content)}\n".encode())
+            digest.update(content)
+    return digest.hexdigest()

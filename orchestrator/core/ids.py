@@ -1,0 +1,51 @@
+"""Content addresses: canonical JSON, keys and ids.
+
+A key is ``<kind>-<readable>-<16 hex of sha256(canonical identity)>``. Canonical JSON is RFC 8785, which has one
+encoding per value on every machine; it refuses NaN, infinities and integers beyond 2**53 - 1, and here also anything
+that is not plain JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from orchestrator.core.canonical import encode
+
+JsonScalar: TypeAlias = str | int | float | bool | None
+Json: TypeAlias = "JsonScalar | Sequence[Json] | Mapping[str, Json]"
+
+_UNREADABLE = re.compile(r"[^a-z0-9]+")
+_MAX_READABLE = 48
+
+
+def canonical_json(value: object) -> bytes:
+    """Encode plain JSON values canonically.
+
+    Raises:
+        ValueError: the value holds something without a stable encoding (NaN, an object, a huge integer, ...).
+    """
+    try:
+        return encode(value)
+    except ValueError as error:
+        message = f"identity cannot be encoded stably: {error}; use strings, finite numbers, lists and mappings"
+        raise ValueError(message) from error
+
+
+def sha256_hex(content: bytes) -> str:
+    """Sha256 of some bytes in lower-case hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def make_key(kind: str, readable: str, identity: Mapping[str, object]) -> str:
+    """Content address of a job; ``readable`` may be any text made of identity fields and is made safe here."""
+    return key_of_canonical(kind, readable, canonical_json(identity))
+
+
+def key_of_canonical(kind: str, readable: str, encoded: bytes) -> str:
+    """As ``make_key``, of an identity that is encoded canonically already."""
+    digest = sha256_hex(encoded)[:16]
+    slug = _UNREADABLE.sub("-", readable.lower()).strip("-")[:_MAX_READABLE].strip("-")
+    return "-".join(part for part in (kind, slug, digest) if part)

@@ -1,0 +1,1 @@
+"""Metrics for Prometheus, and the Grafana dashboard that shows them."""

@@ -1,0 +1,45 @@
+"""From values to metrics of Ray, which Prometheus reads from every node of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, Protocol
+
+from orchestrator.metrics.catalog import Metric, MetricType
+
+_NEXT_TO_NOTHING: Final = 5e-324
+"""Ray's counters refuse 0, and one that begins at 1 hides its first event from ``increase()``. The smallest float there
+is shows a counter that has not counted yet; any whole number added to it is exact."""
+
+
+class Exporter(Protocol):
+    """Takes values of the catalogue's metrics. Never raises because of what a value is."""
+
+    def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        """Show a gauge's value, in place of the former one of these labels; again and again, or Ray drops it."""
+
+    def add(self, metric: Metric, amount: float, labels: Mapping[str, str]) -> None:
+        """Add to a counter; 0 shows it where it has counted nothing yet. Negative amounts are ignored."""
+
+
+class RayExporter:
+    """Metrics of this process. Needs one that is connected to Ray; elsewhere nothing is exported."""
+
+    def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        """See ``Exporter.set``."""
+        _made(metric).set(float(value), dict(labels))
+
+    def add(self, metric: Metric, amount: float, labels: Mapping[str, str]) -> None:
+        """See ``Exporter.add``."""
+        if amount >= 0:
+            _made(metric).inc(float(amount) or _NEXT_TO_NOTHING, dict(labels))
+
+
+@cache
+def _made(metric: Metric) -> Any:  # noqa: ANN401 - a gauge or a counter of Ray
+    """One object per metric and process: attempts come and go, their runner stays."""
+    from ray.util import metrics
+
+    made = metrics.Counter if metric.type is MetricType.COUNTER else metrics.Gauge
+    return made(metric.name, metric.meaning, metric.labels)

@@ -1,0 +1,165 @@
+"""What a controller knows of its sweeps, as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from orchestrator.core.contract import Progress, Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.metrics import catalog
+from orchestrator.metrics.accounts import SUCCEEDED, Account
+from orchestrator.metrics.catalog import Metric
+from orchestrator.metrics.exporter import Exporter
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.sweep_index import SweepIndex
+from orchestrator.state.transitions import JobState, SweepState
+
+MAX_SWEEPS: Final = 200
+"""Sweeps that are shown: those that have not ended, then the ones that ended last."""
+SHOWN_AFTER_END_S: Final = 3600.0
+_OUTCOMES: Final = (SUCCEEDED, *(kind.value for kind in FailureKind))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """The slowest rank of a running gang, as its first rank tells it."""
+
+    rank: int
+    node: str
+    """Empty = not known."""
+    slowdown: float
+    compute_s: float
+    data_wait_s: float
+
+    @classmethod
+    def of(cls, progress: Progress, worker_nodes: Sequence[str]) -> SlowRank | None:
+        """From the counters of ``workloads.train.stragglers``; none of one worker, or before they can tell."""
+        told = progress.counters
+        if "slow_rank" not in told:
+            return None
+        rank = int(told["slow_rank"])
+        return cls(
+            rank=rank,
+            node=worker_nodes[rank] if rank < len(worker_nodes) else "",
+            slowdown=told["slow_rank_slowdown"],
+            compute_s=told["slow_rank_compute_s"],
+            data_wait_s=told["slow_rank_data_wait_s"],
+        )
+
+    def __str__(self) -> str:
+        where = f" on node {self.node}" if self.node else ""
+        return (
+            f"rank {self.rank}{where} takes {self.slowdown:.1f} times as long as the others for a step "
+            f"(computes {self.compute_s:.3g} s, waits {self.data_wait_s:.3g} s for data), and all wait for it"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One sweep as its controller sees it."""
+
+    snapshot: Snapshot
+    index: SweepIndex | None = None
+    """Of a sweep that the scheduler serves."""
+    progress: Mapping[str, Progress]
+    """Of running attempts, by job."""
+    silent_s: Mapping[str, float]
+    """By live attempt: how long it has made no step."""
+    slowest: Mapping[str, SlowRank] = field(default_factory=dict)
+    """The slowest rank of each gang, by job."""
+
+
+class SweepMetrics:
+    """Follows all sweeps of a controller. ``follow`` every round, ``show`` now and then; from one thread."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+        self._accounts: dict[str, Account] = {}
+        self._num_events: dict[str, int] = {}
+        self._moved_at_s: dict[str, float] = {}
+
+    def follow(self, snapshots: Sequence[Snapshot], now: float) -> None:
+        """Count the attempts that have ended; takes time by what changed. ``now`` in unix seconds."""
+        names = {snapshot.sweep for snapshot in snapshots}
+        for snapshot in snapshots:
+            sweep = snapshot.sweep
+            if sweep not in self._accounts:
+                self._accounts[sweep] = Account()
+                for outcome in _OUTCOMES:
+                    self._exporter.add(catalog.ATTEMPTS, 0, {"sweep": sweep, "outcome": outcome})
+            if self._num_events.get(sweep) != snapshot.num_events:
+                self._num_events[sweep], self._moved_at_s[sweep] = snapshot.num_events, now
+            for outcome, count in self._accounts[sweep].follow(snapshot).items():
+                self._exporter.add(catalog.ATTEMPTS, count, {"sweep": sweep, "outcome": outcome})
+        for gone in self._accounts.keys() - names:
+            del self._accounts[gone], self._num_events[gone], self._moved_at_s[gone]
+
+    def show(self, observed: Iterable[Observed], now: float) -> None:
+        """Export how the sweeps stand; those that ended long ago, or are too many, are left out."""
+        for one in _shown(observed, now):
+            account = self._accounts.get(one.snapshot.sweep)
+            if account is not None:
+                account.see(one.progress)
+                self._show(one, account, now)
+
+    def _show(self, one: Observed, account: Account, now: float) -> None:
+        snapshot = one.snapshot
+        labels = {"sweep": snapshot.sweep}
+        for state in JobState:
+            self._exporter.set(catalog.JOBS, snapshot.jobs.counts.get(state, 0), {**labels, "state": state.value})
+        held = _held(snapshot)
+        num_ready, queue_age_s = _queue(one, now)
+        values: dict[Metric, float | None] = {
+            catalog.READY_JOBS: num_ready,
+            catalog.QUEUE_AGE: queue_age_s,
+            catalog.PROGRESS_AGE: self._progress_age_s(one, now),
+            catalog.LIVE: float(snapshot.state.is_live),
+            catalog.LIVE_ATTEMPTS: len(snapshot.live_attempts),
+            catalog.GPUS: held.gpus,
+            catalog.CPUS: held.cpus,
+            catalog.GPU_HOURS: account.gpu_hours(now),
+            catalog.GOODPUT: account.goodput(now),
+            catalog.BUDGET: snapshot.plan.policy.gpu_hour_budget if snapshot.plan else None,
+        }
+        for metric, value in values.items():
+            if value is not None:
+                self._exporter.set(metric, value, labels)
+        slowest = max(one.slowest.values(), key=lambda rank: rank.slowdown, default=None)
+        if slowest is not None:
+            place = {"rank": str(slowest.rank), "node": slowest.node}
+            self._exporter.set(catalog.SLOWDOWN, slowest.slowdown, labels | place)
+
+    def _progress_age_s(self, one: Observed, now: float) -> float:
+        snapshot = one.snapshot
+        if not snapshot.state.is_live or snapshot.state is SweepState.PAUSED:
+            return 0.0
+        silent_s = [one.silent_s[live.attempt_id] for live in snapshot.live_attempts if live.attempt_id in one.silent_s]
+        return max(0.0, min([now - self._moved_at_s.get(snapshot.sweep, now), *silent_s]))
+
+
+def _shown(observed: Iterable[Observed], now: float) -> list[Observed]:
+    def ended_s(one: Observed) -> float:
+        is_over = one.snapshot.state.is_final and one.snapshot.finished_at_s is not None
+        return now - (one.snapshot.finished_at_s or now) if is_over else 0.0
+
+    found = sorted((one for one in observed if one.snapshot.plan is not None), key=ended_s)
+    return [one for one in found[:MAX_SWEEPS] if ended_s(one) <= SHOWN_AFTER_END_S]
+
+
+def _held(snapshot: Snapshot) -> Resources:
+    live = snapshot.live_attempts
+    return Resources(
+        cpus=sum(attempt.resources.cpus for attempt in live), gpus=sum(attempt.resources.gpus for attempt in live)
+    )
+
+
+def _queue(one: Observed, now: float) -> tuple[int, float]:
+    """Ready jobs, and how long the first in line of some shape has been ready at most."""
+    if one.index is None or one.snapshot.state is not SweepState.RUNNING:
+        return 0, 0.0
+    index = one.index
+    heads = [queue[0][1] for queue in index.queues.values()]
+    ages_s = [now - max(index.ready_since_s(place), index.not_before_s.get(place, 0.0)) for place in heads]
+    return sum(len(queue) for queue in index.queues.values()), max(0.0, *ages_s) if ages_s else 0.0

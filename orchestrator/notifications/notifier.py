@@ -1,0 +1,252 @@
+"""The loop that tells people what happens to the sweeps of a cluster, beside its controller and never in its way.
+
+It looks at the controller's snapshots, follows the journals from where it was (``sweeps/<sweep>/notified.json``), puts
+what is to be told into the outbox, and sends what waits there. All it knows is in the store: a new one goes on where an
+old one died.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, OrchestratorError, PreconditionFailedError
+from orchestrator.core.security.json_text import parse_json
+from orchestrator.core.security.redaction import redacted
+from orchestrator.notifications import outbox
+from orchestrator.notifications.notification_channels import RefusedForeverError, deliver
+from orchestrator.notifications.notifications import (
+    Notice,
+    budget_notices,
+    may_stall,
+    notice_of_event,
+    stall_notice,
+    used_gpu_hours,
+)
+from orchestrator.notifications.outbox import Delivery, Entry
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.journal import parse_segment
+from orchestrator.storage.layout import (
+    journal_folder,
+    journal_segment,
+    notification_cursor,
+    notifications_since,
+    progress_name,
+)
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
+from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
+from orchestrator.sweepfile.notify import Channel, Occasion
+
+_SAVE_EVERY = 64
+"""Segments of the journal between two notes of how far it was read: what a restart reads again."""
+_NUM_SENDERS = 4
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Followed:
+    """How far one sweep is known."""
+
+    next_sequence: int
+    saved_sequence: int
+    mark: str = ""
+    """What has not changed since ``marked_at_s``."""
+    marked_at_s: float = 0.0
+
+
+class Notifier:
+    """Call ``turn`` again and again, from one thread.
+
+    Args:
+        store: of the cluster's controller.
+        cluster: its name.
+        read_snapshots: all sweeps in the controller's hands, from any thread.
+        read_channels: those that count for every sweep.
+        send: sends one notice over one channel, or raises.
+        now: unix seconds.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: str,
+        read_snapshots: Callable[[], Sequence[Snapshot]],
+        read_channels: Callable[[], Sequence[Channel]] = lambda: (),
+        *,
+        send: Callable[[Notice, Channel], None] = deliver,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._cluster = store, cluster
+        self._read_snapshots, self._read_channels = read_snapshots, read_channels
+        self._send, self._now = send, now
+        self._since_s: float | None = None
+        self._general: tuple[Channel, ...] = ()
+        """Those of the cluster's own file, as of this turn."""
+        self._followed: dict[str, _Followed] = {}
+        self._told: set[tuple[str, str]] = set()
+        """Sweep and id of what is in the outbox for sure."""
+        self._waiting: dict[tuple[str, str], Entry] = {}
+
+    def turn(self) -> None:
+        """Look at every sweep, then send what is due. A sweep that cannot be read does not keep the others.
+
+        Raises:
+            StorageError: the store does not answer at all; call again later.
+        """
+        if self._since_s is None:
+            self._since_s = self._begin()
+        self._general = tuple(self._read_channels())
+        for snapshot in self._read_snapshots():
+            channels = (*(snapshot.plan.notify if snapshot.plan is not None else ()), *self._general)
+            if not channels or snapshot.cluster != self._cluster:
+                continue
+            try:
+                self._look(snapshot, channels)
+            except (OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
+                _LOG.warning("what happens to sweep %s is told later: %s", snapshot.sweep, redacted(str(error)))
+        self._send_due()
+
+    def _begin(self) -> float:
+        """When this cluster began to notify."""
+        name = notifications_since(self._cluster)
+        with suppress(PreconditionFailedError):
+            self._store.put_if_absent(name, seal(name, json.dumps({"since_s": self._now()}).encode()))
+        try:
+            return float(parse_sealed(name, self._store.get(name))["since_s"])
+        except (ValueError, TypeError, LookupError) as error:
+            message = f"{name} is damaged ({error}), and nothing is notified until it is deleted or restored"
+            raise CorruptObjectError(message) from error
+
+    def _look(self, snapshot: Snapshot, channels: Sequence[Channel]) -> None:
+        followed = self._follow(snapshot)
+        for notice in self._events(snapshot, followed):
+            self._tell(notice, channels)
+        has_budget = any(Occasion.BUDGET in channel.on for channel in channels)
+        if has_budget and snapshot.plan is not None and snapshot.state.is_live:
+            policy = snapshot.plan.policy
+            used = used_gpu_hours(snapshot, self._now()) if policy.gpu_hour_budget is not None else 0.0
+            for notice in budget_notices(snapshot, used, self._now()):
+                self._tell(notice, channels)
+        self._look_for_stall(snapshot, followed, channels)
+        is_far = followed.next_sequence - followed.saved_sequence >= _SAVE_EVERY
+        if is_far or (snapshot.state.is_final and followed.next_sequence > followed.saved_sequence):
+            self._save_cursor(snapshot.sweep, followed)
+
+    def _follow(self, snapshot: Snapshot) -> _Followed:
+        sweep = snapshot.sweep
+        if sweep not in self._followed:
+            for entry in outbox.read_all(self._store, sweep):
+                identity = (sweep, entry.notice.notification_id)
+                self._told.add(identity)
+                if entry.waiting:
+                    self._waiting[identity] = entry
+            sequence = self._first_sequence(snapshot)
+            self._followed[sweep] = _Followed(next_sequence=sequence, saved_sequence=sequence)
+        return self._followed[sweep]
+
+    def _first_sequence(self, snapshot: Snapshot) -> int:
+        """Where to go on in a journal; one that is older than all notifying begins at its end."""
+        name = notification_cursor(snapshot.sweep)
+        try:
+            return int(parse_sealed(name, self._store.get(name))["next_sequence"])
+        except NotFoundError:
+            pass
+        except (ValueError, TypeError, LookupError) as error:
+            _LOG.warning("%s is damaged (%s): the journal is read again, and nothing is told twice", name, error)
+        if snapshot.accepted_at_s >= (self._since_s or 0.0):
+            return 0
+        segments = self._store.list_children(journal_folder(snapshot.sweep))
+        sequence = int(segments[-1].partition(".")[0]) + 1 if segments else 0
+        self._save_cursor(snapshot.sweep, _Followed(next_sequence=sequence, saved_sequence=0))
+        return sequence
+
+    def _events(self, snapshot: Snapshot, followed: _Followed) -> Iterator[Notice]:
+        while (content := self._segment(snapshot.sweep, followed.next_sequence)) is not None:
+            segment = parse_segment(snapshot.sweep, followed.next_sequence, content)
+            for line, event in enumerate(segment.events):
+                is_old = float(event["at_s"]) < (self._since_s or 0.0)
+                notice = None if is_old else notice_of_event(event, followed.next_sequence, line, snapshot)
+                if notice is not None:
+                    yield notice
+            followed.next_sequence += 1  # only now: what was told is in the outbox
+
+    def _segment(self, sweep: str, sequence: int) -> bytes | None:
+        name = journal_segment(sweep, sequence)
+        try:
+            return self._store.get(name) if self._store.exists(name) else None
+        except NotFoundError:
+            return None
+
+    def _look_for_stall(self, snapshot: Snapshot, followed: _Followed, channels: Sequence[Channel]) -> None:
+        wanted = {channel.stalled_after_s for channel in channels if Occasion.STALLED in channel.on}
+        if not wanted or not may_stall(snapshot):
+            followed.mark = ""
+            return
+        mark, now = f"{snapshot.num_events} {self._steps(snapshot.sweep)}", self._now()
+        if mark != followed.mark:
+            followed.mark, followed.marked_at_s = mark, now
+        for patience_s in sorted(wanted):
+            if now - followed.marked_at_s >= patience_s:
+                notice = stall_notice(snapshot, followed.marked_at_s, f"{mark} {patience_s:g}", now)
+                self._tell(notice, [channel for channel in channels if channel.stalled_after_s == patience_s])
+
+    def _steps(self, sweep: str) -> str:
+        """How far running attempts are, by the progress that the controller shows."""
+        try:
+            jobs = parse_json(self._store.get(progress_name(sweep)))["jobs"]
+        except NotFoundError:
+            return ""
+        running = {job: line for job, line in jobs.items() if line["attempt_id"]}
+        steps = {job: [line["progress"].get(name) for name in ("phase", "step")] for job, line in running.items()}
+        return json.dumps(steps, sort_keys=True)
+
+    def _tell(self, notice: Notice, channels: Iterable[Channel]) -> None:
+        identity = (notice.sweep, notice.notification_id)
+        if identity in self._told:
+            return
+        entry = outbox.add(self._store, notice, (one for one in channels if notice.occasion in one.on))
+        self._told.add(identity)
+        if entry is not None and entry.deliveries:
+            self._waiting[identity] = entry
+
+    def _save_cursor(self, sweep: str, followed: _Followed) -> None:
+        name = notification_cursor(sweep)
+        self._store.put(name, seal(name, json.dumps({"next_sequence": followed.next_sequence}).encode()))
+        followed.saved_sequence = followed.next_sequence
+
+    def _send_due(self) -> None:
+        now = self._now()
+        due = [
+            (entry, delivery)
+            for entry in self._waiting.values()
+            for delivery in entry.waiting
+            if delivery.next_at_s <= now
+        ]
+        if not due:
+            return
+        with ThreadPoolExecutor(_NUM_SENDERS, thread_name_prefix="notify") as pool:
+            list(pool.map(lambda pair: self._try(*pair), due))
+        for entry in {id(entry): entry for entry, _ in due}.values():
+            outbox.save(self._store, entry)
+        self._waiting = {identity: entry for identity, entry in self._waiting.items() if entry.waiting}
+
+    def _try(self, entry: Entry, delivery: Delivery) -> None:
+        notice, kind = entry.notice, delivery.channel.kind
+        try:
+            if delivery.channel not in self._general:
+                check_channel_of_sweep(delivery.channel)
+            self._send(notice, delivery.channel)
+        except Exception as error:  # noqa: BLE001 - libraries of mail and TLS fail in many ways, none of which may end us
+            # An error that nobody expected may quote anything: only ours are shown.
+            why = redacted(str(error)) if isinstance(error, OrchestratorError) else type(error).__name__
+            is_old = self._now() - notice.at_s > outbox.GIVE_UP_S
+            delivery.note_failure(why, self._now(), is_final=is_old or isinstance(error, RefusedForeverError))
+            _LOG.warning("%r was not told by %s (try %d): %s", notice.title, kind, delivery.num_tries, why)
+        else:
+            delivery.note_success(self._now())

@@ -1,0 +1,283 @@
+"""What committed results measured, and how far the model of speed was off there. Pure; records are read elsewhere.
+
+Each result gives one ratio: seconds that it took / seconds that the model (``flops``) gives the same
+work on the same machine. An estimate is the model's seconds times the median ratio of the most similar results, so one
+formula serves every kind and scales over image sizes, numbers of workers and amounts of work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from statistics import median
+from typing import Any
+
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.estimate.accelerators import CPU, Machine, find_accelerator
+from orchestrator.planning.estimate.flops import Fit, Work, network_of, steady_s
+from orchestrator.planning.estimate.volumes import (
+    DatasetSize,
+    builtin_size,
+    embed_work,
+    is_cached,
+    label_work,
+    scan_work,
+    subject_of,
+    training_work,
+    writing_work,
+)
+
+TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE})
+_FULL_TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE})
+_BRIEF_S = 10.0
+FAR_LARGER = 100.0
+"""Times the work of a result: beyond that, one of less than ``_BRIEF_S`` seconds is not extrapolated."""
+
+
+class Source(StrEnum):
+    """Where an estimate comes from, the best first."""
+
+    HISTORY = "history"
+    """Results of the same kind of job, of the same model on the same accelerator."""
+    CALIBRATED = "calibrated"
+    """The model of speed, corrected by other results on that accelerator."""
+    MODEL = "model"
+    """The model of speed alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One committed result's speed."""
+
+    kind: JobKind
+    subject: str
+    """As in `Volume`."""
+    machine: Machine
+    image_size: int
+    precision: str
+    seconds: float
+    """Of the work without its start."""
+    model_s: float
+    """What the model of speed gives for it."""
+    is_known: bool = True
+    """Whether the table of models knows the network: only then does the ratio tell about other networks."""
+    setup_s: float = 0.0
+    """Of its start; 0 = not measured."""
+
+    @property
+    def ratio(self) -> float:
+        """Measured seconds / the model's."""
+        return self.seconds / self.model_s
+
+    def is_too_brief_for(self, model_s: float) -> bool:
+        """Whether the ratio says nothing about work that takes ``model_s`` by the model of speed."""
+        return self.seconds < _BRIEF_S and model_s > FAR_LARGER * self.model_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What to multiply the model's seconds with."""
+
+    ratio: float = 1.0
+    setup_s: float | None = None
+    """Measured seconds of the start; None = as the model says."""
+    num_results: int = 0
+    source: Source = Source.MODEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelError:
+    """How the model of speed does against results."""
+
+    num_results: int
+    median_ratio: float
+    """Measured seconds / the model's: above 1, things take longer than it says."""
+    within: float
+    """Nine of ten results lie within this factor of the model, either way."""
+    within_calibrated: float
+    """The same after correction by the median of the accelerator's results."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Measurements of a store; an empty one leaves estimates to the model."""
+
+    measurements: Sequence[Measurement] = ()
+    sizes: Mapping[str, DatasetSize] = field(default_factory=dict)
+    """Of data sets, by the key of their ``index`` job."""
+    num_parameters: Mapping[str, int] = field(default_factory=dict)
+    """Of whole networks that results name, by subject."""
+
+    def usual_accelerator(self) -> str:
+        """The accelerator of most results; empty if none ran on a known one."""
+        seen = Counter(m.machine.accelerator for m in self.measurements if m.machine.is_gpu)
+        return seen.most_common(1)[0][0] if seen else CPU
+
+    def correction(self, kind: JobKind, subject: str, machine: Machine, work: Work) -> Correction:
+        """By the most similar results on such an accelerator; the model alone where there are none.
+
+        Results of a few seconds tell nothing about work that is far larger: their seconds are first steps.
+        """
+        model_s = steady_s(work, machine)
+        found_there = (m for m in self.measurements if m.machine.accelerator == machine.accelerator)
+        device = [m for m in found_there if not m.is_too_brief_for(model_s)]
+        similar: tuple[tuple[Source, Callable[[Measurement], bool]], ...] = (
+            (Source.HISTORY, lambda m: _is_same(m, kind, subject, machine, work)),
+            (Source.HISTORY, lambda m: (m.kind, m.subject) == (kind, subject)),
+            (Source.HISTORY, lambda m: m.subject == subject and _alike(m.kind, kind)),
+            (Source.HISTORY, lambda m: _architecture(m.subject) == _architecture(subject) and _alike(m.kind, kind)),
+            (Source.CALIBRATED, lambda m: m.is_known and m.precision == work.precision and _alike(m.kind, kind)),
+            (Source.CALIBRATED, lambda m: m.is_known and _alike(m.kind, kind)),
+        )
+        for source, is_similar in similar:
+            if found := [m for m in device if is_similar(m)]:
+                return _correction(found, source)
+        return Correction()
+
+    def brief_model_s(self) -> list[float]:
+        """The model's seconds of what took too little to tell about far larger work, ascending."""
+        return sorted(m.model_s for m in self.measurements if m.seconds < _BRIEF_S)
+
+    def model_error(self) -> ModelError | None:
+        """Of the model of speed, over all results of jobs that train known networks; None without any."""
+        found = [m for m in self.measurements if m.kind in TRAINING and m.is_known]
+        if not found:
+            return None
+        by_device: dict[str, list[float]] = {}
+        for m in found:
+            by_device.setdefault(m.machine.accelerator, []).append(m.ratio)
+        medians = {device: median(ratios) for device, ratios in by_device.items()}
+        return ModelError(
+            num_results=len(found),
+            median_ratio=median(m.ratio for m in found),
+            within=_factor(m.ratio for m in found),
+            within_calibrated=_factor(m.ratio / medians[m.machine.accelerator] for m in found),
+        )
+
+
+def measure(
+    identity: Mapping[str, Any], metrics: Mapping[str, float], summary: Mapping[str, Any], *, num_classes: int = 0
+) -> Measurement | None:
+    """The measurement in a committed record; None if it holds none, or none that can be compared."""
+    try:
+        return _measure(JobKind(identity["kind"]), identity, metrics, summary, num_classes)
+    except (KeyError, TypeError, ValueError, LookupError, ZeroDivisionError):
+        return None  # of another version, or altered: an estimate needs no single record
+
+
+def index_size(metrics: Mapping[str, float]) -> DatasetSize:
+    """Samples by the metrics of an ``index`` record."""
+    return DatasetSize(num_train=int(metrics.get("num_train", 0)), num_val=int(metrics.get("num_val", 0)))
+
+
+def _measure(
+    kind: JobKind,
+    identity: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    summary: Mapping[str, Any],
+    num_classes: int,
+) -> Measurement | None:
+    if summary.get("rows_of_earlier_attempts"):  # the time is that of the last attempt alone
+        return None
+    measured: Mapping[str, float] = summary["measured"]
+    work, seconds = _done(kind, identity, metrics, measured, num_classes)
+    machine = _machine(summary.get("fingerprint", {}), measured)
+    model_s = steady_s(work, machine)
+    if not (seconds > 0 and model_s > 0 and math.isfinite(seconds)):
+        return None
+    return Measurement(
+        kind=kind,
+        subject=subject_of(identity),
+        machine=machine,
+        image_size=work.image_size,
+        precision=work.precision,
+        seconds=seconds,
+        model_s=model_s,
+        is_known=_is_known(identity["parameters"].get("model")),
+        setup_s=float(measured.get("setup_s", 0.0)),
+    )
+
+
+def _done(
+    kind: JobKind,
+    identity: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    measured: Mapping[str, float],
+    num_classes: int,
+) -> tuple[Work, float]:
+    """The work that a record stands for, and the seconds that it took."""
+    parameters: Mapping[str, Any] = identity["parameters"]
+    if is_cached(identity):
+        raise LookupError("how many features a probe was trained on does not stand in its record")
+    if kind in TRAINING and "images_per_s" in measured:
+        recipe, model = parameters["recipe"], parameters["model"]
+        # All of the job, though the rate is that of its last attempt.
+        images = metrics["num_steps"] * recipe["batch_size"]
+        size = DatasetSize(num_train=round(images / recipe["epochs"]))
+        classes = num_classes or int(metrics.get("num_classes", 0))
+        work = training_work(
+            recipe, network_of(model), int(model["image_size"]), size=size, num_classes=classes, kind=kind
+        )
+        return work.without_evaluation(), images / measured["images_per_s"]
+    seconds = measured["work_s"]
+    if kind is JobKind.EMBED:
+        return embed_work(parameters, network_of(parameters["model"]), metrics["num_samples"]), seconds
+    if kind is JobKind.INDEX:
+        return scan_work(index_size(metrics)), seconds
+    if kind is JobKind.DATASET and "builtin" in parameters and not metrics.get("num_adopted"):
+        return writing_work(builtin_size(parameters)), seconds
+    if kind is JobKind.LABELS:
+        return label_work(), seconds
+    raise LookupError(f"how much work a {kind} job does does not stand in its record")
+
+
+def _machine(fingerprint: Mapping[str, Any], measured: Mapping[str, float]) -> Machine:
+    threads = float(fingerprint.get("num_threads", measured.get("num_threads", 1)))
+    workers = int(fingerprint.get("world_size", 1))
+    accelerator = find_accelerator(str(fingerprint.get("device", "")))
+    return Machine(accelerator=accelerator, num_workers=workers, num_cores=threads * workers)
+
+
+def _is_known(model: Mapping[str, Any] | None) -> bool:
+    return model is None or network_of(model).fit is Fit.KNOWN
+
+
+def _is_same(m: Measurement, kind: JobKind, subject: str, machine: Machine, work: Work) -> bool:
+    return (
+        (m.kind, m.subject, m.precision) == (kind, subject, work.precision)
+        and m.machine.num_workers == machine.num_workers
+        and (machine.is_gpu or m.machine.num_cores == machine.num_cores)
+    )
+
+
+@cache
+def _architecture(subject: str) -> str:
+    """A model without its image size."""
+    model = json.loads(subject) if subject else {}
+    return json.dumps({name: value for name, value in model.items() if name != "image_size"}, sort_keys=True)
+
+
+def _alike(kind: JobKind, other: JobKind) -> bool:
+    """Whether jobs of two kinds compute the same way."""
+    return kind is other or {kind, other} <= _FULL_TRAINING
+
+
+def _correction(found: Sequence[Measurement], source: Source) -> Correction:
+    starts = [m.setup_s for m in found if m.setup_s > 0]
+    return Correction(
+        ratio=median(m.ratio for m in found),
+        setup_s=median(starts) if starts else None,
+        num_results=len(found),
+        source=source,
+    )
+
+
+def _factor(ratios: Iterable[float]) -> float:
+    """The factor within which nine of ten ratios lie of 1."""
+    ordered = sorted(max(ratio, 1 / ratio) for ratio in ratios)
+    return ordered[math.ceil(0.9 * len(ordered)) - 1]

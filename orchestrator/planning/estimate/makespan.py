@@ -1,0 +1,171 @@
+"""How long a plan takes on a cluster: list scheduling by the longest path to the end. Pure.
+
+Whenever room comes free, the ready jobs with the longest chain behind them start first and shorter ones fill what is
+left. Graham's bound holds: never more than twice the best schedule for one-GPU jobs (R. L. Graham, "Bounds on
+multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969). No failures, no other sweeps, no waiting for nodes:
+``orchestrator forecast`` has those.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from orchestrator.core.contract import Resources
+from orchestrator.planning.estimate.critical_path import critical_path, seconds_to_end
+from orchestrator.planning.graph.plan import Job, Plan
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What a cluster has; ``name`` is what people call it."""
+
+    nodes: tuple[Resources, ...]
+    name: str = ""
+
+    @property
+    def gpus(self) -> float:
+        """Of all nodes."""
+        return sum(node.gpus for node in self.nodes)
+
+    @property
+    def cpus(self) -> float:
+        """Of all nodes."""
+        return sum(node.cpus for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Makespan:
+    """From the first launch to the last commit."""
+
+    seconds: float
+    critical_s: float
+    """The longest chain: more GPUs do not help below it."""
+    busy_s: float
+    """All work spread evenly over the cluster."""
+    starts_s: Mapping[str, float] = field(default_factory=dict)
+    """By job, of those that run."""
+    never: tuple[str, ...] = ()
+    """Jobs that ask for more than the cluster has, and those that need them."""
+
+    @property
+    def bound_s(self) -> float:
+        """No schedule is shorter."""
+        return max(self.critical_s, self.busy_s)
+
+
+def list_schedule(
+    plan: Plan, durations_s: Mapping[str, float], fleet: Fleet, *, running: Collection[str] = ()
+) -> Makespan:
+    """Schedule the jobs that ``durations_s`` names; others have their result already.
+
+    Those of ``running`` have their room from the first moment on.
+    """
+    schedule = _Schedule(plan, durations_s, fleet, running)
+    schedule.run()
+    started = [job for job in plan.jobs if job.name in schedule.starts_s]
+    gpu_s = sum(job.resources.gpus * durations_s[job.name] for job in started)
+    cpu_s = sum(job.resources.cpus * durations_s[job.name] for job in started)
+    busy_s = max(gpu_s / fleet.gpus if fleet.gpus else 0.0, cpu_s / fleet.cpus if fleet.cpus else 0.0)
+    ran = {job.name: durations_s[job.name] for job in started}
+    return Makespan(
+        seconds=schedule.now_s,
+        critical_s=critical_path(plan, ran).seconds,
+        busy_s=busy_s,
+        starts_s=schedule.starts_s,
+        never=tuple(job.name for job in plan.jobs if job.name in durations_s and job.name not in ran),
+    )
+
+
+class _Room:
+    """What is free on each node; a gang may lie on several."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._free = [[node.gpus, node.cpus] for node in fleet.nodes]
+
+    def take(self, job: Job) -> list[tuple[int, float, float]] | None:
+        """Where each worker of a job gets its share: fullest nodes first. None, and nothing taken, if it does not fit.
+
+        Memory is left out: what a node's jobs reserve of it is rarely what holds others up.
+        """
+        workers = job.execution.num_workers
+        gpus, cpus = job.resources.gpus / workers, job.resources.cpus / workers
+        taken: list[tuple[int, float, float]] = []
+        left = workers
+        for node, free in enumerate(self._free):
+            while left and free[0] >= gpus - _TOLERANCE and free[1] >= cpus - _TOLERANCE:
+                free[0], free[1], left = free[0] - gpus, free[1] - cpus, left - 1
+                taken.append((node, gpus, cpus))
+        if left:
+            self.give(taken)
+            return None
+        return taken
+
+    def give(self, taken: list[tuple[int, float, float]]) -> None:
+        """Return what a job had."""
+        for node, gpus, cpus in taken:
+            self._free[node][0] += gpus
+            self._free[node][1] += cpus
+
+
+class _Schedule:
+    def __init__(self, plan: Plan, durations_s: Mapping[str, float], fleet: Fleet, running: Collection[str]) -> None:
+        self._durations_s, self._room = durations_s, _Room(fleet)
+        self._rank = seconds_to_end(plan, durations_s) | dict.fromkeys(running, math.inf)
+        self._order = {job.name: number for number, job in enumerate(plan.jobs)}
+        # Jobs that have their result take neither time nor room, but the controller, too, waits for what they need.
+        self._jobs = plan.by_name()
+        self._missing = {name: len(set(job.needs)) for name, job in self._jobs.items()}
+        self._waiting: dict[str, list[str]] = {}
+        for name, job in self._jobs.items():
+            for need in set(job.needs):
+                self._waiting.setdefault(need, []).append(name)
+        # One heap per shape: once a job does not fit, no other of its shape does.
+        self._ready: dict[tuple[Resources, int], list[tuple[float, int, str]]] = {}
+        self._running: list[tuple[float, int, str, list[tuple[int, float, float]]]] = []
+        self.now_s = 0.0
+        self.starts_s: dict[str, float] = {}
+
+    def run(self) -> None:
+        for name, count in self._missing.items():
+            if not count:
+                self._queue(name)
+        self._launch()
+        while self._running:
+            self.now_s = self._running[0][0]
+            while self._running and self._running[0][0] <= self.now_s:
+                _, _, name, taken = heapq.heappop(self._running)
+                self._room.give(taken)
+                for follower in self._waiting.get(name, ()):
+                    self._missing[follower] -= 1
+                    if not self._missing[follower]:
+                        self._queue(follower)
+            self._launch()
+
+    def _queue(self, name: str) -> None:
+        job = self._jobs[name]
+        if name not in self._durations_s:
+            heapq.heappush(self._running, (self.now_s, self._order[name], name, []))
+            return
+        shape = (replace(job.resources, memory_gib=0.0), job.execution.num_workers)
+        heapq.heappush(self._ready.setdefault(shape, []), (-self._rank[name], self._order[name], name))
+
+    def _launch(self) -> None:
+        """Start what fits, longest chains first over all shapes."""
+        full: set[tuple[Resources, int]] = set()
+        while True:
+            heads = [(heap[0], shape) for shape, heap in self._ready.items() if heap and shape not in full]
+            if not heads:
+                return
+            (_, order, name), shape = min(heads, key=lambda head: head[0])
+            taken = self._room.take(self._jobs[name])
+            if taken is None:
+                full.add(shape)
+                continue
+            heapq.heappop(self._ready[shape])
+            self.starts_s[name] = self.now_s
+            heapq.heappush(self._running, (self.now_s + self._durations_s[name], order, name, taken))

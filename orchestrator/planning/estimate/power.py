@@ -1,0 +1,204 @@
+"""How likely a difference of a given size would be found, from the noise between seeds; pure.
+
+What is assumed is the report's own test: paired differences to the baseline, averaged over the transfers of each
+pretrain seed, Student's t over the pretrain seeds, at the level that the table's one corrected family leaves to a
+comparison with the baseline.
+
+The paired difference of pretrain seed i and transfer seed j is ``difference + pretrain_i + transfer_ij``, with the same
+two variances for every label space; they are pooled over the label spaces of a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.comparisons import METHOD, Comparisons
+from orchestrator.planning.graph.plan import Plan
+
+TARGET_POWER = 0.8
+MOST_SEEDS = 100
+"""Searches for a design end here."""
+_TRANSFERS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
+_RANGE = 0.8
+"""Confidence of the range of a standard deviation."""
+_IMPLAUSIBLE_STDS = 10.0
+"""Label spaces of the paper's table 5 differ by up to about ten standard deviations between seeds."""
+_LARGEST_STDS = 1e6
+_FIRST_LOG, _LAST_LOG, _NUM_POINTS, _EXACT = -16.0, 1.5, 400, 1e-9
+"""Of the integral over the logarithm of a standard deviation, and relative, of a critical value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Design:
+    """How many seeds every label space of a table has."""
+
+    num_pretrain_seeds: int
+    num_transfer_seeds: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Standard deviations of the paired difference of two label spaces, in the unit of the metric."""
+
+    pretrain_std: float
+    """Between pretrain seeds; with one transfer seed its spread is in here."""
+    transfer_std: float | None
+    """Between transfers of one backbone; None where every backbone has one."""
+    num_pretrain_seeds: int
+    """That it was measured on; 0 where it was stated."""
+    freedom: float
+    """Degrees of freedom of the variance; infinite where it was stated."""
+
+    def of_seed(self, num_transfer_seeds: int) -> float:
+        """Standard deviation of the mean of one pretrain seed's transfers."""
+        transfer = self.transfer_std or 0.0
+        return math.sqrt(self.pretrain_std**2 + transfer**2 / num_transfer_seeds)
+
+    @property
+    def ends(self) -> tuple[Noise, Noise]:
+        """What it may be, from little to much: a range of 80 % by the chi-squared distribution of a variance."""
+        if math.isinf(self.freedom):
+            return self, self
+        from scipy import special
+
+        shares = ((1 + _RANGE) / 2, (1 - _RANGE) / 2)
+        low, high = (math.sqrt(self.freedom / (2 * special.gammaincinv(self.freedom / 2, p))) for p in shares)
+        return self._times(low), self._times(high)
+
+    def _times(self, factor: float) -> Noise:
+        transfer = None if self.transfer_std is None else factor * self.transfer_std
+        return replace(self, pretrain_std=factor * self.pretrain_std, transfer_std=transfer)
+
+
+def power_of(design: Design, noise: Noise, difference: float, comparisons: Comparisons) -> float:
+    """Chance that the report calls a label space different from the baseline, if it differs by so much; in [0, 1].
+
+    The other label spaces are taken to be as good as the baseline. 0 with one pretrain seed.
+    """
+    freedom = design.num_pretrain_seeds - 1
+    if freedom < 1:
+        return 0.0
+    std = noise.of_seed(design.num_transfer_seeds)
+    if not std:
+        return float(difference != 0)
+    shift = abs(difference) / std * math.sqrt(design.num_pretrain_seeds)
+    return _beyond(_critical(freedom, comparisons.level), shift, freedom)
+
+
+def _beyond(critical: float, shift: float, freedom: int) -> float:
+    """Chance that a noncentral t variable lies beyond the critical values, on either side.
+
+    The mean, over what the estimated standard deviation may be, of a normal probability each. Here and not by scipy,
+    as planning loads neither it nor numpy; tests hold it to scipy.
+    """
+    return math.fsum(
+        weight * (_normal(shift - critical * ratio) + _normal(-shift - critical * ratio))
+        for ratio, weight in _ratios(freedom)
+    )
+
+
+@cache
+def _ratios(freedom: int) -> tuple[tuple[float, float], ...]:
+    """Estimated over true standard deviation, and the weights of these values.
+
+    The square times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the density
+    vanishes, converges exponentially.
+    """
+    step = (_LAST_LOG - _FIRST_LOG) / _NUM_POINTS
+    logs = [_FIRST_LOG + step * number for number in range(_NUM_POINTS + 1)]
+    constant = math.log(2) + freedom / 2 * math.log(freedom / 2) - math.lgamma(freedom / 2)
+    densities = [math.exp(constant + freedom * log - freedom * math.exp(2 * log) / 2) for log in logs]
+    return tuple((math.exp(log), step * density) for log, density in zip(logs, densities, strict=True))
+
+
+@cache
+def _critical(freedom: int, level: float) -> float:
+    """What Student's t exceeds, on both sides together, with this chance."""
+    low, high = 0.0, 1.0
+    while _beyond(high, 0.0, freedom) > level:
+        low, high = high, 2 * high
+    while high - low > _EXACT * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beyond(middle, 0.0, freedom) > level else (low, middle)
+    return high
+
+
+def _normal(value: float) -> float:
+    return math.erfc(-value / math.sqrt(2)) / 2
+
+
+def seeds_needed(
+    noise: Noise, difference: float, comparisons: Comparisons, *, num_transfer_seeds: int, power: float = TARGET_POWER
+) -> int | None:
+    """The fewest pretrain seeds with so much power; None if more than ``MOST_SEEDS``."""
+    low, high = 2, MOST_SEEDS
+
+    def suffices(num: int) -> bool:
+        design = Design(num_pretrain_seeds=num, num_transfer_seeds=num_transfer_seeds)
+        return power_of(design, noise, difference, comparisons) >= power
+
+    if not suffices(high):
+        return None
+    while low < high:  # more seeds, more power
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle + 1, high)
+    return low
+
+
+def smallest_difference(num_pretrain_seeds: int, comparisons: Comparisons) -> float:
+    """The smallest difference with ``TARGET_POWER``, in standard deviations between seeds; infinite with one seed."""
+    design = Design(num_pretrain_seeds=num_pretrain_seeds)
+    noise = Noise(pretrain_std=1.0, transfer_std=None, num_pretrain_seeds=0, freedom=math.inf)
+    low, high = 0.0, _LARGEST_STDS
+    if power_of(design, noise, high, comparisons) < TARGET_POWER:
+        return math.inf
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2 if low else high / 100
+        is_seen = power_of(design, noise, middle, comparisons) >= TARGET_POWER
+        low, high = (low, middle) if is_seen else (middle, high)
+    return high
+
+
+def weak_designs(plan: Plan) -> Iterator[str]:
+    """Warnings of transfers whose seeds cannot find any plausible difference, and what would."""
+    spaces: dict[tuple[str, str], set[str]] = {}
+    with_own_baseline: set[tuple[str, str]] = set()
+    seeds: dict[tuple[str, str], set[str]] = {}
+    for job in plan.jobs:
+        if job.kind in _TRANSFERS:
+            place = (str(job.facets["transfer"]), str(job.facets.get("pretrain", "")))
+            spaces.setdefault(place, set()).add(str(job.facets["label_space"]))
+            seeds.setdefault(place, set()).add(str(job.facets.get("pretrain_seed", 0)))
+            if job.facets.get("baseline") == "retrain":
+                with_own_baseline.add(place)
+    alike: dict[tuple[int, Comparisons], list[str]] = {}
+    for place, names in spaces.items():
+        has_baseline = plan.baseline in names or place in with_own_baseline
+        comparisons = Comparisons.of_spaces(len(names), has_baseline=has_baseline)
+        if comparisons.total:
+            alike.setdefault((len(seeds[place]), comparisons), []).append(place[0])
+    for (num_seeds, comparisons), transfers in alike.items():
+        least = smallest_difference(num_seeds, comparisons)
+        if least > _IMPLAUSIBLE_STDS:
+            yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(num_seeds, comparisons, least)}"
+
+
+def _weakness(num_seeds: int, family: Comparisons, least: float) -> str:
+    finds = ((seeds, smallest_difference(seeds, family)) for seeds in range(3, MOST_SEEDS))
+    enough, found = next((seeds, found) for seeds, found in finds if found <= _IMPLAUSIBLE_STDS / 2)
+    would = (
+        f"{enough} pretraining seeds find differences of {found:.1f} standard deviations between seeds; "
+        "`orchestrator power` says what they cost"
+    )
+    if math.isinf(least):
+        tested = f"none of the {family.total} comparisons can" if family.total > 1 else "the comparison cannot"
+        return f"one pretraining seed shows no noise between seeds, so {tested} be tested; {would}"
+    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({METHOD})"
+    return (
+        f"{num_seeds} pretraining seeds find, {tests}, only differences of {least:,.0f} standard deviations between "
+        f"seeds or more (power {TARGET_POWER:.0%}), which no plausible difference reaches; {would}"
+    )

@@ -1,0 +1,361 @@
+"""What each job of a plan has to do and to write, read from the identities of the plan alone. Pure.
+
+Sizes of data sets that only their index knows are taken from ``sizes`` where the caller has them; else they are what
+the sweep.yaml declares, and 0 if it declares nothing: estimates then say so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.estimate.flops import (
+    FORWARD_PASSES_PER_STEP,
+    OPERATIONS_PER_MAC,
+    Fit,
+    Network,
+    Work,
+    network_of,
+)
+from orchestrator.planning.estimate.search_work import filled, num_full_trials, times, typical_trial
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.sweepfile.resolve_datasets import digits_split
+
+_FLOAT_BYTES = 4
+_FEATURE_BYTES = 2
+_INDEX_BYTES_PER_SAMPLE = 80
+_TAR_BYTES_PER_SAMPLE = 3072
+"""Headers and padding of an image and its metadata in a tar."""
+_RECORD_BYTES = 4096
+_OPTIMIZER_COPIES: Mapping[str, int] = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
+"""Values per weight that optimizers remember."""
+_DIGITS_VAL_FRACTION = 0.2
+_SCAN_S, _WRITE_S, _LABEL_S = 0.00012, 0.0004, 0.5
+"""Core-seconds to index and to write a sample, and of a label space."""
+_PASSES = 3  # forward, and the products of both factors backward
+_KMEANS_LADDER = 2026  # sum of the numbers of clusters that a rebalanced clustering tries: 2, 8, 32, 64 ... 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSize:
+    """Samples of both splits; 0 = not known."""
+
+    num_train: int = 0
+    num_val: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """What a job does and writes; ``caveat`` says what had to be assumed."""
+
+    work: Work = field(default_factory=Work)
+    subject: str = ""
+    """What speed depends on beside the kind: the model, in canonical form; empty for kinds without one."""
+    kept_bytes: int = _RECORD_BYTES
+    """Of the artifact."""
+    checkpoint_bytes: int = 0
+    """At most, beside it, while the job runs."""
+    caveat: str = ""
+    is_measured: bool = True
+    """Whether results of such jobs say how fast they were."""
+
+
+class Volumes:
+    """Volumes of a plan's jobs; facts that many jobs share are found once."""
+
+    def __init__(self, plan: Plan, sizes: Mapping[str, DatasetSize] | None = None) -> None:
+        """``sizes`` is by name of the ``index`` job."""
+        self._plan, self._given = plan, dict(sizes or {})
+        self._sizes: dict[str, DatasetSize] = {}
+        self._networks: dict[str, Network] = {}
+
+    def of(self, job: Job) -> Volume:
+        """Volume of a job of the plan."""
+        return _BY_KIND.get(job.kind, _of_unknown)(self, self._with_recipe(job))
+
+    def _with_recipe(self, job: Job) -> Job:
+        """The job with typical values of what a search finds for it."""
+        search, parameters = self.input(job, "search"), job.identity["parameters"]
+        if search is None or "recipe" not in parameters or search.identity["parameters"]["over"] != "recipe":
+            return job
+        recipe = filled(parameters["recipe"], search.identity["parameters"]["space"])
+        return replace(job, identity={**job.identity, "parameters": {**parameters, "recipe": recipe}})
+
+    @cached_property
+    def by_key(self) -> Mapping[str, Job]:
+        """Jobs by the keys that other jobs name as their inputs."""
+        return {job.key: job for job in self._plan.jobs}
+
+    def input(self, job: Job, *roles: str) -> Job | None:
+        """The job behind the first of some roles that a job has and the plan knows."""
+        keys: Mapping[str, str] = job.identity["inputs"]
+        return next((self.by_key[keys[role]] for role in roles if keys.get(role) in self.by_key), None)
+
+    def network(self, job: Job) -> tuple[str, Network]:
+        """Canonical form of a job's ``model``, and what it is."""
+        subject = subject_of(job.identity)
+        if subject not in self._networks:
+            self._networks[subject] = network_of(job.identity["parameters"]["model"])
+        return subject, self._networks[subject]
+
+    def size(self, index: Job | None) -> DatasetSize:
+        """Samples behind an index."""
+        if index is None:
+            return DatasetSize()
+        if index.name not in self._sizes:
+            self._sizes[index.name] = self._find_size(index)
+        return self._sizes[index.name]
+
+    def num_classes(self, job: Job) -> int:
+        """Outputs of a job's head; 0 if only the label space's record will tell."""
+        labels = self.input(job, "labels")
+        found = (labels or job).facets.get("granularity", 0)
+        return int(found)
+
+    def _find_size(self, index: Job) -> DatasetSize:
+        if index.name in self._given:
+            return self._given[index.name]
+        dataset = self.input(index, "dataset")
+        if dataset is not None and "num_samples" not in index.execution.data_location:
+            return builtin_size(dataset.identity["parameters"])
+        parts = [self.by_key[key] for role, key in index.identity["inputs"].items() if role.startswith("part")]
+        if parts:
+            found = [self.size(part) for part in parts]
+            return DatasetSize(num_train=sum(s.num_train for s in found), num_val=sum(s.num_val for s in found))
+        declared = index.execution.data_location.get("num_samples", {})
+        return DatasetSize(num_train=declared.get("train", 0), num_val=declared.get("val", 0))
+
+
+def subject_of(identity: Mapping[str, Any]) -> str:
+    """The model that an identity names, as text; empty without one."""
+    model = identity["parameters"].get("model")
+    return json.dumps(model, sort_keys=True) if model else ""
+
+
+def builtin_size(parameters: Mapping[str, Any]) -> DatasetSize:
+    """Samples of a built-in data set, by its parameters."""
+    num_train, num_val = parameters.get("num_train", 0), parameters.get("num_val", 0)
+    if parameters.get("builtin") == "digits":
+        num_train, num_val = digits_split(parameters.get("val_fraction", _DIGITS_VAL_FRACTION))
+    num_parts = parameters.get("part", {}).get("num", 1)  # a part job writes its share
+    return DatasetSize(num_train=math.ceil(num_train / num_parts), num_val=math.ceil(num_val / num_parts))
+
+
+def training_work(
+    recipe: Mapping[str, Any], network: Network, image_size: int, *, size: DatasetSize, num_classes: int, kind: JobKind
+) -> Work:
+    """What a recipe does with a network: updates, and evaluations of the whole validation split."""
+    epochs, batch_size = float(recipe["epochs"]), int(recipe["batch_size"])
+    num_steps = math.floor(epochs * size.num_train / batch_size + 0.5)
+    num_evals = max(1, math.ceil(epochs / float(recipe.get("eval_every_epochs") or 1)))
+    is_frozen = kind is JobKind.PROBE or recipe.get("freeze") == "backbone"
+    passes = 1 if is_frozen else FORWARD_PASSES_PER_STEP
+    images, eval_images = num_steps * batch_size, num_evals * size.num_val
+    if kind is JobKind.PROBE:  # features of the validation split, and of images that always look the same, once
+        eval_images = size.num_val
+        has_one_look = recipe.get("augment", "none") == "none" and not recipe.get("dropout")
+        images = size.num_train if has_one_look else images
+    forward = OPERATIONS_PER_MAC * (network.macs + network.num_features * num_classes)
+    return Work(
+        operations=passes * forward * images,
+        eval_operations=forward * eval_images,
+        images=images,
+        eval_images=eval_images,
+        image_size=image_size,
+        num_steps=num_steps,
+        precision=recipe.get("precision", "fp32"),
+        tf32=bool(recipe.get("tf32", False)),
+        has_batchnorm=network.has_batchnorm,
+    )
+
+
+def scan_work(size: DatasetSize) -> Work:
+    """Of indexing both splits."""
+    return Work(core_s=_SCAN_S * (size.num_train + size.num_val))
+
+
+def writing_work(size: DatasetSize) -> Work:
+    """Of making the shards of a built-in data set."""
+    return Work(core_s=_WRITE_S * (size.num_train + size.num_val))
+
+
+def label_work() -> Work:
+    """Of making a label space."""
+    return Work(core_s=_LABEL_S)
+
+
+def embed_work(parameters: Mapping[str, Any], network: Network, num_samples: float) -> Work:
+    """Of the features of a split."""
+    return Work(
+        operations=OPERATIONS_PER_MAC * network.macs * num_samples,
+        images=num_samples,
+        image_size=int(parameters["model"]["image_size"]),
+        precision=parameters.get("precision") or "fp32",
+        has_batchnorm=network.has_batchnorm,
+    )
+
+
+def thinned(size: DatasetSize, subset: Mapping[str, Any], num_classes: int) -> DatasetSize:
+    """Size of the part of a training split that a subset leaves, about."""
+    left = size.num_train * float(subset.get("fraction", 1.0))
+    if subset.get("max_per_class") and num_classes:
+        left = min(left, subset["max_per_class"] * num_classes)
+    left = min(left, subset.get("num_samples") or left)
+    return DatasetSize(num_train=math.ceil(left), num_val=size.num_val)
+
+
+def _of_training(volumes: Volumes, job: Job) -> Volume:
+    parameters: Mapping[str, Any] = job.identity["parameters"]
+    if is_cached(job.identity):
+        return _of_features(volumes, job)
+    subject, network = volumes.network(job)
+    recipe, num_classes = parameters["recipe"], volumes.num_classes(job)
+    whole = volumes.size(volumes.input(job, "index"))
+    size = thinned(whole, parameters.get("subset", {}), num_classes)
+    work = training_work(
+        recipe,
+        network,
+        int(parameters["model"]["image_size"]),
+        size=size,
+        num_classes=num_classes,
+        kind=job.kind,
+    )
+    weights = _FLOAT_BYTES * (network.num_features + 1) * num_classes
+    weights += 0 if job.kind is JobKind.PROBE else _FLOAT_BYTES * network.num_parameters
+    keep = parameters.get("keep", {})
+    num_kept = len(keep.get("epochs", ())) + int((keep.get("best") or {}).get("k", 0))
+    copies = 1 + _OPTIMIZER_COPIES.get(recipe.get("optimizer", "sgd"), 2) + (recipe.get("average", "none") != "none")
+    return Volume(
+        work=work,
+        subject=subject,
+        kept_bytes=_RECORD_BYTES + weights * (1 + num_kept),
+        checkpoint_bytes=weights * copies * (job.execution.checkpoint_keep_last + num_kept),
+        caveat=_caveat(network, whole),
+    )
+
+
+def _of_features(volumes: Volumes, job: Job) -> Volume:
+    """A probe or nearest neighbours on features that ``embed`` jobs made: products of matrices, without any image."""
+    recipe: Mapping[str, Any] = job.identity["parameters"]["recipe"]
+    size, num_classes = volumes.size(volumes.input(job, "index")), max(2, volumes.num_classes(job))
+    subject, network = volumes.network(job)
+    num_steps = 0
+    if job.kind is JobKind.KNN:
+        products = float(size.num_train) * size.num_val
+    elif "epochs" in recipe:
+        num_steps = math.floor(float(recipe["epochs"]) * size.num_train / int(recipe["batch_size"]) + 0.5)
+        products = _PASSES * float(recipe["epochs"]) * size.num_train * num_classes
+    else:  # L-BFGS, once per strength of regularisation, warm-started: far from its last iteration
+        tries, iterations = len(recipe.get("l2", (0,))), int(recipe.get("max_iterations", 100))
+        products = _PASSES * 0.1 * tries * iterations * float(size.num_train) * num_classes
+    work = Work(operations=OPERATIONS_PER_MAC * network.num_features * products, num_steps=num_steps, core_s=_LABEL_S)
+    weights = 0 if job.kind is JobKind.KNN else _FLOAT_BYTES * (network.num_features + 1) * num_classes
+    return Volume(
+        work=work,
+        subject=subject,
+        kept_bytes=_RECORD_BYTES + weights,
+        caveat=_unknown_size(size),
+        is_measured=False,
+    )
+
+
+def is_cached(identity: Mapping[str, Any]) -> bool:
+    """Whether a job trains on features that are there already."""
+    found: bool = identity["parameters"].get("recipe", {}).get("features") == "cached"
+    return found
+
+
+def _of_embed(volumes: Volumes, job: Job) -> Volume:
+    subject, network = volumes.network(job)
+    parameters: Mapping[str, Any] = job.identity["parameters"]
+    size = volumes.size(volumes.input(job, "index"))
+    number = size.num_train if parameters.get("split") == "train" else size.num_val
+    work = embed_work(parameters, network, number)
+    kept_bytes = _RECORD_BYTES + number * network.num_features * _FEATURE_BYTES
+    return Volume(work=work, subject=subject, kept_bytes=kept_bytes, caveat=_caveat(network, size))
+
+
+def _of_cluster(volumes: Volumes, job: Job) -> Volume:
+    rule: Mapping[str, Any] = job.identity["parameters"]
+    size = volumes.size(volumes.input(job, "index"))
+    features = volumes.input(job, "train")
+    dim = volumes.network(features)[1].num_features if features is not None else 1024
+    num_clusters = int(rule["k"]) if "k" in rule else _KMEANS_LADDER
+    passes = (int(rule.get("iterations", 100)) + 1) * int(rule.get("num_init", 1))
+    operations = float(OPERATIONS_PER_MAC) * size.num_train * num_clusters * dim * passes
+    kept_bytes = _RECORD_BYTES + _FLOAT_BYTES * (size.num_train + size.num_val + num_clusters * dim)
+    return Volume(work=Work(operations=operations), kept_bytes=kept_bytes, caveat=_unknown_size(size))
+
+
+def _of_dataset(_: Volumes, job: Job) -> Volume:
+    parameters: Mapping[str, Any] = job.identity["parameters"]
+    size = DatasetSize() if job.needs else builtin_size(parameters)  # of shards that part jobs write it commits a list
+    number = size.num_train + size.num_val
+    per_sample = _TAR_BYTES_PER_SAMPLE + 3 * int(parameters.get("image_size", 8)) ** 2
+    return Volume(work=writing_work(size), kept_bytes=_RECORD_BYTES + number * per_sample)
+
+
+def _of_index(volumes: Volumes, job: Job) -> Volume:
+    size = volumes.size(job)
+    number = size.num_train + size.num_val
+    return Volume(
+        work=scan_work(size),
+        kept_bytes=_RECORD_BYTES + number * _INDEX_BYTES_PER_SAMPLE,
+        caveat=_unknown_size(size),
+    )
+
+
+def _of_labels(volumes: Volumes, job: Job) -> Volume:
+    by_sample = "clusters" in job.identity["inputs"]
+    size = volumes.size(volumes.input(job, "index")) if by_sample else DatasetSize()
+    kept_bytes = _RECORD_BYTES + _FLOAT_BYTES * (size.num_train + size.num_val)
+    return Volume(work=label_work(), kept_bytes=kept_bytes)
+
+
+def _of_search(volumes: Volumes, job: Job) -> Volume:
+    """Of all trials together, which share what the search holds; their artifacts stay, those of stopped ones go."""
+    trial = volumes.of(typical_trial(job))
+    number = num_full_trials(job)
+    return replace(
+        trial,
+        work=times(trial.work, number),
+        kept_bytes=_RECORD_BYTES + math.ceil(number) * trial.kept_bytes,
+        checkpoint_bytes=job.execution.num_workers * trial.checkpoint_bytes,
+        is_measured=False,
+    )
+
+
+def _of_unknown(_: Volumes, job: Job) -> Volume:
+    return Volume(work=Work(core_s=1.0), caveat=f"nothing is known about the work of {job.kind} jobs")
+
+
+def _caveat(network: Network, size: DatasetSize) -> str:
+    texts = {
+        Fit.KNOWN: "",
+        Fit.CHANGED: "kwargs change the network; its cost is taken for that of the unchanged one",
+        Fit.UNKNOWN: "the network is not in the table of models; a ResNet-50 is assumed",
+    }
+    return "; ".join(text for text in (texts[network.fit], _unknown_size(size)) if text)
+
+
+def _unknown_size(size: DatasetSize) -> str:
+    return "" if size.num_train else "the size of the data set is unknown until it is indexed: declare num_train"
+
+
+_BY_KIND: Mapping[JobKind, Callable[[Volumes, Job], Volume]] = {
+    JobKind.DATASET: _of_dataset,
+    JobKind.INDEX: _of_index,
+    JobKind.LABELS: _of_labels,
+    JobKind.EMBED: _of_embed,
+    JobKind.CLUSTER: _of_cluster,
+    JobKind.PRETRAIN: _of_training,
+    JobKind.FINETUNE: _of_training,
+    JobKind.PROBE: _of_training,
+    JobKind.KNN: _of_features,
+    JobKind.SEARCH: _of_search,
+}

@@ -1,0 +1,154 @@
+"""How well a shuffle order mixes classes that lie together in shards. Pure.
+
+Samples are shuffled inside blocks of shards, so a batch sees the classes of its block alone. Where shards are sorted by
+class that is a few of them, and training suffers without a word. The measure is the expected number of distinct leaf
+classes in a batch, against that of a full shuffle; it follows from the index and the recipe alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import Job, Plan
+
+SPREAD_FIELD: Final = "class_spread"
+"""Of an index record's summary, and of the answer of ``data index``."""
+DEFAULT_BLOCK_SHARDS: Final = 16
+DEFAULT_BATCH_SIZE: Final = 256
+_POOR: Final = 0.8
+"""Share of a full shuffle's classes per batch below which somebody should know."""
+_REPAIRED: Final = 0.95
+_CHUNKS: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+"""Longer runs cost fewer reads, so the longest one that mixes well is advised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shuffle:
+    """The fields of a recipe that decide which samples may meet in a batch."""
+
+    batch_size: int = DEFAULT_BATCH_SIZE
+    block_shards: int = DEFAULT_BLOCK_SHARDS
+    chunk_samples: int | None = None
+
+    @classmethod
+    def of(cls, recipe: Mapping[str, Any]) -> Self:
+        """From the recipe of an identity."""
+        return cls(
+            batch_size=recipe["batch_size"],
+            block_shards=recipe.get("shuffle_block_shards", DEFAULT_BLOCK_SHARDS),
+            chunk_samples=recipe.get("shuffle_chunk_samples"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassSpread:
+    """Over how many shards the classes of a split are spread."""
+
+    num_shards: int
+    rows: Sequence[tuple[float, int, int]]
+    """(shards that hold such a class, number of such classes, samples of all of them)."""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """As an index record's summary holds it for a split."""
+        rows = [(float(shards), int(classes), int(samples)) for shards, classes, samples in document["rows"]]
+        return cls(num_shards=int(document["num_shards"]), rows=rows)
+
+    def classes_per_batch(self, shuffle: Shuffle) -> float:
+        """Expected distinct classes of a batch.
+
+        A class of n samples lies in u of R units (shards, or runs of ``chunk_samples``), a block has b of them. It is
+        in the block with p = 1 - C(R - u, b) / C(R, b); given that, its expected share of the block is n / (N p), and
+        it is in the batch with 1 - (1 - n / (N p))^B. How a class lies within its shards is not known: u counts it as
+        sorted, the worst case.
+        """
+        total = sum(samples for _, _, samples in self.rows)
+        units, per_block = self._units(total, shuffle)
+        run = total / units
+        expected = 0.0
+        for shards, classes, samples in self.rows:
+            size = samples / classes
+            held = shards if shuffle.chunk_samples is None else max(shards, size / run)
+            in_block = 1.0 - _missed(units, min(held, units), per_block)
+            expected += classes * in_block * _hit(size / total / in_block, shuffle.batch_size)
+        return expected
+
+    def fully_shuffled(self, batch_size: int) -> float:
+        """Expected distinct classes of a batch of a full shuffle."""
+        total = sum(samples for _, _, samples in self.rows)
+        return sum(classes * _hit(samples / classes / total, batch_size) for _, classes, samples in self.rows)
+
+    def complaint(self, shuffle: Shuffle) -> str:
+        """What is wrong with a shuffle, and the setting that repairs it; empty if nothing is."""
+        if not self.rows:
+            return ""  # no sample has a class
+        wanted, found = self.fully_shuffled(shuffle.batch_size), self.classes_per_batch(shuffle)
+        if found >= _POOR * wanted:
+            return ""
+        held = sum(classes for _, classes, _ in self.rows)
+        block = f"shuffle_block_shards: {shuffle.block_shards}"
+        if shuffle.chunk_samples is not None:
+            block += f", shuffle_chunk_samples: {shuffle.chunk_samples}"
+        return (
+            f"the shards are sorted by class: with {block}, a batch of {shuffle.batch_size} holds {found:.0f} of the "
+            f"{held} classes, fully shuffled {wanted:.0f}; {self._repair(shuffle, wanted)}"
+        )
+
+    def _repair(self, shuffle: Shuffle, wanted: float) -> str:
+        for chunk in _CHUNKS:
+            tried = Shuffle(batch_size=shuffle.batch_size, block_shards=shuffle.block_shards, chunk_samples=chunk)
+            if (mixed := self.classes_per_batch(tried)) >= _REPAIRED * wanted:
+                return f"`shuffle_chunk_samples: {chunk}` in the recipe makes it {mixed:.0f}"
+        return f"`shuffle_block_shards: {self.num_shards}` in the recipe shuffles all of them"
+
+    def _units(self, total: int, shuffle: Shuffle) -> tuple[float, float]:
+        """R and b, as ``SampleOrder`` cuts them; a batch that is larger than a block draws on several, parts too."""
+        shard = total / self.num_shards
+        units, per_block = float(self.num_shards), float(shuffle.block_shards)
+        if shuffle.chunk_samples is not None:
+            units *= math.ceil(shard / shuffle.chunk_samples)
+            per_block = max(1.0, round(shuffle.block_shards * shard / shuffle.chunk_samples))
+        blocks = max(1.0, shuffle.batch_size / (per_block * total / units) + 0.5)
+        return units, min(units, per_block * blocks)
+
+
+def sorted_shards(plan: Plan, summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """One line per data set and shuffle whose batches hold far fewer classes than those of a full shuffle.
+
+    Args:
+        plan: the plan.
+        summaries: of committed records, by key.
+    """
+    told = set()
+    for job in plan.jobs:
+        index_key, recipe = job.identity["inputs"].get("index", ""), job.identity["parameters"].get("recipe", {})
+        spread = summaries.get(index_key, {}).get(SPREAD_FIELD, {}).get("train")
+        if job.kind not in {JobKind.PRETRAIN, JobKind.FINETUNE} or not spread or "batch_size" not in recipe:
+            continue
+        shuffle = Shuffle.of(recipe)
+        if (index_key, shuffle) not in told:
+            told.add((index_key, shuffle))
+            if complaint := ClassSpread.from_json(spread).complaint(shuffle):
+                yield f"{_dataset_of(plan, index_key)}: {complaint} (first: {job.name})"
+
+
+def _dataset_of(plan: Plan, index_key: str) -> str:
+    indexes: Iterator[Job] = (job for job in plan.jobs if job.key == index_key)
+    return next((f"datasets.{job.name.partition('/')[2]}" for job in indexes), index_key)
+
+
+def _hit(share: float, batch_size: int) -> float:
+    """That something of this share of the draws is among so many of them."""
+    return 1.0 if share >= 1.0 else -math.expm1(batch_size * math.log1p(-share))
+
+
+def _missed(units: float, held: float, drawn: float) -> float:
+    """C(R - u, b) / C(R, b): that none of u units is among b of R that are drawn."""
+    if held + drawn > units:
+        return 0.0
+    terms = math.lgamma(units - held + 1) - math.lgamma(units - held - drawn + 1)
+    return min(1.0, math.exp(terms + math.lgamma(units - drawn + 1) - math.lgamma(units + 1)))

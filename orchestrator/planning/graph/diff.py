@@ -1,0 +1,119 @@
+"""Two plans side by side: which jobs are new, gone, the same, or the same by name under another key. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from orchestrator.planning.graph.explain import FieldChange, causes
+from orchestrator.planning.graph.plan import Job, Plan
+
+
+class Change(StrEnum):
+    """What became of a job."""
+
+    ADDED = "added"
+    REMOVED = "removed"
+    REKEYED = "rekeyed"
+    """Same name, another key: it has to run again."""
+    RENAMED = "renamed"
+    """Same key, another name: its result stays."""
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobChange:
+    """One job of either plan."""
+
+    name: str
+    """In the new plan; of removed jobs in the old one."""
+    kind: str
+    change: Change
+    old_name: str = ""
+    old_key: str = ""
+    new_key: str = ""
+    fields: tuple[FieldChange, ...] = ()
+    """Of rekeyed jobs: why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDiff:
+    """From an old plan to a new one."""
+
+    jobs: tuple[JobChange, ...]
+    """Of the new plan in its order, then what is gone."""
+
+    @property
+    def counts(self) -> Mapping[Change, int]:
+        """Number of jobs by what became of them."""
+        counts = Counter(job.change for job in self.jobs)
+        return {change: counts[change] for change in Change}
+
+    def __repr__(self) -> str:
+        return f"<PlanDiff: {', '.join(f'{number} {change.value}' for change, number in self.counts.items())}>"
+
+    def by_cause(self) -> dict[str, list[JobChange]]:
+        """Rekeyed jobs by what changed; most share one cause, such as a recipe."""
+        grouped: dict[str, list[JobChange]] = {}
+        for job in self.jobs:
+            if job.change is Change.REKEYED:
+                grouped.setdefault("; ".join(_cause(field) for field in job.fields), []).append(job)
+        return grouped
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        jobs = [{**asdict(job), "change": job.change.value} for job in self.jobs]
+        return {"counts": {change.value: number for change, number in self.counts.items()}, "jobs": jobs}
+
+
+def diff_plans(old: Plan, new: Plan) -> PlanDiff:
+    """What changes when the new plan takes the place of the old one."""
+    return PlanDiff(jobs=tuple(_changes(old, new)))
+
+
+def _changes(old: Plan, new: Plan) -> Iterator[JobChange]:
+    before, after = old.by_name(), new.by_name()
+    old_keys, new_keys = {job.key: job for job in old.jobs}, {job.key: job for job in new.jobs}
+
+    def find_old(key: str) -> Mapping[str, Any] | None:
+        return old_keys[key].identity if key in old_keys else None
+
+    def find_new(key: str) -> Mapping[str, Any] | None:
+        return new_keys[key].identity if key in new_keys else None
+
+    taken = set()
+    for job in new.jobs:
+        same = before.get(job.name)
+        if same is not None and same.key == job.key:
+            yield _change(job, Change.UNCHANGED, same)
+        elif job.key in old_keys:
+            taken.add(old_keys[job.key].name)
+            yield _change(job, Change.RENAMED, old_keys[job.key])
+        elif same is not None:
+            fields = tuple(causes(same.identity, job.identity, find_old, find_new))
+            yield _change(job, Change.REKEYED, same, fields)
+        else:
+            yield _change(job, Change.ADDED, None)
+    for job in old.jobs:
+        if job.name not in after and job.name not in taken:
+            yield JobChange(name=job.name, kind=job.kind.value, change=Change.REMOVED, old_key=job.key)
+
+
+def _change(job: Job, change: Change, old: Job | None, fields: tuple[FieldChange, ...] = ()) -> JobChange:
+    return JobChange(
+        name=job.name,
+        kind=job.kind.value,
+        change=change,
+        old_name=old.name if old is not None and change is Change.RENAMED else "",
+        old_key=old.key if old is not None else "",
+        new_key=job.key,
+        fields=fields,
+    )
+
+
+def _cause(field: FieldChange) -> str:
+    """Without the way to it: jobs at any distance from a changed recipe have one cause."""
+    return str(FieldChange(path=field.path, old=field.old, new=field.new))

@@ -1,0 +1,83 @@
+"""Canonical identities of jobs: what changes a result, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.core.contract import JobKind
+from orchestrator.core.ids import canonical_json, key_of_canonical, make_key, sha256_hex
+
+CODE_VERSIONS: Mapping[JobKind, int] = {
+    JobKind.DATASET: 1,
+    JobKind.INDEX: 2,
+    JobKind.EMBED: 1,
+    JobKind.CLUSTER: 1,
+    JobKind.LABELS: 1,
+    JobKind.PRETRAIN: 1,
+    JobKind.FINETUNE: 1,
+    JobKind.PROBE: 1,
+    JobKind.KNN: 1,
+    JobKind.SEARCH: 1,
+}
+"""Bumped by hand whenever the code of a kind computes another result from the same parameters."""
+
+
+def make_identity(kind: JobKind, parameters: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
+    """The identity that a key is the address of; ``inputs`` maps roles to artifact keys."""
+    return {
+        "kind": kind.value,
+        "code_version": CODE_VERSIONS[kind],
+        "parameters": dict(parameters),
+        "inputs": dict(inputs),
+    }
+
+
+def key_of(identity: Mapping[str, Any], readable: str) -> str:
+    """Key of an identity; ``readable`` must be made of identity fields only, since it is part of the key."""
+    return make_key(identity["kind"], readable, identity)
+
+
+def has_its_key(key: str, identity: Mapping[str, Any]) -> bool:
+    """Whether a key is the address of an identity. The readable part of a key follows from no identity alone, so that
+    only its kind and its hash are compared.
+    """
+    kind, digest = str(identity.get("kind")), sha256_hex(canonical_json(identity))[:16]
+    return key.startswith(f"{kind}-") and key.rpartition("-")[2] == digest
+
+
+class KeyMaker:
+    """Keys of many identities that share large parts, such as recipes: each of those is encoded once.
+
+    The mappings in identities must not change while this lives.
+    """
+
+    _LARGE = 6
+    """Fields from which on remembering costs less than encoding."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[int, tuple[object, bytes]] = {}
+
+    def key_of(self, identity: Mapping[str, Any], readable: str) -> str:
+        """See the function of this name."""
+        return key_of_canonical(identity["kind"], readable, self.encode(identity))
+
+    def encode(self, identity: Mapping[str, Any]) -> bytes:
+        """The identity's canonical JSON."""
+        fields = {name: canonical_json(value) for name, value in identity.items() if name != "parameters"}
+        parameters = {name: self._part(value) for name, value in identity["parameters"].items()}
+        return _joined({**fields, "parameters": _joined(parameters)})
+
+    def _part(self, value: object) -> bytes:
+        if not isinstance(value, Mapping) or len(value) < self._LARGE:
+            return canonical_json(value)
+        known = self._encoded.get(id(value))
+        if known is None:
+            known = self._encoded[id(value)] = (value, canonical_json(value))  # kept alive, so that the id stays its
+        return known[1]
+
+
+def _joined(fields: Mapping[str, bytes]) -> bytes:
+    """An object of RFC 8785: its names in the order of their UTF-16 code units."""
+    names = sorted(fields, key=lambda name: name.encode("utf-16-be"))
+    return b"{" + b",".join(canonical_json(name) + b":" + fields[name] for name in names) + b"}"

@@ -1,0 +1,190 @@
+"""Reports every object of a store that is missing, short or altered.
+
+``check_store`` compares what records and manifests name; ``check_documents`` reads the documents of the control plane,
+which carry their own digests. What only a sweep's journal can tell is checked in ``retention.sweep_check``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+
+from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.ids import canonical_json, sha256_hex
+from orchestrator.core.security.json_text import parse_json
+from orchestrator.retention.gc_layout import ARTIFACT_DEPTH, MANIFEST, METRICS, PINS, RECORD, SEARCHES, TRASH, TRIALS
+from orchestrator.retention.inventory import Amount, Named, named_objects, walk_artifacts
+from orchestrator.storage.artifacts import Record
+from orchestrator.storage.bounds import PLAN_BYTES, RECORD_BYTES
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import check_nonce, check_seal
+
+_CHUNK_BYTES = 8 * 1024 * 1024
+_DOCUMENTS = ("sweeps/", "controllers/", PINS, TRASH, SEARCHES)
+_MANY_DOCUMENTS = ("jobs/", METRICS, TRIALS)
+_OF_JOURNALS = re.compile(r"^sweeps/[^/]+/(journal/|snapshots/|report/|plan-|provenance-)")
+_WITH_NONCE = ("/lease.json", "/claim.json")
+
+
+class Problem(StrEnum):
+    """What is wrong with an object."""
+
+    MISSING = "missing"
+    SHORT = "short"
+    """Smaller than it was written: truncated."""
+    ALTERED = "altered"
+    """Larger, of another sha256, or a record whose identity is not what its key is the address of."""
+    UNREADABLE = "unreadable"
+    """A record or manifest that is no such document."""
+
+
+class Depth(StrEnum):
+    """How much is read of every object that a record or manifest names."""
+
+    SIZES = "sizes"
+    CONTENT = "content"
+    """All bytes, compared by sha256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One damaged object."""
+
+    name: str
+    problem: Problem
+    named_by: str
+    """The record or manifest that expects something else; the object itself for a damaged head."""
+    detail: str
+
+
+@dataclass(slots=True)
+class Census:
+    """What was looked at."""
+
+    num_heads: int = 0
+    """Records and manifests."""
+    checked: Amount = field(default_factory=Amount)
+
+
+def check_store(store: ObjectStore, depth: Depth = Depth.SIZES, census: Census | None = None) -> Iterator[Finding]:
+    """Check every record and every checkpoint's manifest; findings come as they are found.
+
+    What is deleted while this runs (checkpoints that a job replaces, garbage) is no finding. Without a record or
+    manifest nothing is expected: half-written attempts and checkpoints are garbage, not damage.
+    """
+    checker = _Checker(store, depth, census or Census())
+    for key, stats in walk_artifacts(store):
+        sizes = {stat.name: stat.size_bytes for stat in stats}
+        for head in filter(_is_head, sizes):
+            findings = list(checker.check(key, head, sizes))
+            # A head that went away meanwhile took its objects with it, and had the right to.
+            if findings and store.exists(head):
+                yield from findings
+
+
+def check_documents(store: ObjectStore, depth: Depth = Depth.SIZES, census: Census | None = None) -> Iterator[Finding]:
+    """Check that every stored document outside of artifacts is JSON and fits its own digest.
+
+    Those of which there is one per attempt or checkpoint (attempts, claims, metrics, trials) are read with
+    ``Depth.CONTENT`` only. Journals, snapshots, plans and specs are left to ``retention.sweep_check``, logs and
+    reports are text for people.
+    """
+    census = census or Census()
+    for folder in _DOCUMENTS if depth is Depth.SIZES else (*_DOCUMENTS, *_MANY_DOCUMENTS):
+        for stat in store.list_objects(folder):
+            if not stat.name.endswith((".json", ".jsonl")) or _OF_JOURNALS.search(stat.name):
+                continue
+            census.checked += Amount(num_objects=1, num_bytes=stat.size_bytes)
+            finding = _check_document(store, stat.name)
+            if finding is not None and store.exists(stat.name):
+                yield finding
+
+
+def _check_document(store: ObjectStore, name: str) -> Finding | None:
+    try:
+        content = store.get(name, max_bytes=PLAN_BYTES)
+        check_seal(name, content)
+        documents = (
+            [parse_json(line) for line in content.splitlines()] if name.endswith(".jsonl") else [parse_json(content)]
+        )
+        if not all(isinstance(document, dict) for document in documents):
+            raise TypeError("it is no JSON object")
+        if name.endswith(_WITH_NONCE):
+            check_nonce(name, documents[0])
+    except NotFoundError:
+        return None
+    except (ValueError, TypeError, CorruptObjectError) as error:
+        return Finding(name=name, problem=Problem.ALTERED, named_by=name, detail=str(error))
+    return None
+
+
+class _Checker:
+    def __init__(self, store: ObjectStore, depth: Depth, census: Census) -> None:
+        self._store = store
+        self._depth = depth
+        self._census = census
+
+    def check(self, key: str, head: str, sizes: Mapping[str, int]) -> Iterator[Finding]:
+        """Findings about one record or manifest and all that it names; ``sizes`` is the key's listing."""
+        self._census.num_heads += 1
+        try:
+            content = self._store.get(head, max_bytes=RECORD_BYTES)
+            if head.endswith(f"/{RECORD}"):
+                yield from _check_identity(key, head, content)
+            named = named_objects(head, content)
+        except NotFoundError:
+            return
+        except (ValueError, KeyError, TypeError, CorruptObjectError) as error:
+            yield Finding(name=head, problem=Problem.UNREADABLE, named_by=head, detail=str(error))
+            return
+        for name, expected in named.items():
+            self._census.checked += Amount(num_objects=1, num_bytes=expected.size_bytes)
+            found = self._compare(name, expected, sizes)
+            if found is not None:
+                yield Finding(name=name, problem=found[0], named_by=head, detail=found[1])
+
+    def _compare(self, name: str, expected: Named, sizes: Mapping[str, int]) -> tuple[Problem, str] | None:
+        size_bytes = sizes[name] if name in sizes else self._size(name)
+        if size_bytes is None:
+            return Problem.MISSING, f"expected {expected.size_bytes} bytes"
+        if size_bytes != expected.size_bytes:
+            problem = Problem.SHORT if size_bytes < expected.size_bytes else Problem.ALTERED
+            return problem, f"{size_bytes} bytes, expected {expected.size_bytes}"
+        if self._depth is Depth.CONTENT and (digest := self._digest(name, size_bytes)) != expected.sha256:
+            return Problem.ALTERED, f"sha256 {digest[:16]}..., expected {expected.sha256[:16]}..."
+        return None
+
+    def _size(self, name: str) -> int | None:
+        """Of an object that the listing did not have; it may have been written or restored since."""
+        try:
+            return self._store.stat(name).size_bytes
+        except NotFoundError:
+            return None
+
+    def _digest(self, name: str, size_bytes: int) -> str:
+        digest = sha256()
+        for start in range(0, size_bytes, _CHUNK_BYTES):
+            with suppress(NotFoundError):  # deleted meanwhile: another digest, and then the head is looked at again
+                digest.update(self._store.get_range(name, start, min(_CHUNK_BYTES, size_bytes - start)))
+        return digest.hexdigest()
+
+
+def _is_head(name: str) -> bool:
+    """``artifacts/<kind>/<key>/record.json`` or ``.../checkpoints/<step>-<nonce>/manifest.json``."""
+    parts = name.split("/")
+    is_manifest = parts[-1] == MANIFEST and len(parts) == ARTIFACT_DEPTH + 3 and parts[ARTIFACT_DEPTH] == "checkpoints"
+    return is_manifest or (parts[-1] == RECORD and len(parts) == ARTIFACT_DEPTH + 1)
+
+
+def _check_identity(key: str, head: str, content: bytes) -> Iterator[Finding]:
+    record = Record.from_bytes(content)
+    digest = sha256_hex(canonical_json(record.identity))[:16]
+    if record.key != key or not key.endswith(digest):
+        detail = (
+            f"it is the record of {record.key} with an identity of digest {digest}: not what {key} is the address of"
+        )
+        yield Finding(name=head, problem=Problem.ALTERED, named_by=head, detail=detail)

@@ -1,0 +1,313 @@
+"""Garbage collection: hide what no root reaches, and destroy what has been hidden for long enough.
+
+Two invariants make it safe while sweeps run:
+
+1. What readers can see is hidden before it is destroyed, by deleting its record or manifest, and roots are read again
+   after the hiding: whoever asked for a key in the meantime gets it back. Whoever asks later finds it absent.
+2. Bytes are destroyed only if they were invisible *before* the roots were read that do not reach them. Whoever asks for
+   the key after that reading looks for its record after it too, finds none, and makes the artifact anew, under other
+   names.
+
+Everything is decided from the store alone, so an interrupted collection is continued by the next one. One that is
+suspended for longer than its lock looks at the lock again before every deletion; the single request that it may have
+been in the middle of does no harm either: what it hides late comes back, for whoever took its lock away keeps the
+tombstones of what lives on for another trash grace, and what it destroys late has been marked as past restoring.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, islice
+
+from orchestrator.core.errors import NotFoundError, PreconditionFailedError
+from orchestrator.retention.gc_layout import PROBES, last_part, whole_artifact
+from orchestrator.retention.gc_lock import CollectionLock
+from orchestrator.retention.gc_rules import (
+    FOLLOWS_RECORD,
+    HasLeftovers,
+    Reason,
+    Roots,
+    Unit,
+    classify_logs,
+    classify_metrics,
+    classify_search,
+)
+from orchestrator.retention.gc_survey import Action, Graces, Tally, classify, leftover, survey
+from orchestrator.retention.gc_trash import Tombstone, Trash
+from orchestrator.retention.inventory import named_objects
+from orchestrator.storage.layout import record_name, search_log_head
+from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.search_logs import is_whole
+
+__all__ = ["Action", "Collector", "Graces", "Tally"]
+
+_BATCH_UNITS = 256
+"""Folders between two readings of the roots; bounds memory, and the work that a crash repeats."""
+
+
+class Collector:
+    """One garbage collection of one store. ``roots`` reads them anew at every call; ``now`` is in unix seconds."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        roots: Callable[[], Roots],
+        *,
+        graces: Graces | None = None,
+        now: Callable[[], float] = time.time,
+        holder: str = "gc",
+    ) -> None:
+        self._store = store
+        self._roots = roots
+        self._graces = graces or Graces()
+        self._now = now
+        self._started_s = now()
+        self._lock = CollectionLock(store, holder, now)
+        # The nonce: a batch of another run must never be overwritten, it may be all that is left of a record.
+        self._trash = Trash(store, f"{int(self._started_s):012d}-{secrets.token_hex(4)}")
+        self._condemned_at_s: dict[str, float] = {}
+        self._condemned_for: dict[str, Reason] = {}
+        self._batches_of: dict[str, list[str]] = defaultdict(list)
+        """Names of the batches with tombstones of a unit."""
+        self._tally = Tally()
+
+    def preview(self) -> Tally:
+        """What ``collect`` would do now; writes nothing."""
+        self._remember_all()
+        hidden: set[str] = set()
+        for unit in chain.from_iterable(survey(self._store, self._roots())):
+            action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
+            self._count(action, unit)
+            if action is Action.HIDE:
+                hidden.add(unit.name)
+        for _, stat in self._leftovers():
+            self._tally.add(Action.DESTROY, leftover(stat))
+        return self._tally
+
+    def collect(self) -> Tally:
+        """Do it.
+
+        Raises:
+            CollectionBusyError: another collection is at work.
+            CorruptObjectError: the trash cannot be read.
+        """
+        with self._lock:
+            # A restored record may reach artifacts that are in the trash themselves.
+            num_restored = -1
+            while num_restored < len(self._tally.restored):
+                num_restored = len(self._tally.restored)
+                self._settle(self._trash.names())
+            self._remember_all()
+            # One after the other: what becomes of a key's metrics depends on what has become of its record.
+            for garbage in survey(self._store, self._roots()):
+                while batch := list(islice(garbage, _BATCH_UNITS)):
+                    self._lock.keep()
+                    self._act(batch)
+            for delete, stat in self._leftovers():
+                self._lock.keep()
+                delete(stat.name)
+                self._tally.add(Action.DESTROY, leftover(stat))
+            self._settle(self._trash.names(), finish=True)
+        return self._tally
+
+    # ------------------------------------------------------------------------------------------------------- decisions
+    def _remember_all(self) -> None:
+        for name in self._trash.names():
+            self._remember(name, self._trash.read(name))
+
+    def _remember(self, batch: str, tombstones: Iterable[Tombstone]) -> None:
+        for tombstone in tombstones:
+            self._batches_of[tombstone.unit].append(batch)
+            latest = max(tombstone.at_s, self._condemned_at_s.get(tombstone.unit, 0.0))
+            self._condemned_at_s[tombstone.unit] = latest
+            self._condemned_for[tombstone.unit] = tombstone.reason
+
+    def _count(self, action: Action, unit: Unit) -> None:
+        # Without its record an artifact looks like the rest of a job that was never committed.
+        is_hidden = action in {Action.WAIT_IN_TRASH, Action.DESTROY}
+        reason = self._condemned_for.get(unit.name, unit.reason) if is_hidden else unit.reason
+        self._tally.add(action, replace(unit, reason=reason))
+
+    def _due(self, unit: Unit) -> Action:
+        if unit.newest_at_s > self._started_s - self._graces.age_s:
+            return Action.WAIT_FOR_GRACE
+        at_s = self._condemned_at_s.get(unit.name, 0.0)
+        # Visible again, or with objects younger than its tombstone: it lived a second time since, and starts over.
+        if at_s <= unit.newest_at_s or unit.heads:
+            return Action.HIDE
+        at_s = max(at_s, self._condemned_at_s.get(unit.behind, 0.0))
+        return Action.DESTROY if at_s + self._graces.trash_s <= self._started_s else Action.WAIT_IN_TRASH
+
+    def _act(self, batch: Sequence[Unit]) -> None:
+        due: dict[Action, list[Unit]] = defaultdict(list)
+        for unit in batch:
+            due[self._due_now(unit)].append(unit)
+        for action in (Action.WAIT_FOR_GRACE, Action.WAIT_IN_TRASH):
+            for unit in due[action]:
+                self._count(action, unit)
+        if due[Action.HIDE]:
+            self._hide(due[Action.HIDE])
+        if due[Action.DESTROY]:
+            self._destroy(due[Action.DESTROY])
+
+    def _due_now(self, unit: Unit) -> Action:
+        # Metrics go after the record of their key: readers of the record expect them.
+        is_veiled = not unit.veil or not self._store.exists(unit.veil)
+        return self._due(unit) if is_veiled else Action.WAIT_FOR_GRACE
+
+    # --------------------------------------------------------------------------------------------------------- effects
+    def _hide(self, units: Sequence[Unit]) -> None:
+        tombstones = [Tombstone.of(unit, self._read(unit.heads), self._started_s) for unit in units]
+        # The tombstones are durable before anything disappears: a crash in between hides nothing.
+        batch = self._trash.bury(tombstones)
+        roots = self._roots()
+        for tombstone in tombstones:
+            if tombstone.heads and not self._is_wanted(tombstone, roots):
+                for head in tombstone.heads:
+                    # Whoever took over the lock of a collection that slept has looked at what this one knows of.
+                    self._lock.keep()
+                    self._store.delete(head)
+        # The roots are read once more: what was asked for while it disappeared comes back. A crash before this line
+        # leaves that to the next collection.
+        spared = self._settle([batch])
+        self._remember(batch, (tombstone for tombstone in tombstones if tombstone.unit not in spared))
+        for unit in units:
+            if unit.name not in spared:
+                self._tally.add(Action.HIDE, unit)
+
+    def _destroy(self, units: Sequence[Unit]) -> None:
+        # The names to delete are fixed before the roots are read: what is written later is not ours (invariant 2).
+        listed = [(unit, self._list_around(unit)) for unit in units]
+        roots = self._roots()
+        due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
+        due = [(unit, stats) for unit, stats in due if self._due_now(unit) is Action.DESTROY]
+        # Durable before any byte goes: if this collection falls asleep over a deletion, no later one restores the rest.
+        self._doom({unit.name for unit, _ in due})
+        for unit, stats in due:
+            if self._is_committed_since(unit, stats):
+                continue
+            for stat in stats:
+                if stat.name.startswith(unit.name):
+                    self._lock.keep()
+                    self._store.delete(stat.name)
+            self._count(Action.DESTROY, unit)
+
+    def _doom(self, units: AbstractSet[str]) -> None:
+        for batch in sorted({batch for unit in units for batch in self._batches_of[unit]}):
+            self._lock.keep()
+            self._trash.doom(batch, units)
+
+    def _settle(self, batches: Iterable[str], *, finish: bool = False) -> set[str]:
+        """Restore what must live on, and drop tombstones that are settled; returns the units that live on."""
+        spared: set[str] = set()
+        roots = self._roots()
+        for name in batches:
+            self._lock.keep()
+            tombstones = self._trash.read(name)
+            kept = []
+            for tombstone in tombstones:
+                if not self._is_wanted(tombstone, roots):
+                    if not finish or not self._is_gone(tombstone):
+                        kept.append(tombstone)
+                    continue
+                spared.add(tombstone.unit)
+                if not tombstone.is_doomed:
+                    self._restore(tombstone)
+                    # A collection that sleeps may still delete the head: then the next one puts it back.
+                    if tombstone.heads and self._started_s < self._lock.deserted_at_s + self._graces.trash_s:
+                        kept.append(tombstone)
+            # Only now: a crash before this line restores once more, which changes nothing.
+            if len(kept) < len(tombstones):
+                self._trash.rewrite(name, kept)
+        return spared
+
+    def _restore(self, tombstone: Tombstone) -> None:
+        """Put the heads back whose objects are all there; of an interrupted destruction the rest is garbage again."""
+        if not tombstone.heads:
+            return
+        # A search's log lies where it is, all else that has heads in the folder of its key's artifact.
+        folder = tombstone.unit if tombstone.reason in FOLLOWS_RECORD else whole_artifact(tombstone.key)
+        sizes = {stat.name: stat.size_bytes for stat in self._store.list_objects(folder)}
+        for head, content in tombstone.contents().items():
+            if head in sizes or not _is_complete(tombstone.key, head, content, sizes):
+                continue
+            with suppress(PreconditionFailedError):  # made anew since: that one stays
+                self._store.put_if_absent(head, content)
+                self._tally.restored.append(tombstone.unit)
+
+    # ---------------------------------------------------------------------------------------------------------- looking
+    def _is_wanted(self, tombstone: Tombstone, roots: Roots) -> bool:
+        """Whether a unit would not be garbage, were its heads where they were."""
+        if tombstone.reason is Reason.FORGOTTEN_LOGS:
+            return last_part(tombstone.unit) in roots.sweeps
+        if tombstone.key not in roots.keys and tombstone.key not in roots.live:
+            return False
+        if tombstone.unit == whole_artifact(tombstone.key) or tombstone.reason in FOLLOWS_RECORD:
+            return True
+        stats = list(self._store.list_objects(whole_artifact(tombstone.key)))
+        hidden = set(tombstone.heads) - {stat.name for stat in stats}
+        stats += [ObjectStat(name=name, size_bytes=0, etag="") for name in hidden]
+        found = classify(self._store, tombstone.key, stats, roots)
+        return tombstone.unit not in {unit.name for unit in found}
+
+    def _is_gone(self, tombstone: Tombstone) -> bool:
+        """Whether a unit that was condemned long enough ago has nothing left."""
+        return self._is_due(tombstone) and not any(True for _ in self._store.list_objects(tombstone.unit))
+
+    def _is_due(self, tombstone: Tombstone) -> bool:
+        return tombstone.at_s + self._graces.trash_s <= self._started_s
+
+    def _is_committed_since(self, unit: Unit, stats: Sequence[ObjectStat]) -> bool:
+        """Whether an attempt that was thought dead has committed; then its parts are looked at anew another time."""
+        record = record_name(unit.key) if unit.key else ""
+        return bool(record) and all(stat.name != record for stat in stats) and self._store.exists(record)
+
+    def _list_around(self, unit: Unit) -> list[ObjectStat]:
+        """A unit's objects, and those of its key that decide about it."""
+        is_inside = unit.name.startswith(whole_artifact(unit.key)) if unit.key else False
+        return list(self._store.list_objects(whole_artifact(unit.key) if is_inside else unit.name))
+
+    def _find(self, unit: Unit, stats: Sequence[ObjectStat], roots: Roots) -> Unit | None:
+        """The unit as it is now, if it is still garbage."""
+        if not stats:
+            return None
+        if unit.reason is Reason.UNREFERENCED_METRICS:
+            found = classify_metrics(unit.key, unit.name, stats, roots)
+        elif unit.reason is Reason.UNREFERENCED_SEARCH:
+            found = classify_search(unit.key, unit.name, stats, roots)
+        elif unit.reason is Reason.FORGOTTEN_LOGS:
+            found = classify_logs(last_part(unit.name), unit.name, stats, roots)
+        else:
+            found = classify(self._store, unit.key, stats, roots)
+        return next((again for again in found if again.name == unit.name), None)
+
+    def _read(self, heads: Iterable[str]) -> dict[str, bytes]:
+        contents = {}
+        for head in heads:
+            with suppress(NotFoundError):
+                contents[head] = self._store.get(head)
+        return contents
+
+    def _leftovers(self) -> Iterator[tuple[Callable[[str], None], ObjectStat]]:
+        """What writers that died left where no reader looks, old enough, with what deletes it."""
+        limit_s = self._started_s - self._graces.age_s
+        found = [(self._store.delete, self._store.list_objects(PROBES))]
+        if isinstance(self._store, HasLeftovers):
+            found.append((self._store.delete_leftover, self._store.leftovers()))
+        for delete, stats in found:
+            yield from ((delete, stat) for stat in stats if stat.modified_at_s <= limit_s)
+
+
+def _is_complete(key: str, head: str, content: bytes, sizes: Mapping[str, int]) -> bool:
+    try:
+        if head == search_log_head(key):
+            return is_whole(key, content, sizes.keys())
+        return all(sizes.get(name) == named.size_bytes for name, named in named_objects(head, content).items())
+    except ValueError:
+        return False

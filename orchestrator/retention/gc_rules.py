@@ -1,0 +1,190 @@
+"""What is garbage: pure rules from a listing and the roots. ``docs/retention.md`` has them as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from orchestrator.retention.gc_layout import ARTIFACT_DEPTH, MANIFEST, RECORD, folder_of, whole_artifact
+from orchestrator.retention.inventory import Amount
+from orchestrator.storage.layout import record_name, search_log_head
+from orchestrator.storage.protocol import ObjectStat
+
+_FOLDER_DEPTH = ARTIFACT_DEPTH + 2
+"""Name parts of ``artifacts/<kind>/<key>/parts/<attempt>-<nonce>/`` and of a checkpoint's folder."""
+
+
+class Reason(StrEnum):
+    """Why something may go."""
+
+    UNREFERENCED_ARTIFACT = "unreferenced_artifact"
+    """Committed, and no kept sweep, pin or other artifact's identity names it."""
+    ABANDONED_JOB = "abandoned_job"
+    """Parts and checkpoints of a job that was never committed and stands in no kept sweep."""
+    ORPHANED_PARTS = "orphaned_parts"
+    """Of a dead attempt, or of one that lost the race for the commit: no record names them."""
+    SUPERFLUOUS_CHECKPOINT = "superfluous_checkpoint"
+    """Its job is committed, so that nothing resumes from it."""
+    UNFINISHED_CHECKPOINT = "unfinished_checkpoint"
+    """Without a manifest: its writer died."""
+    UNREFERENCED_METRICS = "unreferenced_metrics"
+    UNREFERENCED_SEARCH = "unreferenced_search"
+    """The log of a search job, or what was shown of its trials."""
+    FORGOTTEN_LOGS = "forgotten_logs"
+    LEFTOVER = "leftover"
+    """A temporary file or upload of a writer that died."""
+
+
+FOLLOWS_RECORD = frozenset({Reason.UNREFERENCED_METRICS, Reason.UNREFERENCED_SEARCH})
+"""What stays as long as the record of its key can be seen, whose readers expect it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roots:
+    """What must stay, at one moment; lineage is followed already."""
+
+    keys: AbstractSet[str] = frozenset()
+    """Keys whose artifacts, checkpoints (until committed) and metrics stay."""
+    checkpoints: AbstractSet[str] = frozenset()
+    """Folders ``<key>/checkpoints/<step>-<nonce>`` that stay although their job is committed."""
+    live: AbstractSet[str] = frozenset()
+    """Keys with a running attempt: nothing below them is touched."""
+    sweeps: AbstractSet[str] = frozenset()
+    """Sweeps whose logs stay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Garbage that goes as one: a folder."""
+
+    name: str
+    """Prefix of its objects, with a final ``/``."""
+    reason: Reason
+    key: str = ""
+    """Key that it belongs to; empty for logs."""
+    amount: Amount = field(default_factory=Amount)
+    newest_at_s: float = 0.0
+    """When its youngest object was written."""
+    heads: tuple[str, ...] = ()
+    """Its objects that make the others visible to readers: a record, manifests, the head of a search's log."""
+
+    @property
+    def veil(self) -> str:
+        """The object that must be gone before the unit's bytes may go; empty for none but ``heads``."""
+        return record_name(self.key) if self.reason in FOLLOWS_RECORD else ""
+
+    @property
+    def behind(self) -> str:
+        """Another unit that must have been condemned for as long as this one, if it is condemned at all."""
+        return whole_artifact(self.key) if self.reason in FOLLOWS_RECORD else ""
+
+
+@runtime_checkable
+class HasLeftovers(Protocol):
+    """A store in which writers that died leave something that listings do not show."""
+
+    def leftovers(self) -> Iterator[ObjectStat]:
+        """All of it, that of writers still at work included; names count for ``delete_leftover`` alone."""
+
+    def delete_leftover(self, name: str) -> None:
+        """Delete one; deleting a missing one is success."""
+
+
+def classify_artifact(
+    key: str, stats: Sequence[ObjectStat], roots: Roots, named_folders: Callable[[], AbstractSet[str] | None]
+) -> list[Unit]:
+    """Garbage among all objects of a key.
+
+    ``named_folders`` is asked only where the answer depends on it: the folders (``.../parts/<x>/`` and
+    ``.../checkpoints/<x>/``) that the key's record names; ``None`` if the record cannot be read: nothing can be told.
+    """
+    if key in roots.live or not stats:
+        return []
+    is_committed = any(stat.name == record_name(key) for stat in stats)
+    if key not in roots.keys:
+        reason = Reason.UNREFERENCED_ARTIFACT if is_committed else Reason.ABANDONED_JOB
+        return [_unit(whole_artifact(key), reason, key, stats)]
+    folders = _folders(stats)
+    if not is_committed:
+        return list(_unfinished(key, folders))
+    checkpoints = [folder for folder in folders if _is_checkpoint(folder)]
+    # One attempt's parts and nothing else are the record's: almost always, and then the record need not be read.
+    named = set(folders) if len(folders) == 1 and not checkpoints else named_folders()
+    if named is None:
+        return []
+    kept = named | {f"{whole_artifact(name.partition('/')[0])}{name.partition('/')[2]}/" for name in roots.checkpoints}
+    return [_unit(folder, _reason_of(folder), key, inside) for folder, inside in folders.items() if folder not in kept]
+
+
+def classify_metrics(key: str, folder: str, stats: Iterable[ObjectStat], roots: Roots) -> list[Unit]:
+    """The folder of a key's metrics, if it is garbage."""
+    if key in roots.live or key in roots.keys:
+        return []
+    return [_unit(folder, Reason.UNREFERENCED_METRICS, key, stats)]
+
+
+def classify_search(key: str, folder: str, stats: Iterable[ObjectStat], roots: Roots) -> list[Unit]:
+    """The folder of a search job's log or trials, if it is garbage."""
+    if key in roots.live or key in roots.keys:
+        return []
+    return [_unit(folder, Reason.UNREFERENCED_SEARCH, key, stats)]
+
+
+def classify_logs(sweep: str, folder: str, stats: Iterable[ObjectStat], roots: Roots) -> list[Unit]:
+    """The folder of a sweep's logs, if it is garbage."""
+    return [] if sweep in roots.sweeps else [_unit(folder, Reason.FORGOTTEN_LOGS, "", stats)]
+
+
+def folders_of(names: Iterable[str]) -> set[str]:
+    """The folders of attempts and checkpoints that some objects lie in."""
+    return {folder for name in names if (folder := folder_of(name, _FOLDER_DEPTH))}
+
+
+def _unfinished(key: str, folders: dict[str, list[ObjectStat]]) -> Iterator[Unit]:
+    for folder, inside in folders.items():
+        if not _is_checkpoint(folder):
+            yield _unit(folder, Reason.ORPHANED_PARTS, key, inside)
+        elif not any(stat.name == folder + MANIFEST for stat in inside):
+            yield _unit(folder, Reason.UNFINISHED_CHECKPOINT, key, inside)
+
+
+def _folders(stats: Sequence[ObjectStat]) -> dict[str, list[ObjectStat]]:
+    """Objects by folder of an attempt or checkpoint; anything else in a key's folder is left alone."""
+    found: dict[str, list[ObjectStat]] = {}
+    for stat in stats:
+        folder = folder_of(stat.name, _FOLDER_DEPTH)
+        if folder and folder.split("/")[ARTIFACT_DEPTH] in {"parts", "checkpoints"}:
+            found.setdefault(folder, []).append(stat)
+    return found
+
+
+def _is_checkpoint(folder: str) -> bool:
+    return folder.split("/")[ARTIFACT_DEPTH] == "checkpoints"
+
+
+def _reason_of(folder: str) -> Reason:
+    return Reason.SUPERFLUOUS_CHECKPOINT if _is_checkpoint(folder) else Reason.ORPHANED_PARTS
+
+
+def _unit(name: str, reason: Reason, key: str, stats: Iterable[ObjectStat]) -> Unit:
+    """Counts a stream: the logs of a large sweep are many objects."""
+    num_objects, num_bytes, newest_at_s = 0, 0, 0.0
+    heads = []
+    for stat in stats:
+        num_objects += 1
+        num_bytes += stat.size_bytes
+        newest_at_s = max(newest_at_s, stat.modified_at_s)
+        if key and (_is_head(stat.name) or stat.name == search_log_head(key)):
+            heads.append(stat.name)
+    amount = Amount(num_objects=num_objects, num_bytes=num_bytes)
+    return Unit(name=name, reason=reason, key=key, amount=amount, newest_at_s=newest_at_s, heads=tuple(heads))
+
+
+def _is_head(name: str) -> bool:
+    parts = name.split("/")
+    is_record = len(parts) == ARTIFACT_DEPTH + 1 and parts[-1] == RECORD
+    is_manifest = len(parts) == ARTIFACT_DEPTH + 3 and parts[-3] == "checkpoints" and parts[-1] == MANIFEST
+    return is_record or is_manifest

@@ -1,0 +1,247 @@
+"""What must stay in a store: read from plans, journals, inboxes, pins and the identities of what these name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, TooLargeError
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.retention.gc_layout import forgotten_name
+from orchestrator.retention.gc_pins import checkpoints_among, read_pins, split_reference
+from orchestrator.retention.gc_rules import Roots
+from orchestrator.search.kept import kept_trials
+from orchestrator.state.events import decode_event
+from orchestrator.state.fold import fold
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.artifacts import is_committed, read_record
+from orchestrator.storage.bounds import SMALL_BYTES
+from orchestrator.storage.journal import Journal
+from orchestrator.storage.layout import inbox_folder, journal_segment
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
+from orchestrator.sweeps.inbox import Submit, read_inbox
+from orchestrator.sweeps.ledger import read_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SweepRoots:
+    """What one sweep keeps, as of ``num_segments`` and ``inbox``."""
+
+    planned: frozenset[str] = frozenset()
+    """Keys of jobs."""
+    inputs: frozenset[str] = frozenset()
+    """References in their identities."""
+    searches: frozenset[str] = frozenset()
+    """Keys of jobs that search: their trials come and go without a word in the journal."""
+    live: frozenset[str] = frozenset()
+    num_segments: int
+    inbox: tuple[str, ...]
+
+
+class RootReader:
+    """Call it for the roots of this moment; a sweep is read again only if something was written about it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._sweeps: dict[str, _SweepRoots] = {}
+        self._inputs: dict[str, tuple[str, ...]] = {}
+        """References in the identities of committed keys that no plan has."""
+
+    def __call__(self) -> Roots:
+        """Read the roots.
+
+        Raises:
+            ControllerError: a sweep cannot be read, so that what it needs is unknown.
+            CorruptObjectError: the same of a pin, or of the record of an artifact that something depends on.
+        """
+        pinned = [key for pin in read_pins(self._store) for key in pin.keys]
+        self._sweeps = dict(self._read_kept())
+        found = self._sweeps.values()
+        searches = frozenset[str]().union(*(sweep.searches for sweep in found))
+        planned = frozenset[str]().union(*(sweep.planned for sweep in found), _trials(self._store, searches))
+        references = frozenset(pinned).union(*(sweep.inputs for sweep in found))
+        lineage = self._follow(references, planned)
+        return Roots(
+            keys=planned | lineage,
+            checkpoints=checkpoints_among(references | {ref for key in lineage for ref in self._inputs.get(key, ())}),
+            live=frozenset[str]().union(*(sweep.live for sweep in found)),
+            sweeps=frozenset(self._sweeps),
+        )
+
+    def _read_kept(self) -> Iterator[tuple[str, _SweepRoots]]:
+        for sweep in self._store.list_children("sweeps/"):
+            # The inbox before the journal: a message leaves the one only after it is in the other.
+            inbox = tuple(self._store.list_children(inbox_folder(sweep)))
+            known = self._sweeps.get(sweep)
+            if known and known.inbox == inbox and not self._has_segment(sweep, known.num_segments):
+                yield sweep, known
+            elif inbox or not is_forgotten(self._store, sweep):
+                yield sweep, self._read(sweep, inbox)
+
+    def _read(self, sweep: str, inbox: tuple[str, ...]) -> _SweepRoots:
+        jobs = [job for plan in _submitted_plans(self._store, sweep) for job in plan.jobs]
+        snapshot, num_segments = read_sweep(self._store, sweep)
+        jobs += [] if snapshot.plan is None else snapshot.plan.jobs
+        jobs += _leaving_jobs(self._store, snapshot)
+        return _SweepRoots(
+            planned=frozenset(job.key for job in jobs),
+            searches=frozenset(job.key for job in jobs if job.kind is JobKind.SEARCH),
+            inputs=frozenset(reference for job in jobs for reference in references_in(job.identity)),
+            live=frozenset(attempt.key for attempt in snapshot.live_attempts),
+            num_segments=num_segments,
+            inbox=inbox,
+        )
+
+    def _follow(self, references: Iterable[str], planned: frozenset[str]) -> set[str]:
+        """Keys that references lead to, beyond those planned (whose inputs are among the references already)."""
+        reached: set[str] = set()
+        waiting = list(references)
+        while waiting:
+            key, _ = split_reference(waiting.pop())
+            if key not in reached and key not in planned:
+                reached.add(key)
+                waiting += self._inputs_of(key)
+        return reached
+
+    def _inputs_of(self, key: str) -> tuple[str, ...]:
+        if key not in self._inputs:
+            try:
+                self._inputs[key] = tuple(references_in(read_record(self._store, key).identity))
+            except NotFoundError:
+                return ()  # not committed, or in the trash: restoring it makes the collection read the roots again
+            except (ValueError, KeyError, TypeError) as error:
+                message = (
+                    f"the record of {key} is damaged ({error!r}): what it was made from is unknown and would be lost; "
+                    "run fsck, then delete that record or remove the pin or sweep that needs it"
+                )
+                raise CorruptObjectError(message) from error
+        return self._inputs[key]
+
+    def _has_segment(self, sweep: str, number: int) -> bool:
+        return self._store.exists(journal_segment(sweep, number))
+
+
+def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
+    """Where a sweep stands, and the number of its journal's segments.
+
+    Raises:
+        ControllerError: its journal or plan is damaged, or of a newer version.
+    """
+    journal = Journal(store, sweep)
+    try:
+        events = [decode_event(document) for document in journal.read_new()]
+        snapshot = fold(sweep, events, lambda event: read_plan(store, sweep, event.revision, event.documents))
+    except (ControllerError, NotFoundError, ValueError, TypeError, KeyError) as error:
+        message = (
+            f"sweep {sweep} cannot be read, so that what it needs is unknown and nothing can be collected: {error}; "
+            "repair its journal, or delete its folder if its results may go"
+        )
+        raise ControllerError(message) from error
+    return snapshot, journal.next_sequence
+
+
+def forget(store: ObjectStore, sweep: str, *, now: float) -> None:
+    """Let a finished sweep's results go, unless something else needs them; submitting it again undoes this.
+
+    Raises:
+        ControllerError: the sweep has not ended, or cannot be read.
+    """
+    snapshot, num_segments = read_sweep(store, sweep)
+    if not snapshot.state.is_final or store.list_children(inbox_folder(sweep)):
+        message = f"sweep {sweep} is {snapshot.state}: only a sweep that has ended can be forgotten; cancel it first"
+        raise ControllerError(message)
+    name = forgotten_name(sweep)
+    store.put(name, seal(name, json.dumps({"num_segments": num_segments, "at_s": now}).encode()))
+
+
+def is_forgotten(store: ObjectStore, sweep: str) -> bool:
+    """Whether a sweep was forgotten and nothing was written into its journal since."""
+    name = forgotten_name(sweep)
+    try:
+        num_segments = int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
+    except NotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError, TooLargeError):
+        return False  # damaged: rather keep too much
+    return not store.exists(journal_segment(sweep, num_segments))
+
+
+def current_plans(store: ObjectStore) -> Iterator[Plan]:
+    """The current plan of every sweep that is not forgotten, one in memory at a time."""
+    for sweep in store.list_children("sweeps/"):
+        if not is_forgotten(store, sweep):
+            plan = read_sweep(store, sweep)[0].plan
+            if plan is not None:
+                yield plan
+
+
+def check_reference(store: ObjectStore, reference: str) -> None:
+    """Raise ``NotFoundError`` if a pin could not protect what it names."""
+    key, _ = split_reference(reference)
+    if not is_committed(store, key) and not store.list_children(f"{reference}/"):
+        message = f"{key} is not committed in {store.uri}: a pin would protect nothing; see `orchestrator ls artifacts`"
+        raise NotFoundError(message)
+
+
+def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
+    """The keys (or checkpoints of keys) that an identity names: as inputs, and as the source of initial weights."""
+    yield from (value for value in identity.get("inputs", {}).values() if isinstance(value, str))
+    # No input of the job, since no job of the sweep makes it: it was there before.
+    parameters = identity.get("parameters", {})
+    for one in (parameters, _trial_parameters(parameters)):
+        initial = one.get("initial") or {}
+        if isinstance(source := initial.get("artifact"), str):
+            yield source
+
+
+def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a search, what its trials have in common: they read what it names; empty for all other jobs."""
+    trial = parameters.get("trial")
+    found = trial.get("parameters") if isinstance(trial, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _trials(store: ObjectStore, searches: Iterable[str]) -> frozenset[str]:
+    """Keys of the trials of searches: jobs like any other, which no plan names.
+
+    Raises:
+        ControllerError: the log of a search is damaged, so that what it needs is unknown.
+    """
+    found: set[str] = set()
+    for key in searches:
+        try:
+            found |= kept_trials(store, key)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
+            raise ControllerError(message + "repair it, or delete searches/" + key) from error
+    return frozenset(found)
+
+
+def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:
+    """Plans in the inbox, which a controller accepts any moment."""
+    for message in read_inbox(store, sweep):
+        if isinstance(message, Submit):
+            try:
+                yield Plan.from_json(message.plan)
+            except (ValueError, TypeError, KeyError):
+                continue  # the controller cannot read it either, and refuses it
+
+
+def _leaving_jobs(store: ObjectStore, snapshot: Snapshot) -> list[Job]:
+    """Jobs that only an earlier revision has, and that still run: they read their inputs."""
+    missing = {attempt.key for attempt in snapshot.leaving.values()}
+    found: list[Job] = []
+    for revision in range(snapshot.revision - 1, 0, -1):
+        if not missing:
+            break
+        try:
+            plan = read_plan(store, snapshot.sweep, revision, snapshot.documents)
+        except NotFoundError:
+            continue  # revisions may have holes
+        found += [job for job in plan.jobs if job.key in missing]
+        missing -= {job.key for job in found}
+    return found

@@ -1,0 +1,158 @@
+"""When a sweep's jobs all fail alike, and when a node is at fault. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from orchestrator.core.errors import FailureKind
+from orchestrator.state.commands import ExcludeNode
+from orchestrator.state.job_view import Failure, JobView
+from orchestrator.state.machines import Machines
+from orchestrator.state.policy import is_same_step
+from orchestrator.state.signatures import signature_of
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.sweep_index import SweepIndex
+from orchestrator.state.transitions import JobState
+
+SUSPECT = frozenset({FailureKind.HANG, FailureKind.TIMEOUT, FailureKind.UNKNOWN, FailureKind.NODE_LOST})
+"""Kinds that may be a node's fault."""
+WINDOW_S = 6 * 3600.0
+MIN_JOBS = 3
+"""Different jobs that must fail on a node; one is enough where the failure's text blames the hardware."""
+UNLIKE_OTHERS = 3.0
+"""How many times as many as on the average node: where jobs fail everywhere, no node is to blame."""
+EXCLUDED_S = 3600.0
+REPEATED_S = 4 * EXCLUDED_S
+"""A node that fails again soon after it was let back in stays out for longer."""
+MAX_EXCLUDED = 0.1
+"""Part of the nodes, and at least one of several."""
+
+
+def trip_reason(index: SweepIndex) -> str:
+    """Why the sweep should stop: the first jobs of a kind all failed in the same way; empty if it should not."""
+    limit = index.plan.policy.breaker
+    for (kind, failure, text), names in sorted(index.failures.alike.items()):
+        if limit and len(names) >= limit and not index.failures.succeeded.get(kind):
+            return (
+                f"{len(names)} {kind} jobs failed in the same way and none has succeeded "
+                f"(policy.breaker={limit}): {failure}: {text}; the first is "
+                f"{min(names, key=index.places.__getitem__)}. Repair the cause and resubmit the sweep"
+            )
+    return ""
+
+
+def excluded_nodes(snapshots: Iterable[Snapshot], now: float) -> dict[str, float]:
+    """Nodes to keep away from, and until when."""
+    found: dict[str, float] = {}
+    for snapshot in snapshots:
+        for node, exclusion in snapshot.excluded.items():
+            if exclusion.until_s > now:
+                found[node] = max(found.get(node, 0.0), exclusion.until_s)
+    return found
+
+
+def exclusions(
+    indexes: Sequence[SweepIndex],
+    machines: Machines,
+    excluded: Collection[str],
+    now: float,
+    steps: Mapping[str, int] | None = None,
+) -> Iterator[ExcludeNode]:
+    """Nodes on which different jobs failed lately, more than elsewhere, or that computed what a replay did not; never
+    more than a tenth of the cluster, those that are left out already among them. To be carried out before the ends of
+    sweeps: one that has ended takes no more news.
+
+    ``steps``: by attempt, the training step that it has reached.
+    """
+    num_nodes = 0 if machines.is_pool else len(machines.names)
+    already = machines.places.keys() & excluded
+    room = max(1, int(MAX_EXCLUDED * num_nodes)) - len(already)
+    failed = {node: _recent(indexes, node, now) for node in _nodes_with_failures(indexes)}
+    refuted = _refuted(indexes, steps or {})
+    total = sum(len(failures) for failures in failed.values())
+    failed |= {node: {} for node in refuted.keys() - failed.keys()}
+    for node in sorted(failed, key=lambda node: (-len(failed[node]), node)):
+        if num_nodes < 2 or room <= 0 or node in already or node not in machines.places:
+            continue
+        sweep, reason = refuted.get(node, ("", ""))
+        reason = reason or _blame(failed[node], (total - len(failed[node])) / (num_nodes - 1))
+        if reason:
+            room -= 1
+            sweep = sweep or next(one.plan.sweep for one in indexes if node in one.failures.by_node)
+            until_s = now + _sentence_s(indexes, node, now)
+            told = f"node {node} is left out for {(until_s - now) / 3600.0:g} h: {reason}"
+            yield ExcludeNode(sweep=sweep, node=node, reason=told, until_s=until_s)
+
+
+def _nodes_with_failures(indexes: Iterable[SweepIndex]) -> set[str]:
+    return {node for index in indexes for node, failures in index.failures.by_node.items() if failures}
+
+
+def _recent(indexes: Iterable[SweepIndex], node: str, now: float) -> dict[tuple[str, str], Failure]:
+    """Latest failures of different jobs on a node that may be its fault and came after it was last let back in."""
+    since_s = max(now - WINDOW_S, _let_in_s(indexes, node))
+    return {
+        (index.plan.sweep, job): failure
+        for index in indexes
+        for job, failure in index.failures.by_node.get(node, {}).items()
+        if failure.at_s > since_s and failure.kind in SUSPECT
+    }
+
+
+def _let_in_s(indexes: Iterable[SweepIndex], node: str) -> float:
+    """When a node's latest exclusion ends or ended; 0 without one."""
+    ends = [index.snapshot.excluded[node].until_s for index in indexes if node in index.snapshot.excluded]
+    return max(ends, default=0.0)
+
+
+def _refuted(indexes: Sequence[SweepIndex], steps: Mapping[str, int]) -> dict[str, tuple[str, str]]:
+    """Nodes that computed wrong numbers where a replay of the same steps computed right ones: sweep and reason."""
+    found: dict[str, tuple[str, str]] = {}
+    for index in indexes:
+        for view in index.failures.numerics.values():
+            for failure, how in _not_repeated(view, steps):
+                # However long ago, since a replay may take weeks: only what came before an exclusion is settled.
+                if failure.node and failure.at_s > _let_in_s(indexes, failure.node):
+                    wrong = failure.message.partition("\n")[0][:100]
+                    gpus = f" (GPU {', '.join(failure.gpus)})" if failure.gpus else ""
+                    reason = f"it computed wrong numbers{gpus}: {view.name} failed there ({wrong}), {how}"
+                    found[failure.node] = index.plan.sweep, reason
+    return found
+
+
+def _not_repeated(view: JobView, steps: Mapping[str, int]) -> Iterator[tuple[Failure, str]]:
+    """Failures of numerics that were the node's, and what shows it."""
+    for first, later in pairwise(view.numerics):
+        if is_same_step(first, later):
+            continue
+        # The attempt that failed earlier in the training did so where the other one had passed.
+        wrong, other = sorted((first, later), key=lambda failure: failure.step or 0)
+        yield wrong, f"and an attempt on {other.node or 'other nodes'} passed that step"
+    last = view.numerics[-1]
+    if view.state is JobState.SUCCEEDED:
+        yield last, "and the attempt after it did not"
+    elif view.attempt is not None and last.step is not None:
+        step = steps.get(view.attempt.attempt_id, 0)
+        if step > last.step and not is_same_step(last, replace(last, step=step)):
+            yield last, f"and the attempt after it is past that step, at {step}"
+
+
+def _blame(failures: dict[tuple[str, str], Failure], elsewhere: float) -> str:
+    for _, failure in sorted(failures.items()):
+        signature = signature_of(failure.message)
+        if signature is not None and signature.blames_node:
+            return f"{signature.name}: {failure.message.partition(chr(10))[0][:200]}"
+    if len(failures) >= MIN_JOBS and len(failures) > UNLIKE_OTHERS * elsewhere:
+        kinds = sorted({str(failure.kind) for failure in failures.values()})
+        return (
+            f"{len(failures)} jobs failed on it in {WINDOW_S / 3600.0:g} h ({', '.join(kinds)}), on the average other "
+            f"node {elsewhere:.2g}"
+        )
+    return ""
+
+
+def _sentence_s(indexes: Iterable[SweepIndex], node: str, now: float) -> float:
+    ends = [index.snapshot.excluded[node].until_s for index in indexes if node in index.snapshot.excluded]
+    return REPEATED_S if ends and now - max(ends) < WINDOW_S else EXCLUDED_S

@@ -1,0 +1,135 @@
+"""What follows from the states of a sweep's jobs alone, whatever room there is. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Sequence
+
+from orchestrator.scheduling.breaker import trip_reason
+from orchestrator.state.budgets import overdue
+from orchestrator.state.commands import (
+    CancelJob,
+    Command,
+    FailJob,
+    FinishSweep,
+    MarkReused,
+    PreemptAttempt,
+    SkipJob,
+    StopAttempt,
+    TripSweep,
+)
+from orchestrator.state.events import Running, SweepStatus
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.sweep_index import SweepIndex
+from orchestrator.state.transitions import JobState, SweepState
+
+
+def departures(snapshots: Sequence[Snapshot]) -> Iterator[StopAttempt]:
+    """Stops of attempts at jobs that are no longer wanted, unless a pending job waits for the very same key."""
+    living = [snapshot for snapshot in snapshots if snapshot.state.is_live]
+    if not any(snapshot.leaving for snapshot in living):
+        return
+    waiting = [one for one in living if one.state in {SweepState.RUNNING, SweepState.PAUSED}]
+    wanted = {view.key for snapshot in waiting for view in snapshot.jobs.values() if view.state is JobState.PENDING}
+    for snapshot in living:
+        for attempt in snapshot.leaving.values():
+            if attempt.key not in wanted and snapshot.state is not SweepState.CANCELLING:
+                yield StopAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id)
+
+
+def follow_up(index: SweepIndex, committed: Collection[str], now: float) -> list[Command]:
+    """Skips, reuses, failures, cancellations, stops and the end of one sweep."""
+    snapshot = index.snapshot
+    match snapshot.state:
+        case SweepState.RUNNING:
+            commands = [*_settled(index, committed), *_trip(index, now)]
+        case SweepState.PAUSED:
+            commands = [*_paused(snapshot)]
+        case SweepState.STOPPING:
+            commands = list(_cancelled(index))
+        case SweepState.CANCELLING:
+            stops = [StopAttempt(sweep=snapshot.sweep, attempt_id=one.attempt_id) for one in snapshot.live_attempts]
+            commands = [*_cancelled(index), *stops]
+        case _:
+            return []
+    return [*commands, *_ending(snapshot)]
+
+
+def _settled(index: SweepIndex, committed: Collection[str]) -> list[Command]:
+    """In plan order: reuses of ready jobs, failures of those given up, and skips of all that depends on lost ones."""
+    sweep = index.plan.sweep
+    found: dict[int, Command] = {}
+    for key in _both(index.ready_keys, committed):
+        for place in index.ready_keys[key]:
+            found[place] = MarkReused(sweep=sweep, job=index.jobs[place].name)
+    for place, reason in index.given_up.items():
+        if place not in found:
+            found[place] = FailJob(sweep=sweep, job=index.jobs[place].name, reason=reason)
+    found |= _skips(index, [place for place, command in found.items() if isinstance(command, FailJob)])
+    return [found[place] for place in sorted(found)]
+
+
+def _both(keys: Collection[str], others: Collection[str]) -> list[str]:
+    fewer, more = (keys, others) if len(keys) <= len(others) else (others, keys)
+    return [key for key in fewer if key in more]
+
+
+def _skips(index: SweepIndex, failing: list[int]) -> dict[int, Command]:
+    """Pending jobs that can never be ready, in one round with those that they follow from."""
+    skips: dict[int, Command] = {}
+    lost = set(failing)
+    line = list(index.hopeless)
+    line += [child for place in failing for child in index.children[place]]
+    heapq.heapify(line)
+    while line:
+        place = heapq.heappop(line)
+        if place in skips or index.views[place].state is not JobState.PENDING:
+            continue
+        job = index.jobs[place]
+        because = next(need for need in job.needs if index.places[need] in lost or _is_lost(index, need))
+        skips[place] = SkipJob(sweep=index.plan.sweep, job=job.name, because=because)
+        lost.add(place)
+        for child in index.children[place]:
+            heapq.heappush(line, child)
+    return skips
+
+
+def _is_lost(index: SweepIndex, name: str) -> bool:
+    state = index.views[index.places[name]].state
+    return state.is_final and not state.is_done
+
+
+def _trip(index: SweepIndex, now: float) -> Iterator[TripSweep]:
+    reason = trip_reason(index) or overdue(index.plan.policy, index.snapshot.accepted_at_s, now)
+    if reason and index.snapshot.jobs.counts.get(JobState.PENDING):
+        yield TripSweep(sweep=index.plan.sweep, reason=reason)
+
+
+def _paused(snapshot: Snapshot) -> Iterator[PreemptAttempt]:
+    if snapshot.pause is not Running.CHECKPOINT:
+        return
+    for attempt in snapshot.live_attempts:
+        if attempt.preempting_at_s is None and attempt.attempt_id not in snapshot.leaving:
+            reason = "the sweep is paused: its attempts write a checkpoint and give their room back"
+            yield PreemptAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id, reason=reason)
+
+
+def _cancelled(index: SweepIndex) -> Iterator[CancelJob]:
+    if not index.snapshot.jobs.counts.get(JobState.PENDING):
+        return
+    for view in index.views:
+        if view.state is JobState.PENDING:
+            yield CancelJob(sweep=index.plan.sweep, job=view.name)
+
+
+def _ending(snapshot: Snapshot) -> Iterator[FinishSweep]:
+    counts = {state: count for state, count in snapshot.jobs.counts.items() if count}
+    if snapshot.leaving or not all(state.is_final for state in counts):
+        return
+    if all(state.is_done for state in counts) and snapshot.state is not SweepState.CANCELLING:
+        status = SweepStatus.SUCCEEDED
+    elif snapshot.state is SweepState.CANCELLING or (snapshot.state is SweepState.STOPPING and not snapshot.tripped):
+        status = SweepStatus.CANCELLED
+    else:
+        status = SweepStatus.FAILED
+    yield FinishSweep(sweep=snapshot.sweep, status=status)

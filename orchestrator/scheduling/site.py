@@ -1,0 +1,169 @@
+"""The cluster in one round of decisions: its nodes, what fits on them at all, and what is closed for this round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from orchestrator.core.contract import JobKind, Resources
+from orchestrator.state.amounts import amount_of, count_workers
+from orchestrator.state.demand import Demand
+from orchestrator.state.machines import Machines
+from orchestrator.state.nodes import ZONE_LABEL, Node
+
+_MAX_SHAPES_TOLD = 4
+_SEVERAL = 2
+
+
+class Site:
+    """Which nodes an attempt may use. ``excluded`` are nodes to keep away from while others would do."""
+
+    def __init__(
+        self, machines: Machines, total: Resources, *, maximum: Sequence[Node] | None, excluded: Collection[str]
+    ) -> None:
+        self.machines = machines
+        self.can_grow = maximum is not None
+        self._total, self._maximum = total, maximum or ()
+        self._excluded = frozenset(machines.places[name] for name in excluded if name in machines.places)
+        self._nodes: dict[Demand, frozenset[int]] = {}
+        self._other_zones: dict[Demand, tuple[frozenset[int], ...]] = {}
+        self._zones = [node.labels.get(ZONE_LABEL, "") for node in machines.nodes]
+        self._holds: dict[Demand, bool] = {}
+        self._by_sort: dict[Resources, frozenset[int]] = {}
+
+    def nodes(self, demand: Demand) -> frozenset[int]:
+        """Places of the nodes that an attempt may use: excluded ones only where the others, with what an autoscaler may
+        yet add, could never hold all of it.
+        """
+        found = self._nodes.get(demand)
+        if found is None:
+            suitable = self._suitable(demand)
+            healthy = suitable - self._excluded
+            is_enough = self._num_workers(demand, healthy) + self._num_growing(demand) >= demand.num_workers
+            found, *others = self._by_zone(demand, healthy if is_enough else suitable)
+            self._nodes[demand], self._other_zones[demand] = found, tuple(others)
+        return found
+
+    def other_zones(self, demand: Demand) -> tuple[frozenset[int], ...]:
+        """Places of the nodes of further zones that a gang may use instead; it never lies in two."""
+        self.nodes(demand)
+        return self._other_zones[demand]
+
+    def needed(self, demand: Demand) -> tuple[str, ...]:
+        """Names of the excluded nodes that an attempt may use all the same, since it needs more than the others."""
+        return self._names(self.nodes(demand) & self._excluded)
+
+    def avoided(self, demand: Demand) -> tuple[str, ...]:
+        """Names of the excluded nodes that an attempt keeps away from."""
+        return self._names(self._excluded - self.nodes(demand))
+
+    def could_hold(self, demand: Demand) -> bool:
+        """Whether an empty cluster would hold it, grown as far as its autoscaler goes.
+
+        A cluster without nodes is one that has not told yet.
+        """
+        found = self._holds.get(demand)
+        if found is None:
+            found = self._holds[demand] = self._would_hold(demand)
+        return found
+
+    def may_come_back(self, demand: Demand) -> bool:
+        """Whether the nodes that were lost a short while ago would hold it, along with those that are there."""
+        lost = [node for node in self.machines.lost if node.suits(demand.resources)]
+        num_lost = sum(count_workers(demand.worker, amount_of(node.resources)) for node in lost)
+        return num_lost > 0 and num_lost + self._num_workers(demand, self._suitable(demand)) >= demand.num_workers
+
+    def refusal(self, demand: Demand, kind: str) -> str:
+        """Why an attempt can never run here, with the largest shapes that there are."""
+        nodes = [*self.machines.nodes, *self._maximum]
+        sort = [node for node in nodes if node.suits(demand.resources)]
+        shapes = _largest(sort or nodes)
+        told = f"the largest node{' of that sort' if 0 < len(sort) < len(nodes) else ''} has {shapes[0]}"
+        if len(shapes) > 1:
+            told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_TOLD])
+        if not sort and nodes:
+            told = f"no node is of that sort; {told}"
+        asked = str(demand.resources)
+        if demand.num_workers > 1:
+            asked += f" for {demand.num_workers} workers ({demand.resources.share(demand.num_workers)} each)"
+            told += "" if self.can_grow else f", the cluster {self._total}"
+        is_search = kind == JobKind.SEARCH
+        less = "search.concurrent, or what its trials ask for," if is_search else f"`resources` of {kind} jobs"
+        remedy = f"lower {less} in sweep.yaml, or add a larger node and resubmit"
+        return f"infeasible: it asks for {asked}, but {told}; {remedy}"
+
+    def _suitable(self, demand: Demand) -> frozenset[int]:
+        asked = Resources(
+            accelerator=demand.resources.accelerator, spot=demand.resources.spot, labels=demand.resources.labels
+        )
+        found = self._by_sort.get(asked)
+        if found is None:
+            found = self._by_sort[asked] = frozenset(self.machines.suitable(asked))
+        return found
+
+    def _would_hold(self, demand: Demand) -> bool:
+        if not self.machines.nodes and not self._maximum:
+            return True
+        # What leaves may come back, as machines do after maintenance: no job is given up for it while it is there.
+        for node in (*self._maximum, *self.machines.leaving):
+            if node.suits(demand.resources) and count_workers(demand.worker, amount_of(node.resources)) > 0:
+                return True  # how many of them it may add is the autoscaler's to know
+        if not self.machines.is_pool:
+            return self._num_workers(demand, self._suitable(demand)) >= demand.num_workers
+        shapes = [amount_of(node.resources) for node in self.machines.nodes if node.suits(demand.resources)]
+        is_held = any(count_workers(demand.worker, shape) > 0 for shape in shapes)
+        return is_held and (demand.num_workers == 1 or count_workers(demand.total, self.machines.whole) > 0)
+
+    def _num_growing(self, demand: Demand) -> float:
+        """How many workers the nodes would hold that an autoscaler may yet add; infinite where nobody knows."""
+        total = 0.0
+        for kind in self._maximum:
+            per_node = count_workers(demand.worker, amount_of(kind.resources)) if kind.suits(demand.resources) else 0
+            if per_node and kind.max_count is None:
+                return math.inf
+            if per_node and kind.max_count is not None:
+                num_there = sum(_is_alike(node, kind) for node in self.machines.nodes)
+                total += per_node * max(0, kind.max_count - num_there)
+        return total
+
+    def _names(self, places: frozenset[int]) -> tuple[str, ...]:
+        return tuple(sorted(self.machines.names[place] for place in places))
+
+    def _num_workers(self, demand: Demand, places: frozenset[int]) -> int:
+        """Workers of an attempt that the roomiest zone would hold, were it empty."""
+        return max(self._zone_workers(demand, zone) for zone in self._by_zone(demand, places))
+
+    def _zone_workers(self, demand: Demand, places: frozenset[int]) -> int:
+        return sum(count_workers(demand.worker, self.machines.totals[place]) for place in places)
+
+    def _by_zone(self, demand: Demand, places: frozenset[int]) -> list[frozenset[int]]:
+        """For a gang, the nodes of each zone, those first that hold most of it; else all nodes. Never empty.
+
+        Between zones gradients are slow, and every byte of them is paid for.
+        """
+        if demand.num_workers == 1 or self.machines.is_pool:
+            return [places]
+        zones: dict[str, set[int]] = {}
+        for place in places:
+            zones.setdefault(self._zones[place], set()).add(place)
+        if len(zones) < _SEVERAL:
+            return [places]
+        found = [frozenset(zone) for _, zone in sorted(zones.items())]
+        return sorted(found, key=lambda zone: -self._zone_workers(demand, zone))
+
+
+def _is_alike(node: Node, kind: Node) -> bool:
+    """Whether a node is one of a kind, as far as shape and market tell. Memory is never quite what was asked for."""
+    same = (node.resources.gpus, node.resources.cpus, node.is_spot)
+    return same == (kind.resources.gpus, kind.resources.cpus, kind.is_spot)
+
+
+def _largest(nodes: Sequence[Node]) -> list[Resources]:
+    """Shapes that do not fit into another one, those with most GPUs first."""
+    shapes = {node.resources.bare for node in nodes} or {Resources(cpus=0.0)}
+    top = [shape for shape in shapes if not any(other != shape and _fits(shape, other) for other in shapes)]
+    return sorted(top, key=lambda node: (node.gpus, node.cpus, node.memory_gib), reverse=True)
+
+
+def _fits(shape: Resources, other: Resources) -> bool:
+    return count_workers(amount_of(shape), amount_of(other)) > 0

@@ -1,0 +1,167 @@
+"""One sweep's ready jobs in one round of decisions, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from orchestrator.scheduling.fairness import Standing
+from orchestrator.state.budgets import Budget, Cap
+from orchestrator.state.demand import Demand
+from orchestrator.state.preflight import NUM_STEPS
+from orchestrator.state.sweep_index import SweepIndex, Ticket
+
+BACKFILL_DEPTH = 100
+"""Jobs of one shape that are looked at, once the first of it found no room, for one short enough to go ahead."""
+MAX_WAITS = 20
+Rank = tuple[int, tuple[int, float, float], float, str]
+
+
+class Closed:
+    """Shapes that found no room in this round, and how long attempts were for which none was found.
+
+    Room only shrinks within a round, so a shape that found none finds none later, nor does a longer attempt.
+    """
+
+    __slots__ = ("limits_s",)
+
+    def __init__(self) -> None:
+        self.limits_s: dict[Demand, float] = {}
+
+    def close(self, demand: Demand, limit_s: float) -> None:
+        """No attempt of this shape that takes ``limit_s`` or longer fits any more."""
+        self.limits_s[demand] = min(limit_s, self.limits_s.get(demand, limit_s))
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """What all sweeps see of one round of decisions."""
+
+    now: float
+    live_keys: set[str]
+    """Keys that are worked on, here or elsewhere: not twice at once."""
+    committed: Collection[str]
+    """Keys that are done."""
+    closed: Closed = field(default_factory=Closed)
+    stepping: Collection[str] | None = None
+    """Attempts that have trained some steps; ``None`` = nobody tells, and no job waits for another's first steps."""
+
+
+class Turn:
+    """Walks the queues of one sweep. Nothing is taken out of them: launches show in the next snapshot."""
+
+    def __init__(
+        self,
+        index: SweepIndex,
+        *,
+        priority: int,
+        standing: Standing,
+        budget: Budget,
+        world: World,
+    ) -> None:
+        self.index, self.standing, self.budget = index, standing, budget
+        self.sweep = index.plan.sweep
+        self.base_priority = self.priority = priority
+        policy = index.plan.policy
+        self.cap = Cap(max_gpus=policy.max_gpus, max_concurrent=policy.max_concurrent)
+        self.num_live, self.num_gpus = len(index.holdings.live), index.holdings.num_gpus
+        self.waits: dict[str, str] = {}
+        self.behind: dict[str, int] = {}
+        """By job of ``waits``: how many more ready jobs wait for the same, and are not told one by one."""
+        self._told: dict[str, str] = {}
+        self.spent = ""
+        """Why its budget keeps something from starting."""
+        self._world = world
+        self._at = dict.fromkeys(index.queues, 0)
+        self._tries = dict.fromkeys(index.queues, 0)
+        self._shut: set[Demand] = set()
+        self.best: tuple[Ticket, Demand] | None = None
+        self._ahead: dict[int, str] | None = None
+        """Jobs that others of their sort wait for; ``None`` = none waits."""
+        if world.stepping is not None:
+            self._ahead = index.preflight.watch(
+                index.holdings.live, index.places, stepping=world.stepping, now=world.now
+            )
+
+    def rank(self) -> Rank | None:
+        """Its place among the sweeps, by the best job that it has left; ``None`` if none is left."""
+        self.best = self._find()
+        if self.best is None:
+            return None
+        key = self.standing.key(self.best[1].total)
+        return -self.priority, key, self.index.snapshot.accepted_at_s, self.sweep
+
+    def drop_best(self) -> tuple[int, Demand]:
+        """Take the best job out of this round; its place in the plan."""
+        if self.best is None:
+            message = "rank() found no job; there is none to take"
+            raise LookupError(message)
+        (_, place), demand = self.best
+        self._at[demand] += 1
+        return place, demand
+
+    def shut(self, place: int, demand: Demand, why: str) -> None:
+        """Nothing more of this shape for this sweep in this round: what keeps this job keeps those behind it."""
+        self._shut.add(demand)
+        self.wait(place, why)
+        name = self.index.jobs[place].name
+        told = name if name in self.waits else self._told.get(why, "")
+        if told:  # of more shapes than are told, the first one that waits for the same speaks for all
+            self._told.setdefault(why, told)
+            num_behind = len(self.index.queues[demand]) - self._at[demand] + (told != name)
+            self.behind[told] = self.behind.get(told, 0) + num_behind
+
+    def wait(self, place: int, why: str) -> None:
+        """Tell why a job waits; the first ones of a round are enough."""
+        if len(self.waits) < MAX_WAITS:
+            self.waits.setdefault(self.index.jobs[place].name, why)
+
+    def started(self, place: int, demand: Demand, gpu_hours: float) -> None:
+        """An attempt was started: count it."""
+        sort = self.index.preflight.sort_of(place)
+        if self._ahead is not None and sort is not None:
+            self._ahead[sort] = self.index.jobs[place].name
+        self.num_live += 1
+        self.num_gpus += demand.gpus
+        self.standing.add(demand.total)
+        self.budget.add(gpu_hours)
+
+    def _find(self) -> tuple[Ticket, Demand] | None:
+        best: tuple[Ticket, Demand] | None = None
+        for demand, queue in self.index.queues.items():
+            if demand in self._shut:
+                continue
+            ticket = self._next(demand, queue)
+            if ticket is not None and (best is None or ticket < best[0]):
+                best = ticket, demand
+        return best
+
+    def _next(self, demand: Demand, queue: list[Ticket]) -> Ticket | None:
+        """The first job of a queue that may start, and is short enough where only short ones still find room."""
+        index, limit_s = self.index, self._world.closed.limits_s.get(demand)
+        if limit_s is not None and limit_s <= 0.0:
+            return None
+        at = self._at[demand]
+        while at < len(queue):
+            place = queue[at][1]
+            if self._may_start(place) and (limit_s is None or index.left_s(place) <= limit_s):
+                self._at[demand] = at
+                return queue[at]
+            at += 1
+            if limit_s is not None:
+                self._tries[demand] += 1
+                if self._tries[demand] > BACKFILL_DEPTH:
+                    at = len(queue)
+        self._at[demand] = at
+        return None
+
+    def _may_start(self, place: int) -> bool:
+        index, world, key = self.index, self._world, self.index.jobs[place].key
+        if index.not_before_s.get(place, 0.0) > world.now:
+            return False
+        if self._ahead and (sort := index.preflight.sort_of(place)) is not None and sort in self._ahead:
+            self.wait(
+                place, f"preflight: {self._ahead[sort]}, which is of its sort, has not made {NUM_STEPS} steps yet"
+            )
+            return False
+        return key not in world.live_keys and key not in world.committed

@@ -1,0 +1,1 @@
+"""What the command line and the Python interface offer: previews, explanations, reproduction, power of a design."""

@@ -1,0 +1,91 @@
+"""What all parts of the schema are made of: the strict base class and scalars with their ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.core.ids import canonical_json
+from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.suggest import did_you_mean
+
+MAX_INTEGER = 2**53 - 1  # the largest that canonical JSON encodes
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+Seed = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Strict(BaseModel):
+    """No coercion, no infinities, no unknown keys; an unknown key is answered with the nearest known one."""
+
+    # Deferred: a class is compiled when it validates, and the parts of a sweep are compiled within the whole alone.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            known = {field.alias or name: field for name, field in cls.model_fields.items()}
+            for key in value:
+                if key not in known:
+                    context = {"key": key, "hint": did_you_mean(str(key), known)}
+                    raise PydanticCustomError("unknown_key", "unknown key '{key}': {hint}", context)
+        return value
+
+
+def _unstable(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """The keys and values inside a value that have no canonical JSON form, with the steps to each."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _unstable(key, (*path, key))
+            yield from _unstable(item, (*path, key))
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _unstable(item, (*path, position))
+    else:
+        try:
+            canonical_json(value)
+        except ValueError:
+            yield path, value
+
+
+def canonical(value: object) -> object:
+    """The value, if an identity can hold it."""
+    for path, part in _unstable(value):
+        context = {"part": repr(part), "at": path, "limit": MAX_INTEGER}
+        message = "{part} is refused: it has no stable encoding; use text, finite numbers and integers up to {limit}"
+        raise PydanticCustomError("refused", message, context)
+    return value
+
+
+def refuse_unread(model: BaseModel, fields: Iterable[str], why: str) -> None:
+    """Refuse given fields that nothing reads; ``why`` ends the sentence "it means nothing ..."."""
+    for name in fields:
+        if name in model.model_fields_set:
+            context = {"why": why, "at": (name,)}
+            raise PydanticCustomError("refused", "it means nothing {why}; remove it", context)
+
+
+class OneRule(Strict):
+    """Exactly one of the fields in ``RULES`` is given, and of those in ``OF_RULE`` only such as belong to it."""
+
+    RULES: ClassVar[tuple[str, ...]] = ()
+    OF_RULE: ClassVar[Mapping[str, str]] = {}
+    """Fields and the rule without which they mean nothing."""
+
+    @model_validator(mode="after")
+    def _exactly_one_rule(self) -> Self:
+        given = [rule for rule in self.RULES if getattr(self, rule) is not None]
+        if len(given) != 1:
+            found = f"{', '.join(given)}; keep one" if given else "none; add one"
+            context = {"found": found, "rules": ", ".join(self.RULES)}
+            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {found}", context)
+        for field, rule in self.OF_RULE.items():
+            if rule not in given:
+                refuse_unread(self, (field,), f"without '{rule}'")
+        return self

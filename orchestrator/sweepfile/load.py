@@ -1,0 +1,174 @@
+"""Reads a sweep.yaml and resolves it; with ``survey`` and ``count_classes``, the part of the language that does I/O."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.count_classes import count_classes, read_table
+from orchestrator.sweepfile.model import Sweep
+from orchestrator.sweepfile.parse.canonical import canonical_text
+from orchestrator.sweepfile.parse.document import Changes, read_document
+from orchestrator.sweepfile.parse.tree import MAX_BYTES, parse_tree, too_large
+from orchestrator.sweepfile.plugins import LABEL_SPACES, OBJECTIVES, InstalledPlugins
+from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.recipe_book import Recipe
+from orchestrator.sweepfile.resolve import resolve_sweep
+from orchestrator.sweepfile.resolve_labels import LabelSources
+from orchestrator.sweepfile.resolve_recipe import RecipeBook
+from orchestrator.sweepfile.schema import SweepSpec
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.survey import Surveys, survey_datasets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A sweep and the texts that say it."""
+
+    sweep: Sweep
+    canonical: str
+    """Its canonical form: complete in itself."""
+    text: str
+    """What is kept with the sweep: its file where that says all of it, else the canonical form."""
+    scales: tuple[str, ...]
+    """Which scales the file has itself; what it includes is not looked at."""
+
+
+def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[Sweep, str]:
+    """Read the file at a path, or the shipped sweep of that name; returns the sweep and the text to keep with it.
+
+    Args:
+        reference: path or name.
+        overrides: arguments of ``--set``: ``path=value``.
+        scale: block of the file that makes it small (``tiny``); empty: as it is.
+
+    Raises:
+        SpecError: no such file or shipped sweep, or the file is wrong.
+    """
+    loaded = load_all(reference, Changes(overrides=overrides, scale=scale))
+    return loaded.sweep, loaded.text
+
+
+def canonical_yaml(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> str:
+    """The canonical form of a sweep.yaml: one that plans the same and needs no other file. Arguments as above."""
+    return load_all(reference, Changes(overrides=overrides, scale=scale)).canonical
+
+
+def load_all(reference: str, changes: Changes) -> Loaded:
+    """As ``load_sweep``, with both texts."""
+    path = find_sweep(reference)
+    shown = _shown_path(path)
+    text = read_text(str(path), shown)
+    document = read_document(
+        text, shown, changes=changes, environment=os.environ, read_text=lambda name: read_text(name, name)
+    )
+    tree = document.tree
+    spec = validate(SweepSpec, tree.value, tree)
+    surveys, objectives = survey_datasets(spec, tree), InstalledPlugins(OBJECTIVES)
+    labels = LabelSources(
+        count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES), kmeans=_kmeans()
+    )
+    sweep = resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels)
+    canonical = canonical_text(document.portable, sweep.recipes)
+    kept = text if document.is_own_text else canonical
+    return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
+
+
+def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | None = None) -> Sweep:
+    """Resolve the text of a sweep.yaml; ``file`` is its name in errors, ``surveys`` what external data sets are. Pure.
+
+    Raises:
+        SpecError: every problem found, one line each.
+    """
+    tree = read_document(text, file).tree
+    return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, recipes, surveys)
+
+
+def read_text(path: str, shown: str) -> str:
+    """The text of a file, called ``shown`` in errors. Raises ``SpecError``: it is not there or no text of that size."""
+    found = Path(path)
+    if found.exists() and not found.is_file() and not found.is_dir():
+        # Opening a pipe that nobody writes into would wait for ever.
+        raise SpecError((f"{shown}:1:1: cannot be read: it is a pipe or a device; name a file",))
+    try:
+        with found.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)  # whatever it is: a device has no size
+        return content.decode("utf-8-sig" if content.startswith(BOM_UTF8) else "utf-8")
+    except UnicodeDecodeError as error:
+        if len(content) > MAX_BYTES:
+            raise SpecError((f"{shown}:1:1: {too_large()}",)) from error
+        before = content[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        place = f"{shown}:{line}:{column}"
+        raise SpecError(
+            (f"{place}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8",)
+        ) from error
+    except OSError as error:
+        raise SpecError((f"{shown}:1:1: cannot be read: {error.strerror}; check the path",)) from error
+
+
+def find_sweep(reference: str) -> Path:
+    """A path as it is; otherwise the shipped sweep of that name. Raises ``SpecError``."""
+    path = Path(reference)
+    if path.is_file():
+        return path
+    shipped = {file.stem: file for file in sorted(_shipped_folder().glob("*.yaml"))}
+    if reference in shipped:
+        return shipped[reference]
+    what = "no such file" if path.suffix or "/" in reference else "neither a file nor a shipped sweep"
+    if path.is_dir():
+        what = "a directory; name the file of a sweep in it"
+    raise SpecError((f"{reference}: {what}; {did_you_mean(reference, shipped, they_are='shipped sweeps')}",))
+
+
+class ShippedRecipes(Mapping[str, Recipe]):
+    """The recipes of the package by name; each is read when it is asked for."""
+
+    def __init__(self) -> None:
+        self._files = {file.stem: file for file in sorted((_shipped_folder() / "recipes").glob("*.yaml"))}
+        self._read: dict[str, Recipe] = {}
+
+    def __getitem__(self, name: str) -> Recipe:
+        if name not in self._read:
+            file = self._files[name]
+            self._read[name] = parse_tree(file.read_text(encoding="utf-8"), str(file)).value
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def shipped_recipes() -> RecipeBook:
+    """Fields of every shipped recipe, by name."""
+    return ShippedRecipes()
+
+
+def _kmeans() -> str:
+    """The library of k-means where nothing is said; found without importing it."""
+    return "faiss" if importlib.util.find_spec("faiss") else "scikit-learn"
+
+
+def _shipped_folder() -> Path:
+    """Folder ``workloads/sweeps``, found without importing the data plane."""
+    found = importlib.util.find_spec("workloads")
+    locations = list(found.submodule_search_locations or ()) if found else []
+    return Path(locations[0]) / "sweeps" if locations else Path("/nonexistent")
+
+
+def _shown_path(path: Path) -> str:
+    """Relative to the working directory where that is shorter."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

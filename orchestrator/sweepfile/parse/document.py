@@ -1,0 +1,138 @@
+"""From the text of a sweep.yaml to the document that the schema sees: includes, scale, overrides, substitution.
+
+The order: included files, the file over them, its ``tiny:`` block if asked for, ``--set``, then ``${vars.NAME}`` and
+at last ``${env:NAME}``. Pure, but for the function that reads included files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.errors import SpecError
+from orchestrator.core.security.references import is_reference
+from orchestrator.sweepfile.parse.include import Includer, ReadText
+from orchestrator.sweepfile.parse.merge import Located, merged
+from orchestrator.sweepfile.parse.overrides import with_overrides
+from orchestrator.sweepfile.parse.substitute import Substitution, variables_in
+from orchestrator.sweepfile.parse.tree import Tree, parse_tree
+from orchestrator.sweepfile.secrets import refuse_secrets
+from orchestrator.sweepfile.suggest import did_you_mean
+
+SCALES = ("tiny",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What is changed from outside the file."""
+
+    overrides: Sequence[str] = ()
+    """Arguments of ``--set``."""
+    scale: str = ""
+    """Name of the block that is merged over the file (``tiny``); empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A document on its way into the schema."""
+
+    tree: Tree
+    """Complete."""
+    portable: Mapping[str, Any]
+    """The same, before the environment was asked."""
+    is_own_text: bool
+    """Whether the file's text alone says all of it."""
+    scales: tuple[str, ...]
+    """Which scales the file has itself; what it includes is not looked at."""
+
+
+def read_document(
+    text: str,
+    file: str,
+    *,
+    path: str = "",
+    changes: Changes | None = None,
+    environment: Mapping[str, str] | None = None,
+    read_text: ReadText | None = None,
+) -> Document:
+    """Expand a sweep.yaml.
+
+    Args:
+        text: of the file.
+        file: its name in errors.
+        path: where it lies, for what it includes.
+        changes: overrides and scale.
+        environment: for ``${env:NAME}``.
+        read_text: reads included files; None: there can be none.
+
+    Raises:
+        SpecError: everything that is wrong up to the schema.
+    """
+    changes = changes or Changes()
+    tree = parse_tree(text, file)
+    refuse_secrets(tree, text)
+    scales = tuple(name for name in SCALES if name in tree.value)
+    is_own_text = "include" not in tree.value and not changes.scale and not changes.overrides
+    tree = _included(tree, path or file, read_text)
+    asked_for = variables_in([tree.value, *changes.overrides])  # scales and overrides may replace who asks
+    _refuse_secret_overrides(changes.overrides)
+    tree = with_overrides(_scaled(tree, changes.scale), changes.overrides)
+    tree = _with_variables(tree, asked_for)
+    portable = tree.value
+    tree = Substitution({}, environment=environment or {}).fill(tree)
+    return Document(tree=tree, portable=portable, is_own_text=is_own_text, scales=scales)
+
+
+def _included(tree: Tree, path: str, read_text: ReadText | None) -> Tree:
+    if "include" not in tree.value:
+        return tree
+    if read_text is None:
+        raise SpecError((tree.problem(("include",), "files can only be included by a file; write it out here"),))
+    return Includer(read_text).expand(tree, path)
+
+
+def _scaled(tree: Tree, scale: str) -> Tree:
+    """The document without its scales, the chosen one merged over it."""
+    blocks = {name: Located(tree.value, tree.places).child(name) for name in SCALES if name in tree.value}
+    rest = Tree(
+        file=tree.file,
+        value={name: item for name, item in tree.value.items() if name not in SCALES},
+        places=tree.places,
+    )
+    for name, block in blocks.items():
+        if not isinstance(block.value, dict):
+            raise SpecError((tree.problem((name,), "this is not a mapping of what to change; write tiny: {...}"),))
+    if not scale:
+        return rest
+    if scale not in SCALES:
+        raise SpecError((f"{tree.file}:1:1: '{scale}' is not a scale: {did_you_mean(scale, SCALES)}",))
+    if scale not in blocks:
+        message = f"the file has no block '{scale}:', which says how to make the sweep small"
+        raise SpecError((f"{tree.file}:1:1: {message}; add one, or leave the scale out",))
+    return merged(rest, blocks[scale])
+
+
+def _refuse_secret_overrides(overrides: Sequence[str]) -> None:
+    for override in overrides:
+        path, _, value = override.partition("=")
+        # Its last key alone: errors of later steps show the whole argument.
+        text = value if is_reference(value) else "text"
+        key = parse_tree(json.dumps({path.rpartition(".")[2].strip(): text}), f"--set {path}=...")
+        refuse_secrets(key, override)
+
+
+def _with_variables(tree: Tree, asked_for: frozenset[str]) -> Tree:
+    variables = tree.value.get("vars", {})
+    if not isinstance(variables, dict):
+        raise SpecError((tree.problem(("vars",), "this is not a mapping; write vars: {name: value}"),))
+    rest = Tree(
+        file=tree.file, value={name: item for name, item in tree.value.items() if name != "vars"}, places=tree.places
+    )
+    filled = Substitution(variables, environment=None).fill(rest)
+    unused = [name for name in variables if name not in asked_for]
+    if unused:
+        problem = "nothing asks for this variable (${{vars.{0}}}); use it or remove it"
+        raise SpecError(tuple(tree.problem(("vars", name), problem.format(name)) for name in unused))
+    return filled

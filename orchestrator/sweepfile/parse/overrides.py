@@ -1,0 +1,203 @@
+"""``--set a.b.c=value``: one value of a document, changed from outside. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from orchestrator.core.errors import SourceLocation, SpecError
+from orchestrator.sweepfile.parse.merge import EVERY, located, merged
+from orchestrator.sweepfile.parse.tree import Places, Tree, parse_value
+from orchestrator.sweepfile.schema_pretrain import PretrainSpec
+
+_OPTION = "--set "
+_UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
+_MAX_BLOCKS = 1000
+
+
+class _Argument(SourceLocation):
+    """A place on the command line, which has neither lines nor columns."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.file
+
+
+@dataclass(frozen=True, slots=True)
+class _Override:
+    path: tuple[str, ...]
+    values: tuple[Any, ...]
+    """One, or the items of a list without brackets (``0.1,0.4``)."""
+    here: SourceLocation
+
+    def problem(self, message: str) -> SpecError:
+        return SpecError((f"{self.here}: {message}",))
+
+
+def with_overrides(tree: Tree, arguments: Sequence[str]) -> Tree:
+    """The document with the arguments of ``--set`` over it, one after the other.
+
+    Several values without brackets mean: the items where a list stands, the ``grid`` of a transfer's recipe, or blocks
+    of ``pretrain``, one for each combination.
+
+    Raises:
+        SpecError: an argument is not ``path=value``, or names what is not there.
+    """
+    several: list[_Override] = []
+    for argument in arguments:
+        override = _parse(argument, tree)
+        if len(override.values) == 1:
+            tree = _over(tree, override.path, override.values[0], override.here)
+        elif _holds_list(tree.value, override.path):
+            tree = _over(tree, override.path, list(override.values), override.here)
+        elif override.path[0] == "transfer":
+            tree = _with_grid(tree, override)
+        elif override.path[0] == "pretrain":
+            several.append(override)
+        else:
+            message = "several values are a grid, which pretrain and the recipe of a transfer can have; give one value"
+            raise override.problem(f"{message}, or write a list in brackets: [1, 2]")
+    return _with_blocks(tree, several) if several else tree
+
+
+def _over(tree: Tree, path: Sequence[str], value: object, here: SourceLocation) -> Tree:
+    for step in reversed(path):
+        value = {step: value}
+    return merged(tree, located(value, here))
+
+
+def _parse(argument: str, tree: Tree) -> _Override:
+    here = _Argument(file=_OPTION + argument, line=1, column=1)
+    left, equals, text = argument.partition("=")
+    if not equals or not left.strip():
+        message = "this is not path=value; write for instance --set pretrain.recipe.lr=0.1"
+        raise SpecError((f"{here}: {message}",))
+    if not text.strip():
+        raise SpecError((f"{here}: there is no value after '='; null brings back the default, '' is empty text",))
+    path = _steps(left.strip(), tree)
+    if not all(path):
+        raise SpecError((f"{here}: the path has an empty step; write a.b.c, with numbers or names for items of lists",))
+    return _Override(path, tuple(_value(item, here) for item in _items(text.strip())), here)
+
+
+def _value(text: str, here: SourceLocation) -> Any:  # noqa: ANN401 - YAML holds anything
+    try:
+        return parse_value(text, "value")
+    except SpecError as error:
+        problem = str(error).partition(": ")[2]
+        raise SpecError((f"{here}: {text!r} cannot be read: {problem}",)) from error
+
+
+def _items(text: str) -> list[str]:
+    """``1,2,3`` has three items; what is quoted, or in brackets, is one value."""
+    if text[0] in "[{\"'" or "," not in text:
+        return [text]
+    return [item.strip() for item in text.split(",")]
+
+
+def _steps(left: str, tree: Tree) -> tuple[str, ...]:
+    """The steps of a path; of keys that hold dots themselves, the longest that exists is meant."""
+    here: Any = tree.value
+    parts, steps = left.split("."), []
+    while parts:
+        known = here if isinstance(here, dict) else {}
+        length = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in known), 1)
+        step, parts = ".".join(parts[:length]), parts[length:]
+        steps.append(step)
+        here = _below(here, step)
+    return tuple(steps)
+
+
+def _below(here: object, step: str) -> object:
+    if isinstance(here, dict):
+        return here.get(step)
+    if isinstance(here, list):
+        named = [item for item in here if isinstance(item, dict) and item.get("name") == step]
+        by_number = here[int(step)] if step.isdecimal() and int(step) < len(here) else None
+        return named[0] if named else by_number
+    return None
+
+
+def _holds_list(value: object, path: Sequence[str]) -> bool:
+    for step in path:
+        value = _below(value, step)
+    return isinstance(value, list) or path[-1] in _LISTS
+
+
+_LISTS = frozenset({"seeds", "labels"})
+"""Of blocks and transfers: lists also where the file leaves them out."""
+
+
+def _with_grid(tree: Tree, override: _Override) -> Tree:
+    """A grid over a field of a transfer's recipe, which then does not say it itself."""
+    if len(override.path) != 4 or override.path[2] != "recipe":
+        raise override.problem("a grid of a transfer is over fields of its recipe: transfer.NAME.recipe.FIELD=a,b")
+    _, item, _, field = override.path
+    tree = _over(tree, ("transfer", item, "grid", field), list(override.values), override.here)
+    for position, entry in enumerate(tree.value["transfer"]):
+        recipe = entry.get("recipe") if isinstance(entry, dict) and field in entry.get("grid", {}) else None
+        if isinstance(recipe, dict) and field in recipe:
+            tree = _over(tree, ("transfer", str(position), "recipe", field), None, override.here)
+    return tree
+
+
+# --------------------------------------------------------------------------------------------------- several blocks
+
+
+def _with_blocks(tree: Tree, overrides: Sequence[_Override]) -> Tree:
+    """A block of ``pretrain`` for each combination of values, named by them."""
+    targets = {_block_of(tree, override) for override in overrides}
+    if len(targets) > 1:
+        raise overrides[-1].problem("grids of several blocks at once have no names; give each its own --set of blocks")
+    block = targets.pop()
+    combinations = list(product(*(override.values for override in overrides)))
+    if len(combinations) > _MAX_BLOCKS:
+        raise overrides[-1].problem(f"this makes {len(combinations)} blocks; at most {_MAX_BLOCKS} are read")
+    blocks: dict[str, Tree] = {}
+    for values in combinations:
+        name = "_".join([*([block] if block else []), *map(_label, overrides, values)])
+        if name in blocks:
+            raise overrides[-1].problem(f"two blocks would be called '{name}'; give different values")
+        one = tree
+        for override, value in zip(overrides, values, strict=True):
+            one = _over(one, override.path, value, override.here)
+        blocks[name] = one
+    return _replaced(tree, block, blocks)
+
+
+def _block_of(tree: Tree, override: _Override) -> str:
+    """Name of the block that a path leads into; empty for the only, unnamed one."""
+    pretrain = tree.value.get("pretrain")
+    if not isinstance(pretrain, dict):
+        raise override.problem("there is no pretrain block to make several of")
+    if PretrainSpec.model_fields.keys() & pretrain.keys():
+        return ""
+    if override.path[1:2] == (EVERY,) or override.path[1:2] == () or override.path[1] not in pretrain:
+        raise override.problem("a grid needs one block: pretrain.BLOCK.FIELD=a,b, with the name of a block")
+    return override.path[1]
+
+
+def _label(override: _Override, value: object) -> str:
+    """``lr-0.1``: the last step and the value, in signs that names may have."""
+    return _UNNAMED.sub("-", f"{override.path[-1]}-{value}").strip("-")
+
+
+def _replaced(original: Tree, block: str, trees: dict[str, Tree]) -> Tree:
+    """The document whose block is replaced by those of other documents."""
+    value, places = dict(original.value), original.places.children
+    old, old_places = value["pretrain"], places["pretrain"]
+    steps = (block,) if block else ()
+    blocks = {name: item for name, item in old.items() if name != block} if block else {}
+    below = {name: item for name, item in old_places.children.items() if name in blocks}
+    for name, tree in trees.items():
+        found, here = tree.value["pretrain"], tree.places.children["pretrain"]
+        for step in steps:
+            found, here = found[step], here.children[step]
+        blocks[name], below[name] = found, here
+    value["pretrain"] = blocks
+    root = Places(original.places.here, {**places, "pretrain": Places(old_places.here, below)})
+    return Tree(file=original.file, value=value, places=root)

@@ -1,0 +1,248 @@
+"""YAML with positions: plain values plus the place where each of them stands.
+
+Only the safe subset is read, with the pitfalls of YAML 1.1 taken out: ``1e-4`` is a float, only ``true`` and
+``false`` are booleans (``no``, ``on`` and ``off`` stay text), dates stay text, duplicate keys are refused, and size,
+depth and the expansion of aliases are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from orchestrator.core.errors import SourceLocation, SpecError
+
+Path = tuple[str | int, ...]
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 40
+MAX_NODES = 200_000
+
+_MAX_SHOWN = 40
+
+_NULL = "tag:yaml.org,2002:null"
+_BOOL = "tag:yaml.org,2002:bool"
+_INT = "tag:yaml.org,2002:int"
+_FLOAT = "tag:yaml.org,2002:float"
+_STR = "tag:yaml.org,2002:str"
+
+_TAGS = {_NULL, _BOOL, _INT, _FLOAT, _STR, "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
+
+# What no text holds; the YAML reader would refuse it with a position in bytes.
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
+
+_SCALARS = (
+    (_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    (_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    (_INT, re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789")),
+    (
+        _FLOAT,
+        re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
+        list("-+0123456789."),
+    ),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader whose plain scalars follow the YAML 1.2 core schema."""
+
+
+_Loader.yaml_implicit_resolvers = {}  # or else the YAML 1.1 rules of the base class would stay
+for _tag, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+
+
+@dataclass(slots=True)
+class Places:
+    """Where a value stands, and where its parts do: the same shape as the value."""
+
+    here: SourceLocation
+    children: dict[str | int, Places] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Tree:
+    """A parsed document: ``value`` is plain Python, ``locate`` finds where a path of it stands.
+
+    Parts may come from other files, as ``places`` says; ``file`` is the one that was asked for.
+    """
+
+    file: str
+    value: Any = None
+    places: Places
+
+    def locate(self, path: Path) -> SourceLocation:
+        """Place of a key or item, else of its nearest ancestor that exists."""
+        places = self.places
+        for step in path:
+            if step not in places.children:
+                break
+            places = places.children[step]
+        return places.here
+
+    def problem(self, path: Path, message: str) -> str:
+        """One line of a ``SpecError``: ``file:line:column: path: message``."""
+        return f"{self.locate(path)}: {dotted(path) + ': ' if path else ''}{message}"
+
+
+@dataclass(slots=True, kw_only=True)
+class MovedTree(Tree):
+    """A tree in which some values stand elsewhere than their path says."""
+
+    moved: Mapping[Path, Path]
+
+    @classmethod
+    def of(cls, tree: Tree, moved: Mapping[Path, Path]) -> MovedTree:
+        """A tree in which the paths ``moved``, and what is below them, are found and named as those they map to."""
+        return cls(file=tree.file, value=tree.value, places=tree.places, moved=moved)
+
+    def problem(self, path: Path, message: str) -> str:
+        """See `Tree`."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.moved:
+                return Tree.problem(self, (*self.moved[path[:end]], *path[end:]), message)
+        return Tree.problem(self, path, message)
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it: ``transfer[0].recipe.lr``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def parse_tree(text: str, file: str) -> Tree:
+    """Parse YAML text.
+
+    Raises:
+        SpecError: not YAML, not a mapping, a key twice, too large, too deep or too much expansion.
+    """
+    if len(text.encode()) > MAX_BYTES:
+        raise SpecError((f"{file}:1:1: {too_large()}",))
+    node = _compose(text, file)
+    if not isinstance(node, yaml.MappingNode):
+        raise SpecError((f"{file}:1:1: the file is not a mapping of keys; begin with 'version: 1' and 'name: ...'",))
+    value, places = _Builder(file).build(node, 0)
+    return Tree(file=file, value=value, places=places)
+
+
+def too_large() -> str:
+    """What is wrong with a file above the limit."""
+    return f"the file has more than {MAX_BYTES} bytes; a sweep.yaml is text that people read: name data, do not list it"
+
+
+def parse_value(text: str, file: str) -> Any:  # noqa: ANN401 - YAML holds anything
+    """One value as a sweep.yaml would hold it; ``file`` is what errors call the text. Raises ``SpecError``."""
+    node = _compose(text, file)
+    return None if node is None else _Builder(file).build(node, 0)[0]
+
+
+def implicit_scalars() -> Iterator[tuple[str, re.Pattern[str], list[str]]]:
+    """Tags of plain scalars, how they are written, and with which signs they begin."""
+    yield from _SCALARS
+
+
+def plain_value(text: str) -> str | int | float | bool:
+    """What a text means without quotes: a number or boolean where it is written like one, else itself."""
+    for tag, pattern, _ in _SCALARS:
+        if tag != _NULL and pattern.match(text):
+            value: str | int | float | bool = yaml.constructor.SafeConstructor().construct_object(
+                yaml.ScalarNode(tag, text)
+            )
+            return value
+    return text
+
+
+def _compose(text: str, file: str) -> yaml.Node | None:
+    if (sign := _UNREADABLE.search(text)) is not None:
+        line, column = text.count("\n", 0, sign.start()) + 1, sign.start() - text.rfind("\n", 0, sign.start())
+        message = f"{file}:{line}:{column}: the character {sign.group()!r} is not text; remove it"
+        raise SpecError((message,))
+    try:
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise SpecError((_syntax_problem(error, file, text),)) from error
+    except yaml.YAMLError as error:
+        raise SpecError((f"{file}:1:1: not readable as YAML: {error}",)) from error
+    except RecursionError as error:
+        raise SpecError((f"{file}:1:1: nested too deeply; at most {MAX_DEPTH} levels are read",)) from error
+    return node
+
+
+class _Builder:
+    """Turns nodes into values and remembers places; counts nodes so that aliases cannot explode."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._num_nodes = 0
+        self._scalars = yaml.constructor.SafeConstructor()
+
+    def build(self, node: yaml.Node, depth: int) -> tuple[Any, Places]:
+        self._num_nodes += 1
+        place = self._place(node)
+        if self._num_nodes > MAX_NODES:
+            limit = f"the file has more than {MAX_NODES} values after expanding aliases"
+            raise SpecError((f"{place}: {limit}; a sweep.yaml is text that people read: use fewer aliases",))
+        if depth > MAX_DEPTH:
+            raise SpecError((f"{place}: nested more than {MAX_DEPTH} levels deep; write the file out flat",))
+        if node.tag not in _TAGS:
+            raise SpecError(
+                (f"{place}: the tag {node.tag!r} is refused; write plain text, numbers, lists and mappings",)
+            )
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, depth)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self.build(item, depth + 1) for item in node.value]
+            return [value for value, _ in items], Places(place, {n: places for n, (_, places) in enumerate(items)})
+        return self._scalar(node, place), Places(place)
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> tuple[dict[str, Any], Places]:
+        mapping: dict[str, Any] = {}
+        places = Places(self._place(node))
+        for key_node, value_node in node.value:
+            place = self._place(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise SpecError((f"{place}: a key must be plain text",))
+            key = str(key_node.value)
+            _refuse_half_characters(key, place)
+            if key in mapping:
+                first = places.children[key].here
+                raise SpecError((f"{place}: key '{key}' stands here a second time (first at {first}); keep one",))
+            if key == "<<":
+                message = "merge keys (<<) are not read; write the keys out, or use 'base' in recipes and 'include'"
+                raise SpecError((f"{place}: {message}",))
+            mapping[key], below = self.build(value_node, depth + 1)
+            places.children[key] = Places(place, below.children)  # a value is where its key is
+        return mapping, places
+
+    def _scalar(self, node: yaml.Node, place: SourceLocation) -> Any:  # noqa: ANN401
+        _refuse_half_characters(str(node.value), place)
+        try:
+            return self._scalars.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:
+            shown = node.value if len(node.value) <= _MAX_SHOWN else f"{node.value[:_MAX_SHOWN]}..."
+            message = f"{place}: {shown!r} cannot be read as a number; write one of at most 15 digits, or quote text"
+            raise SpecError((message,)) from error
+
+    def _place(self, node: yaml.Node) -> SourceLocation:
+        mark = node.start_mark
+        return SourceLocation(file=self._file, line=mark.line + 1, column=mark.column + 1)
+
+
+def _refuse_half_characters(text: str, place: SourceLocation) -> None:
+    """An escaped half of a surrogate pair makes text that no file, key or error message can hold."""
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise SpecError(
+            (f"{place}: {text!r} holds half of a character (\\ud800 to \\udfff); write the character itself",)
+        )
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> str:
+    mark = error.problem_mark
+    if mark is not None and text[mark.index : mark.index + 1] == "\t":
+        place = f"{file}:{mark.line + 1}:{mark.column + 1}"
+        return f"{place}: a tab stands here, and YAML is indented by spaces only; replace it with spaces"
+    place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
+    return f"{place}: not valid YAML: {error.problem}; check indentation, quotes and brackets here"

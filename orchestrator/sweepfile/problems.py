@@ -1,0 +1,106 @@
+"""Turns pydantic's errors into one line each: where, what is wrong with which value, what to do."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.parse.tree import Path, Tree
+from orchestrator.sweepfile.suggest import did_you_mean
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+_TYPE_NAMES = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list ([a, b, ...])",
+    "dict_type": "a mapping (key: value)",
+    "model_type": "a mapping (key: value)",
+    "model_attributes_type": "a mapping (key: value)",
+}
+
+
+def validate(schema: type[Schema], value: object, tree: Tree, path: Path = ()) -> Schema:
+    """Validate a value that stands at ``path`` of ``tree``.
+
+    Raises:
+        SpecError: one line for each problem.
+    """
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        lines = [_line(detail, value, tree, path) for detail in error.errors(include_url=False)]
+        raise SpecError(tuple(dict.fromkeys(lines))) from error
+
+
+def _line(detail: ErrorDetails, root: object, tree: Tree, prefix: Path) -> str:
+    path = _real_path(detail["loc"], root)
+    if detail["type"] == "missing":
+        missing = detail["loc"][-1]
+        return tree.problem((*prefix, *path), f"'{missing}' is missing; add '{missing}: ...' here")
+    if detail["type"] == "unknown_key":
+        path = (*path, detail["ctx"]["key"])
+    if detail["type"] == "union_tag_invalid":
+        path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
+    if detail["type"] == "refused":
+        path = (*path, *detail.get("ctx", {}).get("at", ()))
+    return tree.problem((*prefix, *path), _message(detail))
+
+
+def _message(detail: ErrorDetails) -> str:
+    kind, value = detail["type"], detail["input"]
+    context: dict[str, Any] = detail.get("ctx", {})
+    if kind in _TYPE_NAMES:
+        return f"{_shown(value)} is not {_TYPE_NAMES[kind]}; write {_TYPE_NAMES[kind]}"
+    if kind == "literal_error":
+        allowed = [part.strip(" '") for part in context["expected"].replace(" or ", ", ").split(",")]
+        return f"{_shown(value)} is not one of the allowed values; {did_you_mean(str(value), allowed)}"
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        return _tag_message(kind, context)
+    if kind in {"unknown_key", "one_rule", "refused"}:
+        return detail["msg"]
+    if kind in {"too_short", "too_long"}:
+        return _size_message(kind, context)
+    if kind == "string_pattern_mismatch":
+        why = "is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
+    else:
+        why = f"is refused: {detail['msg'].removeprefix('Input ')}"
+    return f"{_shown(value)} {why}"
+
+
+def _size_message(kind: str, context: dict[str, Any]) -> str:
+    number = context["min_length" if kind == "too_short" else "max_length"]
+    bound = f"at {'least' if kind == 'too_short' else 'most'} {number} item{'s' * (number != 1)}"
+    return f"it has {context['actual_length']}, and needs {bound}; write {bound}"
+
+
+def _tag_message(kind: str, context: dict[str, Any]) -> str:
+    key = str(context["discriminator"]).strip("'")
+    if kind == "union_tag_not_found":
+        return f"'{key}' is missing; add '{key}: ...' to say which one it is"
+    allowed = [part.strip(" '") for part in str(context["expected_tags"]).split(",")]
+    return f"{key} '{context['tag']}' is not known: {did_you_mean(str(context['tag']), allowed)}"
+
+
+def _real_path(loc: tuple[int | str, ...], root: object) -> Path:
+    """Keep the steps that exist in the value: pydantic also names union members and missing keys."""
+    path: list[int | str] = []
+    here: Any = root
+    for step in loc:
+        exists = (isinstance(here, dict) and step in here) or (
+            isinstance(here, list) and isinstance(step, int) and step < len(here)
+        )
+        if exists:
+            here = here[step]
+            path.append(step)
+    return tuple(path)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,250 @@
+"""From the validated schema to the resolved sweep: label spaces, globs, recipes and references. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import StorageError, UserError
+from orchestrator.storage.open import check_store_uri
+from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
+from orchestrator.sweepfile.complaints import Complaints
+from orchestrator.sweepfile.model import Dataset, LabelSpace, Pretrain, Sweep, Transfer
+from orchestrator.sweepfile.notify import Channel
+from orchestrator.sweepfile.parse.tree import Tree
+from orchestrator.sweepfile.recipe_book import Recipes
+from orchestrator.sweepfile.resolve_clusters import check_embeddings
+from orchestrator.sweepfile.resolve_datasets import resolve_dataset
+from orchestrator.sweepfile.resolve_labels import LabelSources, resolve_label_spaces, thinned
+from orchestrator.sweepfile.resolve_mixture import resolve_mixture
+from orchestrator.sweepfile.resolve_model import check_model, check_recipe_of_model, check_resize
+from orchestrator.sweepfile.resolve_notify import resolve_notify
+from orchestrator.sweepfile.resolve_policy import resolve_policy, resolve_resources
+from orchestrator.sweepfile.resolve_pretrain import blocks_of, check_origins, path_of, resolve_pretrain
+from orchestrator.sweepfile.resolve_recipe import (
+    Objectives,
+    RecipeBook,
+    RecipeResolver,
+    check_labels_of,
+    check_recipe_on,
+)
+from orchestrator.sweepfile.resolve_search import check_searches
+from orchestrator.sweepfile.resolve_transfer import Use, check_targets, resolve_transfer, uses_of, with_baselines
+from orchestrator.sweepfile.schema import SweepSpec
+from orchestrator.sweepfile.schema_datasets import MixtureSpec
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.survey import Surveys
+from orchestrator.sweepfile.timm_table import shipped_models
+
+_GROUPS = {
+    JobKind.DATASET: "data",
+    JobKind.INDEX: "data",
+    JobKind.EMBED: "embed",
+    JobKind.CLUSTER: "cluster",
+    JobKind.LABELS: "data",
+    JobKind.PRETRAIN: "pretrain",
+    JobKind.FINETUNE: "transfer",
+    JobKind.PROBE: "transfer",
+    JobKind.KNN: "transfer",
+    JobKind.SEARCH: "transfer",
+}
+
+
+def resolve_sweep(
+    spec: SweepSpec,
+    tree: Tree,
+    recipes: RecipeBook,
+    surveys: Surveys | None = None,
+    *,
+    objectives: Objectives | None = None,
+    labels: LabelSources | None = None,
+) -> Sweep:
+    """Resolve a schema-valid sweep.
+
+    Args:
+        spec: the validated file.
+        tree: the file with places.
+        recipes: the shipped ones.
+        surveys: what external data sets are.
+        objectives: installed losses of other packages.
+        labels: what counts classes, and installed label spaces of other packages.
+
+    Raises:
+        SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
+    """
+    complaints = Complaints(tree)
+    book = Recipes(spec.recipes, recipes, tree, complaints)
+    recipe_resolver = RecipeResolver(book, {} if objectives is None else objectives, tree, complaints)
+    sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
+    return replace(sweep, recipes=book.used)
+
+
+class _Resolver:
+    """Collects problems on the way, so that one run shows all of them."""
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        recipes: RecipeResolver,
+        surveys: Surveys,
+        labels: LabelSources | None,
+        complaints: Complaints,
+    ) -> None:
+        self._spec, self._labels = spec, labels
+        self._recipes = recipes
+        self._surveys = surveys
+        self._complaints = complaints
+
+    def resolve(self) -> Sweep:
+        spec = self._spec
+        datasets = {
+            name: resolve_dataset(name, entry, self._complaints, self._surveys.get(name))
+            for name, entry in spec.datasets.items()
+            if not isinstance(entry, MixtureSpec)
+        }
+        datasets |= self._mixtures(datasets)
+        blocks = blocks_of(spec.pretrain)
+        only_block = blocks[0].name if len(blocks) == 1 else ""
+        sources = replace(self._labels or LabelSources(), only_block=only_block)
+        labels = resolve_label_spaces(spec.labels, datasets, self._complaints, sources)
+        pretrains = tuple(resolve_pretrain(block, labels, self._recipes, self._complaints) for block in blocks)
+        transfer = self._transfer(labels, pretrains)
+        spaces = with_baselines(pretrains, transfer)
+        pretrains = tuple(replace(pretrain, baselines=spaces[pretrain.name]) for pretrain in pretrains)
+        self._check_models(pretrains, transfer)
+        check_embeddings(labels, pretrains, self._complaints)
+        check_origins(pretrains, labels, self._complaints)
+        self._check_batches(pretrains, transfer, labels, datasets)
+        pretrained = [name for pretrain in pretrains for name in pretrain.labels]
+        self._check_splits([*pretrained, *(item.target for item in transfer)], labels, datasets)
+        check_targets(transfer, labels, self._complaints)
+        workers = {group: getattr(spec.resources, group).num_workers for group in ("pretrain", "transfer")}
+        check_searches(transfer, pretrains, labels, workers, self._complaints)
+        self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
+        baseline = self._baseline(pretrained)
+        self._check_published(pretrained, pretrains)
+        self._check_store()
+        policy = resolve_policy(spec.policy, spec.resources, self._complaints)
+        notify = resolve_notify(spec.notify)
+        self._check_channels(notify)
+        self._complaints.raise_any()
+        return Sweep(
+            name=spec.name,
+            datasets=datasets,
+            labels=labels,
+            pretrains=pretrains,
+            transfer=transfer,
+            baseline=baseline,
+            metric=spec.report.metric,
+            resources={kind: resolve_resources(getattr(spec.resources, group)) for kind, group in _GROUPS.items()},
+            num_workers={kind: getattr(spec.resources, group).num_workers for kind, group in _GROUPS.items()},
+            compute=spec.compute.model_dump(),
+            store=spec.store,
+            tracking_uri=spec.tracking.uri,
+            experiment=spec.tracking.experiment,
+            register="" if spec.tracking.register_ == "none" else spec.tracking.register_,
+            published=tuple(entry.model_dump(exclude_none=True) for entry in spec.report.published),
+            policy=policy,
+            notify=notify,
+        )
+
+    def _check_channels(self, channels: Sequence[Channel]) -> None:
+        """Refuse them here already: a controller would refuse them when there is something to tell, hours later."""
+        for position, channel in enumerate(channels):
+            try:
+                check_channel_of_sweep(channel)
+            except UserError as error:
+                self._complaints.add(("notify", position), str(error))
+
+    def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
+        read_table = self._labels.read_table if self._labels else None
+        mixtures = {
+            name: resolve_mixture(name, entry, datasets, self._complaints, read_table)
+            for name, entry in self._spec.datasets.items()
+            if isinstance(entry, MixtureSpec)
+        }
+        return {name: mixture for name, mixture in mixtures.items() if mixture is not None}
+
+    def _transfer(self, labels: Mapping[str, LabelSpace], pretrains: Sequence[Pretrain]) -> tuple[Transfer, ...]:
+        return tuple(
+            resolve_transfer(position, entry, labels, self._recipes, self._complaints, pretrains=pretrains)
+            for position, entry in enumerate(self._spec.transfer)
+        )
+
+    def _check_models(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:
+        table, workers = shipped_models(), self._spec.resources.pretrain.num_workers
+        for pretrain in pretrains:
+            path, model = path_of(pretrain), pretrain.model
+            check_model((*path, "model"), model, table, self._complaints)
+            where = (*path, "recipe")
+            check_recipe_of_model(where, pretrain.recipe, model, table, self._complaints, num_workers=workers)
+            check_resize(where, pretrain.recipe, (model,), self._complaints)
+        workers = self._spec.resources.transfer.num_workers
+        for position, item in enumerate(transfer):
+            path = ("transfer", position, "recipe")
+            measured = [pretrain.model for pretrain in pretrains if pretrain.name in item.pretrains]
+            for recipe in item.recipes:
+                check_resize(path, recipe, measured, self._complaints)
+            if item.protocol is not JobKind.FINETUNE:  # a probe trains no backbone
+                continue
+            for model in {model.name: model for model in measured}.values():
+                for recipe in item.recipes:
+                    check_recipe_of_model(path, recipe, model, table, self._complaints, num_workers=workers)
+
+    def _check_batches(
+        self,
+        pretrains: Sequence[Pretrain],
+        transfer: Sequence[Transfer],
+        labels: Mapping[str, LabelSpace],
+        datasets: Mapping[str, Dataset],
+    ) -> None:
+        uses = [
+            Use(path=path_of(block), recipe=block.recipe, subset=block.subset, labels=(*block.labels, *block.baselines))
+            for block in pretrains
+        ]
+        uses += [use for position, item in enumerate(transfer) for use in uses_of(position, item)]
+        for use in uses:
+            where = (*use.path, "recipe")
+            for name in dict.fromkeys(labels[name].dataset for name in use.labels if name in labels):
+                dataset = thinned(datasets[name], use.subset, (*use.path, "subset"), self._complaints)
+                check_recipe_on(where, use.recipe, dataset, self._complaints)
+            for space in (labels[name] for name in use.labels if name in labels):
+                check_labels_of(where, use.recipe, space, datasets[space.dataset], self._complaints)
+
+    def _check_splits(
+        self, used: Sequence[str], labels: Mapping[str, LabelSpace], datasets: Mapping[str, Dataset]
+    ) -> None:
+        for name in dict.fromkeys(labels[name].dataset for name in used if name in labels):
+            if not datasets[name].has_val:
+                message = "it has no validation samples, on which every training is evaluated; give it a split 'val'"
+                if datasets[name].location:
+                    message += " (`orchestrator data index --split train=... --split val=...` prints the entry)"
+                self._complaints.add(("datasets", name), message)
+
+    def _baseline(self, pretrained: Sequence[str]) -> str:
+        baseline = self._spec.report.baseline
+        if baseline is not None and pretrained and baseline not in pretrained:
+            hint = did_you_mean(baseline, pretrained)
+            self._complaints.add(("report", "baseline"), f"'{baseline}' is not pretrained in this sweep: {hint}")
+        return baseline or ""
+
+    def _check_published(self, pretrained: Sequence[str], pretrains: Sequence[Pretrain]) -> None:
+        known = {
+            "transfer": [entry.name for entry in self._spec.transfer],
+            "label_space": ["", *dict.fromkeys((*pretrained, *(name for one in pretrains for name in one.baselines)))],
+            "pretrain": [*(pretrain.name for pretrain in pretrains)],
+        }
+        for position, entry in enumerate(self._spec.report.published):
+            for field, names in known.items():
+                if (value := getattr(entry, field)) not in names:
+                    hint = did_you_mean(value, filter(None, names))
+                    message = f"'{value}' is no {field} of this sweep: {hint}" if value else f"say which one: {hint}"
+                    self._complaints.add(("report", "published", position, field), message)
+
+    def _check_store(self) -> None:
+        try:
+            if self._spec.store:
+                check_store_uri(self._spec.store)
+        except StorageError as error:
+            self._complaints.add(("store",), str(error))

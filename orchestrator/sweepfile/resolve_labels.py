@@ -1,0 +1,368 @@
+"""From the schema of label spaces to their resolved form: definitions without names of other spaces. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from orchestrator.sweepfile.complaints import Complaints
+from orchestrator.sweepfile.counted import Counted, Definition, check_declared, counted_as_declared
+from orchestrator.sweepfile.model import Dataset, LabelSpace
+from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.resolve_clusters import WHOLE_SET, resolve_clusters
+from orchestrator.sweepfile.resolve_mixture import ReadClassTable
+from orchestrator.sweepfile.schema_clusters import ClustersSpec
+from orchestrator.sweepfile.schema_labels import ClassChoice, LabelEntry, Merge, RandomSplit, WordNetLevels
+from orchestrator.sweepfile.suggest import did_you_mean
+
+_LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
+_TAXONOMIC_CLASS = "taxonomic_class"  # what the rank "class" is called where `class` numbers the leaf classes
+
+
+class CountClasses(Protocol):
+    """Asks the data plane for what only the class table and other files can tell."""
+
+    def __call__(
+        self, dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]
+    ) -> Sequence[Counted]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelSources:
+    """What label spaces are resolved with besides the file."""
+
+    count: CountClasses | None = None
+    """How to learn numbers of classes that do not follow from the file; None: such spaces are refused."""
+    read_table: ReadClassTable | None = None
+    """How to learn the class table of a built-in data set; None: it cannot be mixed with others."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    """Installed label spaces of other packages: name -> what identities hold."""
+    kmeans: str = "scikit-learn"
+    """What ``library: auto`` of clusters means."""
+    only_block: str = ""
+    """Name of the pretrain block where the sweep has a single one; empty also where it has no name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A label space before its classes are counted; ``path`` is where its entry's list names it."""
+
+    name: str
+    level: str
+    space: Definition
+    path: Path
+    num_classes: int = 0
+    """0 = not known without the class table."""
+    base: LabelSpace | None = None
+    num_within: int = 0
+    """The number of classes if all classes of ``base`` have samples enough; 0 = not known without the class table."""
+
+
+def resolve_label_spaces(
+    entries: Mapping[str, LabelEntry],
+    datasets: Mapping[str, Dataset],
+    complaints: Complaints,
+    sources: LabelSources | None = None,
+) -> dict[str, LabelSpace]:
+    """All label spaces by their paths, in the order of the file.
+
+    Args:
+        entries: by name.
+        datasets: all data sets.
+        complaints: takes what is wrong.
+        sources: the data plane, and what is installed.
+    """
+    resolver = _LabelResolver(entries, datasets, complaints, sources or LabelSources())
+    return {space.name: space for name in entries for space in resolver.entry(name)}
+
+
+def thinned(dataset: Dataset, subset: Mapping[str, Any], path: Path, complaints: Complaints) -> Dataset:
+    """The data set with as many training samples as a subset leaves at most; complains if it asks for too many."""
+    if not subset:
+        return dataset
+    num_samples = subset.get("num_samples", dataset.num_train)
+    if num_samples > dataset.num_train:
+        message = f"{num_samples} samples of the {dataset.num_train} training samples of '{dataset.name}'; lower it"
+        complaints.add((*path, "num_samples"), message)
+    # Each class rounds up at worst; how large classes are is not known here.
+    of_fraction = math.ceil(subset.get("fraction", 1) * dataset.num_train) + dataset.num_classes
+    of_cap = subset.get("max_per_class", dataset.num_train) * dataset.num_classes
+    return replace(dataset, num_train=min(dataset.num_train, num_samples, of_fraction, of_cap))
+
+
+class _LabelResolver:
+    def __init__(
+        self,
+        entries: Mapping[str, LabelEntry],
+        datasets: Mapping[str, Dataset],
+        complaints: Complaints,
+        sources: LabelSources,
+    ) -> None:
+        self._entries, self._datasets, self._complaints = entries, datasets, complaints
+        self._count, self._plugins = sources.count, sources.plugins
+        self._sources = sources
+        self._resolved: dict[str, list[LabelSpace]] = {}
+        self._bases: dict[str, LabelSpace | None] = {}
+        self._open: list[str] = []
+
+    def entry(self, name: str) -> list[LabelSpace]:
+        """The label spaces of one entry; none if something is wrong with it."""
+        if name not in self._resolved:
+            self._open.append(name)
+            self._resolved[name] = self._resolve(name, self._entries[name])
+            self._open.pop()
+        return self._resolved[name]
+
+    def _resolve(self, name: str, entry: LabelEntry) -> list[LabelSpace]:
+        dataset = self._datasets.get(entry.dataset)
+        if dataset is None:
+            hint = did_you_mean(entry.dataset, self._datasets)
+            message = f"'{entry.dataset}' is not a data set of this sweep: {hint}"
+            self._complaints.add(("labels", name, "dataset"), message)
+            return []
+        if entry.clusters is not None:
+            spaces = self._clusters(name, entry, entry.clusters, dataset)
+            check_declared(name, entry, spaces, self._complaints)
+            return spaces
+        drafts = list(_RULES[_rule_of(entry)](self, name, entry, dataset))
+        modifiers: dict[str, Any] = {} if entry.classes is None else {"classes": _choice(entry.classes)}
+        found = self._counted(name, entry, dataset, drafts, modifiers)
+        check_declared(name, entry, found, self._complaints)
+        return found
+
+    def _counted(
+        self, name: str, entry: LabelEntry, dataset: Dataset, drafts: Sequence[_Draft], modifiers: Definition
+    ) -> list[LabelSpace]:
+        spaces = [{**draft.space, **modifiers} for draft in drafts]
+        files = {name: uri for draft in drafts if draft.base for name, uri in draft.base.files.items()} | _files(entry)
+        if all(draft.num_classes for draft in drafts) and not modifiers:
+            pairs = zip(drafts, spaces, strict=True)
+            found = [Counted(num_classes=draft.num_classes, space=space) for draft, space in pairs]
+        elif dataset.uncounted:
+            numbers = [draft.num_classes or draft.num_within for draft in drafts]
+            found = counted_as_declared(self._complaints, name, entry, dataset=dataset, known=numbers, spaces=spaces)
+        elif self._count is None:
+            self._complaints.add(("labels", name), "its classes can only be counted where the data set can be read")
+            return []
+        else:
+            found = list(self._count(dataset, spaces, files))
+        for draft, counted in zip(drafts, found, strict=True):
+            if counted.problem:
+                self._complaints.add(draft.path, counted.problem)
+        return [
+            LabelSpace(
+                name=draft.name,
+                entry=name,
+                level=draft.level,
+                dataset=dataset.name,
+                space=counted.space,
+                num_classes=counted.num_classes,
+                multi_label=counted.multi_label,
+                files=counted.files or files,
+            )
+            for draft, counted in zip(drafts, found, strict=True)
+            if not counted.problem
+        ]
+
+    def _other(self, reference: str, path: Path, dataset: Dataset) -> LabelSpace | None:
+        """The label space that a rule starts from, if it is one of this data set."""
+        entry = reference.partition("/")[0]
+        if entry in self._open:
+            chain = " -> ".join([*self._open[self._open.index(entry) :], entry])
+            self._complaints.add(path, f"'{reference}' starts from itself ({chain}); break the circle")
+            return None
+        known = {space.name: space for space in self.entry(entry)} if entry in self._entries else {}
+        if not known and self._complaints.doubts(("labels", entry)):
+            return None
+        if reference not in known:
+            hint = did_you_mean(reference, known or self._entries)
+            self._complaints.add(path, f"'{reference}' is not a label space of this sweep: {hint}")
+            return None
+        if known[reference].dataset != dataset.name:
+            message = f"'{reference}' is a label space of data set '{known[reference].dataset}', not '{dataset.name}'"
+            self._complaints.add(path, f"{message}; start from one of the same data set")
+            return None
+        if known[reference].clustering is not None:
+            message = f"'{reference}' are clusters of samples, not of classes: no other space can start from them"
+            self._complaints.add(path, message)
+            return None
+        return known[reference]
+
+    def _clusters(self, name: str, entry: LabelEntry, spec: ClustersSpec, dataset: Dataset) -> list[LabelSpace]:
+        if entry.classes is not None:
+            self._complaints.add(("labels", name, "classes"), "clusters take their classes from within; remove this")
+        within = None
+        if spec.within != WHOLE_SET:
+            within = self._other(spec.within, ("labels", name, "clusters", "within"), dataset)
+            if within is None:
+                return []
+            if within.multi_label or "random" in within.space or "split" in within.space:
+                message = f"'{spec.within}' gives a class no single target; use a level, modulo, merge or binary"
+                self._complaints.add(("labels", name, "clusters", "within"), message)
+        library, block = self._sources.kmeans, self._sources.only_block
+        return resolve_clusters(name, spec, dataset, within, self._complaints, auto_library=library, only_block=block)
+
+    def _on_base(self, entry: LabelEntry, dataset: Dataset, draft: _Draft) -> Iterator[_Draft]:
+        """The draft started from the entry's base; nothing if the space it names is wrong."""
+        name = self._open[-1]
+        if entry.base is None:
+            yield draft
+            return
+        if name not in self._bases:
+            self._bases[name] = self._other(entry.base, ("labels", name, "base"), dataset)
+        if (base := self._bases[name]) is not None:
+            yield replace(draft, space={**draft.space, "base": base.space}, base=base, num_classes=0)
+
+    # ------------------------------------------------------------------------------------------------------ rules
+
+    def hierarchy(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:
+        levels = entry.hierarchy or []
+        known = {_LEAF_LEVEL: dataset.num_classes, **dataset.levels}
+        self._complaints.refuse_repeats(("labels", name, "hierarchy"), levels)
+        for position, given in enumerate(levels):
+            level = _level_name(given, dataset)
+            path: Path = ("labels", name, "hierarchy", position)
+            if level not in known:
+                hint = did_you_mean(given, [*dataset.levels, _LEAF_LEVEL])
+                message = f"'{given}' is not a level of data set '{dataset.name}': {hint}"
+                self._complaints.add(path, f"{message} ('{_LEAF_LEVEL}': its classes themselves)")
+                continue
+            yield _Draft(
+                name=f"{name}/{given}",
+                level=given,
+                space={"hierarchy": level},
+                path=path,
+                num_classes=known[level],
+            )
+
+    def random(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:
+        random = entry.random
+        assert random is not None  # noqa: S101 - for the type checker
+        path: Path = ("labels", name, "random")
+        self._complaints.refuse_repeats((*path, "num_classes"), [str(number) for number in random.num_classes])
+        rule: dict[str, Any] = {"seed": random.seed} | ({"draw": "independent"} if random.independent else {})
+        base = None
+        if random.within is not None:
+            base = self._other(random.within, (*path, "within"), dataset)
+            if base is None:
+                return
+            rule["within"] = base.space
+        for position, number in enumerate(random.num_classes):
+            total = number * (base.num_classes if base else 1)
+            if total > dataset.num_train:
+                message = f"{total} classes for {dataset.num_train} training samples; at most one class per sample"
+                self._complaints.add((*path, "num_classes", position), message)
+            yield _Draft(
+                name=f"{name}/{number}",
+                level=str(number),
+                space={"random": {"num_classes": number, **rule}},
+                path=(*path, "num_classes", position),
+                num_classes=0 if base else number,
+                num_within=total if base else 0,
+                base=base,
+            )
+
+    def modulo(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:
+        divisor = entry.modulo or 0
+        path: Path = ("labels", name, "modulo")
+        if entry.base is None and divisor > dataset.num_classes:
+            message = f"{divisor} is more than the {dataset.num_classes} classes of data set '{dataset.name}'"
+            self._complaints.add(path, message + f"; use 2 to {dataset.num_classes}")
+        draft = _Draft(name=name, level=f"mod{divisor}", space={"modulo": divisor}, path=path, num_classes=divisor)
+        yield from self._on_base(entry, dataset, draft)
+
+    def split(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:
+        given = entry.split if isinstance(entry.split, RandomSplit) else RandomSplit(num=entry.split or 2)
+        draw = "balanced" if given.balanced else "independent"
+        space = {"split": {"num": given.num, "seed": given.seed, "draw": draw}}
+        draft = _Draft(name=name, level=f"split{given.num}", space=space, path=("labels", name, "split"))
+        yield from self._on_base(entry, dataset, draft)
+
+    def merge(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:
+        given = entry.merge or Merge(num_classes=[2])
+        path: Path = ("labels", name, "merge")
+        if given.groups is not None:
+            groups = [{"name": group, "classes": members} for group, members in given.groups.items()]
+            space: Definition = {"merge": {"groups": groups, "others": given.others}}
+            yield from self._on_base(entry, dataset, _Draft(name=name, level="merged", space=space, path=path))
+        for position, number in enumerate(given.num_classes or ()):
+            space = {"merge": {"num_classes": number, "seed": given.seed}}
+            where = (*path, "num_classes", position)
+            draft = _Draft(name=f"{name}/{number}", level=f"merged{number}", space=space, path=where)
+            yield from self._on_base(entry, dataset, draft)
+
+    def binary(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:
+        draft = _Draft(name=name, level="binary", space={"binary": entry.binary}, path=("labels", name, "binary"))
+        yield from self._on_base(entry, dataset, draft)
+
+    def wordnet(self, name: str, entry: LabelEntry, _: Dataset) -> Iterator[_Draft]:
+        given = entry.wordnet or WordNetLevels(levels=[0])
+        path: Path = ("labels", name, "wordnet")
+        named = {"key": given.key, "digest": ""}
+        if given.contains is not None:
+            space: Definition = {"wordnet": {"contains": given.contains, **named}}
+            yield _Draft(name=name, level=given.contains, space=space, path=(*path, "contains"))
+            return
+        levels = given.levels or []
+        self._complaints.refuse_repeats((*path, "levels"), [str(level) for level in levels])
+        seed = {"seed": given.seed} if given.paths == "random" else {}
+        for position, level in enumerate(levels):
+            rule: dict[str, Any] = {"level": level, "paths": given.paths}
+            space = {"wordnet": rule | seed | named}
+            yield _Draft(name=f"{name}/{level}", level=str(level), space=space, path=(*path, "levels", position))
+
+    def taxonomy(self, name: str, entry: LabelEntry, _: Dataset) -> Iterator[_Draft]:
+        given = entry.taxonomy
+        assert given is not None  # noqa: S101 - for the type checker
+        path: Path = ("labels", name, "taxonomy", "levels")
+        self._complaints.refuse_repeats(path, given.levels)
+        source: dict[str, Any] = (
+            {"folders": given.folders, "separator": given.separator}
+            if given.folders is not None
+            else {"digest": "", "key": given.key, "class_key": given.class_key}
+        )
+        chain = {"chain": given.levels} if given.nested and len(given.levels) > 1 else {}
+        for position, level in enumerate(given.levels):
+            space = {"taxonomy": {"level": level, **source, **chain}}
+            yield _Draft(name=f"{name}/{level}", level=level, space=space, path=(*path, position))
+
+    def plugin(self, name: str, entry: LabelEntry, _: Dataset) -> Iterator[_Draft]:
+        given = entry.plugin
+        assert given is not None  # noqa: S101 - for the type checker
+        path: Path = ("labels", name, "plugin", "name")
+        if given.name not in self._plugins:
+            hint = did_you_mean(given.name, self._plugins)
+            self._complaints.add(path, f"no installed package has a label space '{given.name}': {hint}")
+            return
+        space = {"plugin": {"name": self._plugins[given.name], "arguments": given.arguments}}
+        yield _Draft(name=name, level=given.name, space=space, path=path)
+
+
+_RULES: Mapping[str, Callable[[_LabelResolver, str, LabelEntry, Dataset], Iterator[_Draft]]] = {
+    rule: getattr(_LabelResolver, rule) for rule in LabelEntry.RULES if rule != "clusters"
+}
+
+
+def _rule_of(entry: LabelEntry) -> str:
+    return next(rule for rule in LabelEntry.RULES if getattr(entry, rule) is not None)
+
+
+def _level_name(given: str, dataset: Dataset) -> str:
+    return _TAXONOMIC_CLASS if given == "class" and _TAXONOMIC_CLASS in dataset.levels else given
+
+
+def _choice(given: ClassChoice) -> dict[str, Any]:
+    if given.names is not None:
+        return {"names": given.names}
+    if given.under is not None:
+        return {"under": given.under, "key": given.key, "digest": ""}
+    return {"num": given.num, "seed": given.seed}
+
+
+def _files(entry: LabelEntry) -> dict[str, str]:
+    """Where the files lie that an entry names; a missing one is where packages put it."""
+    wordnet = (entry.wordnet.file if entry.wordnet else "") or (entry.classes.file if entry.classes else "")
+    table = entry.taxonomy.table if entry.taxonomy else None
+    return {name: uri for name, uri in (("wordnet", wordnet), ("table", table)) if uri}

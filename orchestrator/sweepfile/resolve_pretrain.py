@@ -1,0 +1,216 @@
+"""From ``pretrain:`` to resolved blocks, and the backbones that they start from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from orchestrator.sweepfile.complaints import Complaints
+from orchestrator.sweepfile.model import InitialBackbone, LabelSpace, Model, Pretrain
+from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.resolve_checkpoints import resolve_checkpoints, resolve_keep
+from orchestrator.sweepfile.resolve_recipe import RecipeResolver
+from orchestrator.sweepfile.schema_pretrain import SAME, BackboneInitSpec, PretrainSpec
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.timm_table import shipped_models
+
+_OUTSIDE = {"artifact", "uri", "sha256", "timm"}
+"""Fields of initial weights that no job of this sweep makes."""
+
+PretrainBlocks = PretrainSpec | Mapping[str, PretrainSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block of ``pretrain:`` and where it stands; a single block has no name."""
+
+    name: str
+    path: Path
+    spec: PretrainSpec
+
+
+def blocks_of(spec: PretrainBlocks) -> tuple[Block, ...]:
+    """The blocks in the order of the file."""
+    if isinstance(spec, PretrainSpec):
+        return (Block(name="", path=("pretrain",), spec=spec),)
+    return tuple(Block(name=name, path=("pretrain", name), spec=block) for name, block in spec.items())
+
+
+def resolve_pretrain(
+    block: Block, labels: Mapping[str, LabelSpace], recipes: RecipeResolver, complaints: Complaints
+) -> Pretrain:
+    """One block; complains of what is wrong and goes on."""
+    spec, path = block.spec, block.path
+    complaints.refuse_repeats((*path, "seeds"), [str(seed) for seed in spec.seeds])
+    recipe = recipes.resolve((*path, "recipe"), spec.recipe)
+    _check_timm_tag((*path, "init", "timm"), spec, complaints)
+    return Pretrain(
+        name=block.name,
+        model=Model(name=spec.model.name, image_size=spec.model.image_size, kwargs=spec.model.kwargs),
+        labels=_globs((*path, "labels"), spec.labels, labels, complaints),
+        recipe=recipe,
+        seeds=tuple(spec.seeds),
+        subset=spec.subset.resolved() if spec.subset else {},
+        initial=spec.init.model_dump(include=_OUTSIDE, exclude_none=True) if spec.init else {},
+        initial_from=_initial_from(spec.init),
+        keep=resolve_keep(spec.checkpoints.keep, recipe, (*path, "checkpoints", "keep"), complaints),
+        checkpoints=resolve_checkpoints(spec.checkpoints),
+    )
+
+
+def _initial_from(spec: BackboneInitSpec | None) -> InitialBackbone | None:
+    if spec is None or spec.pretrain is None:
+        return None
+    return InitialBackbone(
+        pretrain=spec.pretrain,
+        labels="" if spec.labels == SAME else spec.labels,
+        seed=spec.seed if isinstance(spec.seed, int) else None,
+    )
+
+
+def _check_timm_tag(path: Path, spec: PretrainSpec, complaints: Complaints) -> None:
+    if spec.init is not None and spec.init.timm is not None:
+        problem = shipped_models().tag_problem(spec.model.name, spec.init.timm)
+        if problem:
+            complaints.add(path, problem)
+
+
+def _globs(
+    path: Path, globs: Sequence[str], labels: Mapping[str, LabelSpace], complaints: Complaints
+) -> tuple[str, ...]:
+    chosen: dict[str, None] = {}
+    for position, glob in enumerate(globs):
+        matches = [name for name in labels if fnmatchcase(name, glob)]
+        # What is wrong with an entry is said there; that it gives nothing to match need not be.
+        if not matches and not complaints.doubts(("labels", glob.partition("/")[0])):
+            complaints.add((*path, position), f"'{glob}' matches no label space: {did_you_mean(glob, labels)}")
+        chosen.update(dict.fromkeys(matches))
+    return tuple(chosen)
+
+
+# ----------------------------------------------------------------------------------------- backbones that need others
+
+Backbone = tuple[str, str, int]
+"""Block, label space and seed of a backbone that the sweep pretrains."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """One backbone waits for another; ``path`` is what says so."""
+
+    backbone: Backbone
+    path: Path
+    remedy: str
+
+
+def check_origins(pretrains: Sequence[Pretrain], labels: Mapping[str, LabelSpace], complaints: Complaints) -> None:
+    """Complain of initial weights and embeddings that this sweep does not pretrain, or that wait for themselves."""
+    blocks = {pretrain.name: pretrain for pretrain in pretrains}
+    for pretrain in pretrains:
+        if pretrain.initial_from is not None:
+            _check_initial(pretrain, pretrain.initial_from, blocks, complaints)
+    seen: set[Path] = set()
+    for circle in _circles(blocks, labels):
+        for position, need in enumerate(circle):
+            if need.path not in seen:
+                seen.add(need.path)
+                around = [*circle[position:], *circle[: position + 1]]
+                complaints.add(need.path, f"{need.remedy.format(circle=_shown(around))}")
+
+
+def _check_initial(
+    pretrain: Pretrain,
+    origin: InitialBackbone,
+    blocks: Mapping[str, Pretrain],
+    complaints: Complaints,
+) -> None:
+    path: Path = (*path_of(pretrain), "init")
+    other = blocks.get(origin.pretrain)
+    if other is None:
+        named = did_you_mean(origin.pretrain, blocks)
+        hint = "the only block has no name; write pretrain: {NAME: {model: ...}, ...}" if "" in blocks else named
+        complaints.add((*path, "pretrain"), f"'{origin.pretrain}' is not a block of pretrain: {hint}")
+        return
+    for space in (origin.labels,) if origin.labels else pretrain.labels:
+        if other.labels and space not in other.labels:
+            where = (*path, "labels") if origin.labels else (*path, "pretrain")
+            message = f"block '{other.name}' pretrains no backbone on '{space}': {did_you_mean(space, other.labels)}"
+            complaints.add(where, message)
+            break
+    for seed in pretrain.seeds if origin.seed is None else (origin.seed,):
+        if seed not in other.seeds:
+            where = (*path, "pretrain") if origin.seed is None else (*path, "seed")
+            message = f"block '{other.name}' pretrains none with seed {seed}; its seeds are {list(other.seeds)}"
+            complaints.add(where, f"{message}; add it there, or name one by init.seed")
+            break
+    if _architecture(other) != _architecture(pretrain):
+        message = f"block '{other.name}' trains {other.model.name}, whose weights do not fit {pretrain.model.name}"
+        complaints.add((*path, "pretrain"), f"{message}; start from a block of the same architecture")
+
+
+def _architecture(pretrain: Pretrain) -> str:
+    return pretrain.model.name.partition(".")[0]
+
+
+def path_of(pretrain: Pretrain) -> Path:
+    """Where a block stands in the file."""
+    return ("pretrain", pretrain.name) if pretrain.name else ("pretrain",)
+
+
+def _circles(blocks: Mapping[str, Pretrain], labels: Mapping[str, LabelSpace]) -> Iterator[list[_Need]]:
+    """Chains of needs that come back to where they began; linear in the number of backbones."""
+    done: set[Backbone] = set()
+    for block in blocks.values():
+        for root in ((block.name, space, seed) for space in block.labels for seed in block.seeds):
+            if root not in done:
+                yield from _circles_from(root, blocks, labels, done)
+
+
+def _circles_from(
+    root: Backbone,
+    blocks: Mapping[str, Pretrain],
+    labels: Mapping[str, LabelSpace],
+    done: set[Backbone],
+) -> Iterator[list[_Need]]:
+    trail: list[_Need] = []
+    on_trail: dict[Backbone, int] = {root: 0}
+    open_needs = [_needs(root, blocks, labels)]
+    while open_needs:
+        need = next(open_needs[-1], None)
+        if need is None:
+            open_needs.pop()
+            done.add(trail.pop().backbone if trail else root)
+            continue
+        if need.backbone in on_trail and need.backbone not in done:
+            yield [*trail[on_trail[need.backbone] :], need]
+        elif need.backbone not in done:
+            trail.append(need)
+            on_trail[need.backbone] = len(trail)
+            open_needs.append(_needs(need.backbone, blocks, labels))
+
+
+def _needs(backbone: Backbone, blocks: Mapping[str, Pretrain], labels: Mapping[str, LabelSpace]) -> Iterator[_Need]:
+    """The backbones that one is made from."""
+    name, space, seed = backbone
+    block, label_space = blocks.get(name), labels.get(space)
+    if block is not None and (origin := block.initial_from) is not None:
+        other = (origin.pretrain, origin.labels or space, seed if origin.seed is None else origin.seed)
+        remedy = "this backbone starts from one that starts from it ({circle}); break the circle"
+        yield _Need(other, (*path_of(block), "init", "pretrain"), remedy)
+    if label_space is not None and label_space.clustering is not None:
+        embedding = label_space.clustering.embedding
+        if embedding.backbone is not None:
+            path = ("labels", label_space.entry, "clusters", "embed", "backbone", "labels")
+            remedy = "these clusters need a backbone that needs these clusters ({circle}); embed another backbone"
+            yield _Need((embedding.pretrain, embedding.backbone, embedding.seed), path, remedy)
+
+
+def _shown(circle: Sequence[_Need]) -> str:
+    """Such as ``pretrain/a -> pretrain/b -> pretrain/a``, with seeds where they differ."""
+    with_seeds = len({need.backbone[2] for need in circle}) > 1
+    names = []
+    for need in circle:
+        block, space, seed = need.backbone
+        names.append("/".join(part for part in ("pretrain", block, space, f"seed{seed}" * with_seeds) if part))
+    return " -> ".join(names)

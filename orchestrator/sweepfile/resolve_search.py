@@ -1,0 +1,264 @@
+"""From ``search:`` of a transfer to a resolved search. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Final
+
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.complaints import Complaints
+from orchestrator.sweepfile.grids import GivenRecipe
+from orchestrator.sweepfile.model import LabelSpace, Pretrain, Search, Transfer
+from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.recipe_rules import ignored_fields
+from orchestrator.sweepfile.resolve_pretrain import path_of
+from orchestrator.sweepfile.resolve_recipe import ProtocolRecipes
+from orchestrator.sweepfile.schema_probe import LOOK_FIELDS, LogisticSpec
+from orchestrator.sweepfile.schema_recipe import RecipeSpec
+from orchestrator.sweepfile.schema_search import RangeSpec, SearchSpec
+from orchestrator.sweepfile.suggest import did_you_mean
+
+DEFAULT_TRIALS: Final = 16
+_JUDGED = "knn and probes solved by lbfgs choose on held-out samples themselves: there is nothing to search"
+Values = Mapping[str, list[Any] | RangeSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A search as it stands in the file, and the recipe that it varies."""
+
+    path: Path
+    """Of the search."""
+    spec: SearchSpec
+    given: GivenRecipe
+    recipe_path: Path
+
+
+def resolve_search(
+    asked: Asked, recipes: ProtocolRecipes, complaints: Complaints, *, holds_out: Mapping[str, Any]
+) -> tuple[Search, Mapping[str, Any]]:
+    """A search over a recipe, and the recipe's other fields; complains of what is wrong and goes on.
+
+    Args:
+        asked: the search and its recipe.
+        recipes: what resolves the recipe.
+        complaints: collects what is wrong.
+        holds_out: what its trials' recipes get besides, so that they can be judged.
+    """
+    spec, space = asked.spec, asked.spec.space or {}
+    search = _search(spec, trials=_num_trials(asked, complaints), holds_out=holds_out)
+    problems = [*_problems(asked, recipes.known_fields(asked.given))]
+    for place, message in problems:
+        complaints.add(place, message)
+    if problems:
+        return search, {}
+    recipe = _check_values(asked, recipes, complaints)
+    if recipe and "epochs" not in recipe:
+        complaints.add(asked.path, f"{_JUDGED}; remove search, or choose a recipe with an optimiser")
+        return search, {}
+    return search, {name: value for name, value in recipe.items() if name not in space}
+
+
+def pretrain_search(
+    path: Path,
+    spec: SearchSpec,
+    blocks: Sequence[Pretrain],
+    recipes: ProtocolRecipes,
+    complaints: Complaints,
+    *,
+    probe: Mapping[str, Any],
+) -> Search:
+    """A search over fields of the recipe of each of some blocks; complains of what is wrong and goes on."""
+    search = _search(spec, trials=None, probe=probe)
+    for block in blocks:
+        if not block.recipe:  # which is complained of at its own place
+            continue
+        own = {name: value for name, value in block.recipe.items() if name not in _unread(block.recipe)}
+        asked = Asked(path=path, spec=spec, given=own, recipe_path=(*path_of(block), "recipe"))
+        found, _ = resolve_search(asked, recipes, complaints, holds_out={})
+        search = with_grace(replace(found, probe=probe), block.recipe, path, complaints)
+    return search
+
+
+def _unread(recipe: Mapping[str, Any]) -> Collection[str]:
+    """Fields that a resolved recipe holds, and a training by it never reads."""
+    return ignored_fields(RecipeSpec.model_construct(**recipe))
+
+
+def label_search(path: Path, spec: SearchSpec, complaints: Complaints, probe: Mapping[str, Any]) -> Search:
+    """A search over label spaces; complains of a space."""
+    if spec.space is not None:
+        message = "over: labels tries the label spaces that are pretrained, and no values; remove space (transfer."
+        complaints.add((*path, "space"), f"{message}labels chooses among them)")
+    if spec.random is not None or spec.optuna is not None:
+        rule = "random" if spec.random is not None else "optuna"
+        message = "label spaces are tried all, and only asha saves anything by stopping some; choose asha"
+        complaints.add((*path, rule), message)
+    return _search(spec, trials=spec.trials, probe=probe)
+
+
+def with_grace(search: Search, recipe: Mapping[str, Any], path: Path, complaints: Complaints) -> Search:
+    """The search with its first rung, which lies at a validation; complains of one that does not come in time."""
+    if "asha" not in search.algorithm or ("epochs" not in recipe and "epochs" not in search.space):
+        return search
+    every, options = int(recipe.get("eval_every_epochs", 1)), search.algorithm["asha"]
+    grace = options["grace_epochs"] or every
+    epochs = max(_ends(search.space["epochs"])) if "epochs" in search.space else recipe["epochs"]
+    where = (*path, "asha", "grace_epochs") if options["grace_epochs"] else (*path, "asha")
+    if grace < every:
+        message = f"{grace} lies before the first validation, at epoch {every} (recipe.eval_every_epochs); "
+        complaints.add(where, f"{message}use {every} or more, or validate more often")
+    elif grace >= epochs:
+        message = f"trainings of {epochs:g} epochs are over by their first rung, at epoch {grace}: nothing is ever "
+        complaints.add(where, f"{message}stopped; use a smaller one, validate more often, or choose random")
+    algorithm = {"asha": {**options, "grace_epochs": grace}}
+    return replace(search, algorithm=algorithm)
+
+
+def judging_probe(transfer_recipe: Mapping[str, Any], target: LabelSpace | None) -> Mapping[str, Any]:
+    """Recipe of the cached probe by which pretrainings are judged: the transfer's own where it is one."""
+    if transfer_recipe.get("features") == "cached" and transfer_recipe.get("solver") == "lbfgs":
+        return transfer_recipe
+    loss = "sigmoid" if target is not None and target.multi_label else "softmax"
+    return LogisticSpec(loss=loss).resolved()  # type: ignore[arg-type]
+
+
+def check_searches(
+    transfers: Sequence[Transfer],
+    pretrains: Sequence[Pretrain],
+    labels: Mapping[str, LabelSpace],
+    num_workers: Mapping[str, int],
+    complaints: Complaints,
+) -> None:
+    """Complain of searches that cannot be run as they are asked for; ``num_workers`` is by group of resources."""
+    for position, item in enumerate(transfers):
+        if item.search is None:
+            continue
+        path: Path = ("transfer", position, "search")
+        group = "pretrain" if item.searches_backbones else "transfer"
+        if num_workers[group] > 1:
+            message = f"a trial runs in one process, and resources.{group} asks for {num_workers[group]} workers"
+            complaints.add(path, f"{message}; give it one GPU at most, and raise search.concurrent instead")
+        if item.searches_backbones:
+            if item.checkpoints:
+                message = "the backbones of a search have final weights only; remove it, or search over: recipe"
+                complaints.add(("transfer", position, "from_checkpoints"), message)
+            for block in (block for block in pretrains if block.name in item.pretrains):
+                _check_block(path, item, block, labels, complaints)
+
+
+def _check_block(
+    path: Path, item: Transfer, block: Pretrain, labels: Mapping[str, LabelSpace], complaints: Complaints
+) -> None:
+    named = f"block '{block.name}'" if block.name else "the pretraining"
+    if block.initial_from is not None:
+        complaints.add(path, f"{named} starts from other backbones of this sweep, which trials cannot; remove init")
+    if item.search is None or item.search.over != "labels":
+        return
+    spaces = [space for space in block.labels if item.measures(space)]
+    if len(spaces) == 1:
+        message = f"{named} has the single label space '{spaces[0]}': there is nothing to choose from"
+        complaints.add(path, f"{message}; pretrain with more, or search over: recipe")
+    datasets = sorted({labels[space].dataset for space in spaces if space in labels})
+    if len(datasets) > 1:
+        message = f"{named} has label spaces of several data sets ({', '.join(datasets)}), whose epochs do not compare"
+        complaints.add(path, f"{message}; make one transfer for each, with labels: [...]")
+
+
+def _search(
+    spec: SearchSpec,
+    *,
+    trials: int | None,
+    probe: Mapping[str, Any] | None = None,
+    holds_out: Mapping[str, Any] | None = None,
+) -> Search:
+    rule = next(rule for rule in SearchSpec.RULES if getattr(spec, rule) is not None)
+    return Search(
+        over=spec.over,
+        algorithm={rule: getattr(spec, rule).model_dump()},
+        space={name: _dimension(values) for name, values in (spec.space or {}).items()},
+        trials=trials,
+        concurrent=spec.concurrent,
+        seed=spec.seed,
+        probe=probe or {},
+        holds_out=holds_out or {},
+    )
+
+
+def _dimension(values: list[Any] | RangeSpec) -> dict[str, Any]:
+    return {"values": values} if isinstance(values, list) else {values.rule: getattr(values, values.rule)}
+
+
+def _ends(dimension: Mapping[str, Any]) -> list[Any]:
+    """Values that stand for all of them: each of a list, both ends of a range."""
+    ((_, values),) = dimension.items()
+    return list(values)
+
+
+def _num_trials(asked: Asked, complaints: Complaints) -> int:
+    spec, sizes = asked.spec, []
+    for values in (asked.spec.space or {}).values():
+        if isinstance(values, list):
+            sizes.append(len(values))
+        else:
+            low, high = getattr(values, values.rule)
+            sizes.append(high - low + 1 if "integer" in values.rule else 10**9)
+    size = prod(sizes)
+    if spec.trials is not None and sizes and spec.trials > size:
+        message = f"{spec.trials} trials of a space of {size} combinations; use {size} or fewer, or a grid for all"
+        complaints.add((*asked.path, "trials"), message)
+    return spec.trials or min(DEFAULT_TRIALS, size)
+
+
+def _problems(asked: Asked, known: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    space, path = asked.spec.space, (*asked.path, "space")
+    if not space:
+        where = path if space is not None else asked.path
+        yield where, "the space is empty; name recipe fields and their values (space: {lr: {log: [0.01, 1]}})"
+        return
+    for name, values in space.items():
+        place: Path = (*path, name)
+        if known and name not in known:
+            yield place, f"'{name}' is not a field of this recipe: {did_you_mean(name, known)}"
+        elif asked.spec.over == "recipe" and isinstance(asked.given, Mapping) and name in asked.given:
+            yield place, f"recipe says {name}: {asked.given[name]!r} as well; keep one of the two"
+        elif name == "select_holdout":
+            yield place, "what is held out is what trials are judged by, the same for all; write it into recipe"
+        if isinstance(values, list) and len(values) < 2:
+            held = f"the single value {values[0]!r}" if values else "no value"
+            yield place, f"{held} is nothing to choose from; give two values or more, or write the field into recipe"
+        for position, value in enumerate(values if isinstance(values, list) else ()):
+            if value in values[:position]:  # type: ignore[index]
+                yield (*place, position), f"{value!r} stands here a second time; keep one"
+
+
+def _check_values(asked: Asked, recipes: ProtocolRecipes, complaints: Complaints) -> Mapping[str, Any]:
+    """Resolve the recipe at each listed value and each end of a range, with the first of all others."""
+    space = {name: _dimension(values) for name, values in (asked.spec.space or {}).items()}
+    first, seen = {name: _ends(dimension)[0] for name, dimension in space.items()}, set[str]()
+    recipe: Mapping[str, Any] = {}
+    for name, dimension in space.items():
+        for position, value in enumerate(_ends(dimension)):
+            chosen = {**first, name: value}
+            inside = dict.fromkeys(space, 0) | {name: position}
+            moved = {
+                (*asked.recipe_path, field): (*asked.path, "space", field, *(() if key == "values" else (key,)), place)
+                for field, place in inside.items()
+                for key in space[field]
+            }
+            resolver, problems = recipes.elsewhere(moved)
+            found = resolver.resolve(asked.recipe_path, {**_fields(asked.given), **chosen})
+            complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
+            seen.update(problems.problems)
+            recipe = recipe or found
+            if found.get("features") == "cached" and name in LOOK_FIELDS:
+                message = "decides how images become features, which are computed once; remove it from the space"
+                complaints.add((*asked.path, "space", name), f"'{name}' {message}")
+                return {}
+    return recipe
+
+
+def _fields(given: GivenRecipe) -> dict[str, Any]:
+    return {"base": given} if isinstance(given, str) else dict(given)

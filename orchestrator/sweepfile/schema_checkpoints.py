@@ -1,0 +1,75 @@
+"""The part of a sweep.yaml that says how often a run is saved, and what of it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.sweepfile.fields import Count, Strict, refuse_unread
+
+MAX_BEST = 100
+
+
+class IntervalSpec(Strict):
+    """A distance between checkpoints: exactly one of the fields."""
+
+    UNITS: ClassVar[tuple[str, ...]] = ("steps", "epochs")
+
+    steps: Count | None = Field(None, description="Updates.")
+    epochs: Count | None = Field(None, description="Passes over the training split.")
+
+    @model_validator(mode="after")
+    def _exactly_one_unit(self) -> IntervalSpec:
+        given = [unit for unit in self.UNITS if getattr(self, unit) is not None]
+        if len(given) != 1:
+            context = {"given": ", ".join(given) or "none", "rules": ", ".join(self.UNITS)}
+            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {given}", context)
+        return self
+
+
+class BestSpec(Strict):
+    """The evaluations with the lowest metric."""
+
+    metric: Literal["val_error", "val_loss"] = Field("val_error", description="What is compared; lower is better.")
+    k: Annotated[int, Field(ge=1, le=MAX_BEST)] = Field(1, description="How many are kept; of equal ones the earlier.")
+
+
+class KeepSpec(Strict):
+    """What stays: the newest while the run goes on, listed and best ones as parts of the artifact."""
+
+    last: Count = Field(2, description="Newest checkpoints that stay until the job is done; never changes a result.")
+    best: BestSpec | None = Field(None, description="Best evaluations, kept as best/<rank>/ in the artifact.")
+    epochs: list[Count] = Field(default_factory=list, description="Epochs kept as epochs/<epoch>/ in the artifact.")
+
+
+class CheckpointsSpec(Strict):
+    """Checkpoints of the backbones."""
+
+    every: Annotated[
+        Annotated[Literal["auto"], Tag("automatic")] | Annotated[IntervalSpec, Tag("interval")],
+        Discriminator(lambda every: "automatic" if every == "auto" else "interval"),
+    ] = Field(IntervalSpec(epochs=1), description="auto: from what a checkpoint costs and how often attempts die.")
+    mtbf_s: float = Field(
+        21_600.0,
+        gt=0,
+        description="For auto: mean time between deaths of an attempt to start from, seconds; observed ones move it.",
+    )
+    keep: KeepSpec = Field(KeepSpec(), description="Which checkpoints stay.")
+
+    @model_validator(mode="after")
+    def _time_between_deaths_is_used(self) -> Self:
+        if self.every != "auto":
+            refuse_unread(self, ("mtbf_s",), "without every: auto")
+        return self
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _has_a_unit(cls, every: object) -> object:
+        if every == "auto" or isinstance(every, Mapping | IntervalSpec):
+            return every
+        steps = every if isinstance(every, int) and every > 1 else 1000
+        why = f"{every!r} has no unit; write {{steps: {steps}}}, {{epochs: 1}} or auto"
+        raise PydanticCustomError("refused", "{why}", {"why": why})

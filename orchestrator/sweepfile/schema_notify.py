@@ -1,0 +1,119 @@
+"""What ``notify:`` may say."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.core.errors import UserError
+from orchestrator.core.security.references import is_reference
+from orchestrator.core.security.urls import check_url, forbidden_host
+from orchestrator.sweepfile.fields import Strict
+from orchestrator.sweepfile.schema_policy import duration_s
+
+_ADDRESS = re.compile(r"[^@\s<>,;:\"\\()\[\]]{1,64}@[A-Za-z0-9.-]{1,255}")
+_SERVER = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_REFERENCES = "${env:NAME}, ${file:/path} or another reference of docs/security.md, which the controller reads"
+
+
+def _reference(text: str) -> str:
+    if text and not is_reference(text):
+        # No message shows the text, which may be the secret itself.
+        message = "this must say where the secret lies, because sweeps are stored and shared; write {forms}"
+        raise PydanticCustomError("refused", message, {"forms": _REFERENCES})
+    return text
+
+
+def _url(text: str) -> str:
+    if text and not is_reference(text):
+        try:
+            check_url(text, what="the webhook")
+        except UserError as error:
+            raise PydanticCustomError("refused", "{why}", {"why": str(error)}) from None
+    return text
+
+
+def _mail_address(text: str) -> str:
+    if not _ADDRESS.fullmatch(text):
+        raise PydanticCustomError("refused", "{text} is no mail address; write name@host", {"text": repr(text)})
+    return text
+
+
+def _server(text: str) -> str:
+    found = _SERVER.fullmatch(text)
+    if found is None or not 0 < int(found["port"]) < 65536:
+        message = "{text} is no mail server; write host:port, such as smtp.example.org:587"
+        raise PydanticCustomError("refused", message, {"text": repr(text)})
+    if reason := forbidden_host(found["host"].strip("[]")):
+        message = "{text} is refused: it names a host {reason}; name your mail server"
+        raise PydanticCustomError("refused", message, {"text": repr(text), "reason": reason})
+    return text
+
+
+def _duration(text: str) -> str:
+    if not duration_s(text):
+        message = "{text} is no duration above zero; write 30m, 2h, 1d"
+        raise PydanticCustomError("refused", message, {"text": repr(text)})
+    return text
+
+
+Reference = Annotated[str, AfterValidator(_reference)]
+MailAddress = Annotated[str, AfterValidator(_mail_address)]
+
+
+class EmailSpec(Strict):
+    """A mail server, and who writes to whom."""
+
+    to: Annotated[list[MailAddress], Field(min_length=1, max_length=50)] = Field(description="Who gets the mail.")
+    sender: MailAddress = Field(description="From whom it comes.")
+    server: Annotated[str, AfterValidator(_server)] = Field(description="host:port of the mail server (SMTP).")
+    user: str = Field("", description="Name to log in with; default: no login.")
+    password: Reference = Field("", description="Where its password lies: ${env:NAME}, ${file:/path}, ...")
+    security: Literal["starttls", "tls", "none"] = Field(
+        "starttls", description="How the connection is protected; none is refused beyond this machine."
+    )
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        if bool(self.user) != bool(self.password):
+            raise PydanticCustomError("refused", "user and password belong together; give both or none")
+        if self.security == "none" and self.server.rpartition(":")[0] not in _LOOPBACK:
+            message = "without TLS everybody on the way reads it, the password too; write security: starttls or tls"
+            raise PydanticCustomError("refused", message)
+        return self
+
+
+_Occasion = Literal["finished", "failed", "stalled", "budget"]
+
+
+class NotifySpec(Strict):
+    """One way to tell somebody: a webhook, Slack or mail."""
+
+    on: Annotated[list[_Occasion], Field(min_length=1)] = Field(
+        default_factory=lambda: list(get_args(_Occasion)),
+        description="What is told: the sweep finished, failed, stalled, or its budget is nearly or wholly spent.",
+    )
+    webhook: Annotated[str, AfterValidator(_url)] = Field(
+        "", description="URL that gets a POST of JSON, or a reference to it. http only on this machine or network."
+    )
+    secret: Reference = Field("", description="Where the key lies that signs what the webhook gets; default: unsigned.")
+    slack: Reference = Field("", description="Where the URL of an incoming webhook of Slack lies: ${env:SLACK_URL}.")
+    email: EmailSpec | None = Field(None, description="Mail.")
+    stalled_after: Annotated[str, AfterValidator(_duration)] = Field(
+        "30m", description="A sweep has stalled when nothing happened for so long: 30m, 2h, 1d."
+    )
+
+    @model_validator(mode="after")
+    def _is_one_channel(self) -> Self:
+        given = [name for name in ("webhook", "slack", "email") if getattr(self, name)]
+        if len(given) != 1:
+            found = f"{', '.join(given)}; keep one and write an entry for each" if given else "none; add one"
+            message = "needs exactly one of webhook, slack, email; it has {found}"
+            raise PydanticCustomError("refused", message, {"found": found})
+        if self.secret and not self.webhook:
+            raise PydanticCustomError("refused", "secret signs what a webhook gets; without webhook remove it")
+        return self

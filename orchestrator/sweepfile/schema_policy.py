@@ -1,0 +1,112 @@
+"""What ``policy:`` may say."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.sweepfile.fields import Count, Strict
+
+PriorityName = Literal["low", "normal", "high", "urgent"]
+_MAX_PRIORITY = 1000
+Priority = Annotated[int, Field(ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)]
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[mhd])")
+_UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _deadline(text: str) -> str:
+    if not duration_s(text) and moment_s(text) is None:
+        message = (
+            "{value} is neither a duration above zero ('90m', '36h', '3d', counted from submission) nor a moment with "
+            "its time zone ('2026-12-01T18:00:00+01:00')"
+        )
+        raise PydanticCustomError("deadline", message, {"value": repr(text)})
+    return text
+
+
+def duration_s(text: str) -> float | None:
+    """Seconds of ``"90m"``, ``"36h"`` or ``"3d"``; none for any other text."""
+    found = _DURATION.fullmatch(text)
+    return float(found["number"]) * _UNIT_S[found["unit"]] if found else None
+
+
+def moment_s(text: str) -> float | None:
+    """Unix seconds of an ISO 8601 moment with a time zone; none for any other text."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo is not None else None
+
+
+class BudgetSpec(Strict):
+    """What the whole sweep may use; jobs that no longer fit are not started and the sweep ends with the reason."""
+
+    gpu_hours: float | None = Field(None, gt=0, description="GPU-hours of all attempts, also of those that failed.")
+    cost: float | None = Field(None, gt=0, description="Cost of all attempts, in any currency; needs gpu_hour_price.")
+    gpu_hour_price: float | None = Field(None, gt=0, description="Cost of one GPU-hour, in the currency of cost.")
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if self.cost is not None and self.gpu_hour_price is None:
+            message = "cost needs gpu_hour_price, the price of one GPU for one hour, to be compared with"
+            raise PydanticCustomError("no_price", message)
+        if self.gpu_hours is None and self.cost is None:
+            raise PydanticCustomError("no_budget", "a budget bounds something: add gpu_hours, or cost with its price")
+        return self
+
+
+class PolicySpec(Strict):
+    """What the sweep may use, how it ranks among others, and what to do when jobs fail. It changes no result."""
+
+    priority: PriorityName | Priority = Field(
+        "normal",
+        description=(
+            "low (-10), normal (0), high (10), urgent (100) or a number in [-1000, 1000]. Sweeps of higher priority go "
+            "first and take the room of running jobs of lower priority, which write a checkpoint and go on later."
+        ),
+    )
+    weight: float = Field(
+        1, gt=0, le=1000, description="Share of a busy cluster relative to other sweeps of the same priority."
+    )
+    max_gpus: float | None = Field(
+        None, gt=0, description="GPUs that its running jobs hold at most; default: no bound."
+    )
+    max_concurrent: Count | None = Field(None, description="Jobs that run at a time at most; default: no bound.")
+    failures: Count = Field(3, description="Failed attempts before a job fails; preemptions do not count.")
+    preemptions: int = Field(
+        3, ge=0, le=1000, description="Times that a job may have to make room for a sweep of higher priority."
+    )
+    breaker: int = Field(
+        5,
+        ge=0,
+        le=100_000,
+        description=(
+            "The sweep stops when this many jobs of a kind have failed in the same way and none has succeeded; "
+            "0 = never."
+        ),
+    )
+    budget: BudgetSpec | None = Field(None, description="What all attempts together may use; default: no bound.")
+    deadline: Annotated[str, AfterValidator(_deadline)] | None = Field(
+        None,
+        description=(
+            "Nothing is started from then on: a duration after submission (90m, 36h, 3d) or a moment with its time "
+            "zone (2026-12-01T18:00:00+01:00). Jobs that run go on to their end."
+        ),
+    )
+    users: list[str] = Field(
+        default_factory=list, description="Who may pause, cancel or change the sweep besides who submitted it."
+    )
+
+    @field_validator("priority", mode="before")
+    @classmethod
+    def _is_a_priority(cls, value: object) -> object:
+        is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_PRIORITY
+        if not is_number and value not in get_args(PriorityName):
+            message = "{value} is no priority; write low, normal, high, urgent or a whole number in [-1000, 1000]"
+            raise PydanticCustomError("refused", message, {"value": repr(value)})
+        return value

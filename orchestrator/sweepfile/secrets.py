@@ -1,0 +1,79 @@
+"""Refuses text that looks like a password or token: sweeps are stored in object stores and shared. Pure.
+
+Only what has a recognisable form is found. No message ever shows the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from orchestrator.core.errors import SpecError
+from orchestrator.core.security.forms import form_of, secret_forms
+from orchestrator.core.security.references import is_reference
+from orchestrator.sweepfile.parse.tree import Path, Tree
+
+_KEY = re.compile(
+    r"(?:(?:aws|s3|mlflow|hf|wandb|github)_?)?(?:password|passwd|secret|secret_?key|secret_?access_?key|access_?key"
+    r"|access_?key_?id|api_?key|private_?key|(?:auth|access|api|session)_?token|token|credentials?)",
+    re.IGNORECASE,
+)
+_REMEDY = (
+    "sweeps are stored and shared, so it is refused: remove it from the file and revoke it; give it by the environment "
+    "of the program that needs it (AWS_SECRET_ACCESS_KEY, MLFLOW_TRACKING_PASSWORD); machine-dependent places are "
+    "${env:NAME}"
+)
+
+_REFERENCE = (
+    "sweeps are stored and shared, so it is refused: remove it from the file and revoke it; write where it lies: "
+    "${file:/run/secrets/NAME} or ${env:NAME}, which whoever sends the notifications reads"
+)
+
+
+def refuse_secrets(tree: Tree, text: str) -> None:
+    """Look at a parsed document and its text, comments included.
+
+    Raises:
+        SpecError: something looks like a password or token.
+    """
+    told = "\n".join(_texts(tree.value.get("notify")))
+    problems = [_at_text(tree.file, text, found, told) for found in secret_forms(text)]
+    problems += [
+        tree.problem(path, f"this looks like a password or token; {_remedy(path)}") for path in _named(tree.value)
+    ]
+    if problems:
+        raise SpecError(tuple(problems))
+
+
+def _remedy(path: Path) -> str:
+    return _REFERENCE if path[:1] == ("notify",) else _REMEDY
+
+
+def _at_text(file: str, text: str, found: re.Match[str], told: str) -> str:
+    """``told``: what stands below ``notify``, where secrets are given by reference."""
+    start = found.start()
+    remedy = _REFERENCE if found.group() in told else _REMEDY
+    line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
+    return f"{file}:{line}:{column}: this looks like {form_of(found)}; {remedy}"
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts below a place."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _named(value: object, path: Path = ()) -> Iterator[Path]:
+    """Places of texts below keys that are called as secrets are."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(item, str) and item and not is_reference(item) and _KEY.fullmatch(str(key).replace("-", "_")):
+                yield (*path, key)
+            else:
+                yield from _named(item, (*path, key))
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _named(item, (*path, position))

@@ -1,0 +1,84 @@
+"""Bringing a whole cluster to rest, for an upgrade or for maintenance, with every sweep on it unharmed.
+
+One object per cluster says so. Its controller starts nothing while it is there, lets what runs end or write a
+checkpoint, and notes in it when nothing runs any more. It outlives controllers, so that an upgraded one stays at rest
+until somebody ends the drain.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+from orchestrator.core.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
+from orchestrator.state.codec import decode_value
+from orchestrator.state.events import Running
+from orchestrator.storage.bounds import SMALL_BYTES
+from orchestrator.storage.layout import drain_name
+from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Content of ``drain.json``."""
+
+    cluster: str
+    running: Running
+    reason: str = ""
+    sender: str = ""
+    drained_at_s: float | None = None
+    """When nothing ran any more, unix seconds; none = something does."""
+    nonce: str = ""
+
+
+def drain(
+    store: ObjectStore, cluster: str, *, running: Running = Running.FINISH, reason: str = "", sender: str = ""
+) -> None:
+    """Bring a cluster to rest. Works while no controller runs; asked again, the later way counts."""
+    wish = Drain(cluster=cluster, running=running, reason=reason, sender=sender, nonce=secrets.token_hex(8))
+    store.put(drain_name(cluster), _encode(wish))
+
+
+def end_drain(store: ObjectStore, cluster: str) -> None:
+    """Let a cluster work again; one that is not drained is left as it is."""
+    store.delete(drain_name(cluster))
+
+
+def read_drain(store: ObjectStore, cluster: str) -> Drain | None:
+    """The drain of a cluster; ``None`` if it works.
+
+    Raises:
+        ControllerError: the object is of a newer version, or damaged.
+    """
+    found = _read(store, cluster)
+    return found[0] if found else None
+
+
+def note_drained(store: ObjectStore, cluster: str, now: float) -> None:
+    """Write down that nothing runs any more; a drain that was changed or ended meanwhile is left alone."""
+    with suppress(PreconditionFailedError, NotFoundError, ControllerError):
+        found = _read(store, cluster)
+        if found is not None and found[0].drained_at_s is None:
+            wish, stat = found
+            store.put_if_match(drain_name(cluster), _encode(replace(wish, drained_at_s=now)), stat.etag)
+
+
+def _encode(wish: Drain) -> bytes:
+    return seal(drain_name(wish.cluster), json.dumps(asdict(wish)).encode())
+
+
+def _read(store: ObjectStore, cluster: str) -> tuple[Drain, ObjectStat] | None:
+    try:
+        content, stat = store.get_with_stat(drain_name(cluster), max_bytes=SMALL_BYTES)
+        return decode_value(Drain, parse_sealed(drain_name(cluster), content)), stat
+    except NotFoundError:
+        return None
+    except (ValueError, TypeError, TooLargeError) as error:
+        message = (
+            f"{drain_name(cluster)} in {store.uri} cannot be read ({error!r}), so whether cluster {cluster} may work "
+            "is unknown and nothing is started; drain it again, or end the drain"
+        )
+        raise ControllerError(message) from error

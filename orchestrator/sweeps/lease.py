@@ -1,0 +1,166 @@
+"""The lease of a cluster's controller: one integer, the epoch, that every new controller raises by one.
+
+The epoch decides between two controllers; the expiry only tells clients that nobody is renewing any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from orchestrator.core.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
+from orchestrator.core.security.json_text import parse_json
+from orchestrator.storage.bounds import SMALL_BYTES
+from orchestrator.storage.layout import lease_name
+from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.seals import check_nonce, sealed_nonce
+
+LEASE_DURATION_S = 15.0
+RENEW_EVERY_S = 5.0
+_MAX_TRIES = 20
+
+
+class LeaseLostError(ControllerError):
+    """Another controller of this cluster has started: this one must stop."""
+
+
+class StaleLeaseError(LeaseLostError):
+    """A journal names a later epoch than the lease: another controller has started, or an old lease was put back."""
+
+    def __init__(self, sweep: str, epoch: int, own_epoch: int) -> None:
+        super().__init__(sweep, epoch, own_epoch)
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        sweep, epoch, own_epoch = self.args
+        return (
+            f"a controller of epoch {epoch} has adopted sweep {sweep!r}, and the lease gave {own_epoch} to this one: "
+            "another controller has started since, or an old copy of the lease was put back into the store"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseState:
+    """Content of ``lease.json``; the nonce makes every write another content, and holds its digest."""
+
+    cluster: str
+    epoch: int
+    holder: str
+    expires_at_s: float
+    nonce: str = ""
+
+    @classmethod
+    def from_bytes(cls, name: str, content: bytes) -> Self:
+        """Inverse of ``to_bytes``. Raises ``ValueError`` or ``TypeError`` for what is no lease, or was changed."""
+        document = parse_json(content)
+        state = cls(**document)
+        numbers: tuple[object, ...] = state.epoch, state.expires_at_s
+        if not isinstance(numbers[0], int) or not isinstance(numbers[1], int | float):
+            raise TypeError(f"epoch {state.epoch!r} or expiry {state.expires_at_s!r} is no number")
+        check_nonce(name, document)
+        return state
+
+    def to_bytes(self, name: str) -> bytes:
+        """JSON document of the object of this name."""
+        document = asdict(self)
+        return json.dumps({**document, "nonce": sealed_nonce(name, document)}).encode()
+
+
+def read_lease(store: ObjectStore, cluster: str) -> LeaseState | None:
+    """The lease as it stands; ``None`` if the cluster never had a controller. Raises ``ControllerError``."""
+    found = _find(store, lease_name(cluster))
+    return None if found is None else found[0]
+
+
+def _find(store: ObjectStore, name: str) -> tuple[LeaseState, ObjectStat] | None:
+    """A lease and its etag. Raises ``ControllerError`` for one that cannot be read: its epoch is not to be guessed."""
+    try:
+        content, stat = store.get_with_stat(name, max_bytes=SMALL_BYTES)
+        return LeaseState.from_bytes(name, content), stat
+    except NotFoundError:
+        return None
+    except (ValueError, TypeError, TooLargeError) as error:
+        message = (
+            f"{name} in {store.uri} cannot be read ({error}): it was damaged or altered, and without its epoch no "
+            "controller of this cluster may start; restore it from a copy of the store. Without a copy, end all of the "
+            "cluster's processes (runners too: they obey the highest epoch only), then delete it"
+        )
+        raise ControllerError(message) from error
+
+
+class Lease:
+    """One controller's hold on its cluster."""
+
+    def __init__(self, store: ObjectStore, cluster: str, holder: str, now: Callable[[], float]) -> None:
+        self._store = store
+        self._name = lease_name(cluster)
+        self._cluster = cluster
+        self._holder = holder
+        self._now = now
+        self._renew_at_s = 0.0
+        self.epoch = 0
+        """0 until acquired."""
+
+    def acquire(self, above: int = 0) -> int:
+        """Start a new epoch, whoever held the last one; it is higher than ``above``, which a journal may name.
+
+        Raises:
+            LeaseLostError: others kept starting at the same time.
+        """
+        for _ in range(_MAX_TRIES):
+            found = self._read()
+            epoch = max(above, 0 if found is None else found[0].epoch) + 1
+            try:
+                self._write(epoch, found[1].etag if found else None)
+            except PreconditionFailedError:
+                continue  # another controller took this epoch: take the next one
+            self.epoch = epoch
+            return epoch
+        message = f"{_MAX_TRIES} other controllers of cluster {self._cluster} started meanwhile; start only one"
+        raise LeaseLostError(message)
+
+    def keep(self) -> None:
+        """Renew the lease when it is time.
+
+        Raises:
+            LeaseLostError: a controller with a higher epoch holds it.
+        """
+        if self._now() >= self._renew_at_s:
+            self.verify()
+
+    def verify(self) -> None:
+        """Renew the lease now. Raises ``LeaseLostError`` as ``keep`` does."""
+        state, stat = self._read() or (None, None)
+        if state is None or stat is None or state.epoch != self.epoch or state.holder != self._holder:
+            raise LeaseLostError(self._refusal(state))
+        try:
+            self._write(self.epoch, stat.etag)
+        except PreconditionFailedError as error:
+            raise LeaseLostError(self._refusal(None)) from error
+
+    def _read(self) -> tuple[LeaseState, ObjectStat] | None:
+        return _find(self._store, self._name)
+
+    def _write(self, epoch: int, etag: str | None) -> None:
+        now_s = self._now()
+        state = LeaseState(
+            cluster=self._cluster,
+            epoch=epoch,
+            holder=self._holder,
+            expires_at_s=now_s + LEASE_DURATION_S,
+        )
+        content = state.to_bytes(self._name)
+        if etag is None:
+            self._store.put_if_absent(self._name, content)
+        else:
+            self._store.put_if_match(self._name, content, etag)
+        self._renew_at_s = now_s + RENEW_EVERY_S
+
+    def _refusal(self, found: LeaseState | None) -> str:
+        other = "another controller" if found is None else f"{found.holder} (epoch {found.epoch})"
+        return (
+            f"{self._holder} (epoch {self.epoch}) no longer controls cluster {self._cluster}: {other} has taken over; "
+            "this controller stops, its attempts go on under the new one"
+        )

@@ -1,0 +1,270 @@
+"""One sweep in the store, read as a snapshot and written as events.
+
+Everything is checked as it is read: segments by their seals and their chain, plans and specs by the digests that the
+journal holds of them. Plans of earlier versions, of which it holds none, are checked by their keys: each must be the
+address of its job's identity, since otherwise a changed recipe would be committed under the key of another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.core.errors import (
+    ControllerError,
+    CorruptObjectError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
+from orchestrator.core.ids import sha256_hex
+from orchestrator.core.security.json_text import parse_json
+from orchestrator.planning.graph.identity import has_its_key
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.sharing import load_shared
+from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, decode_event, encode_event
+from orchestrator.state.fold import apply
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.stored import decode_snapshot, encode_snapshot
+from orchestrator.storage.bounds import PLAN_BYTES
+from orchestrator.storage.journal import Journal, JournalDamagedError, JournalFencedError
+from orchestrator.storage.layout import journal_segment, plan_name, spec_name
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.snapshots import read_snapshots, write_snapshot
+from orchestrator.sweeps.told import without_secrets
+
+SNAPSHOT_EVERY = 128
+"""Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3."""
+_JOBS_PER_SEGMENT = 50
+"""Large sweeps: 50 jobs take as long to write as one segment, so that snapshots stay a small part of the work."""
+_UNUSABLE = (ControllerError, NotFoundError, ValueError, TypeError, KeyError)
+_LOG = logging.getLogger(__name__)
+
+
+def _snapshot_distance(snapshot: Snapshot) -> int:
+    """Segments after which another snapshot is worth its cost."""
+    return max(SNAPSHOT_EVERY, len(snapshot.jobs) // _JOBS_PER_SEGMENT)
+
+
+class DocumentDamagedError(ControllerError):
+    """A plan, spec or provenance is not what the sweep's journal says that it is."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+
+    def __str__(self) -> str:
+        name, reason = self.args
+        return (
+            f"{name} cannot be used ({reason}): it was damaged or altered, or another version of "
+            "pretraining-orchestrator wrote it; run `orchestrator fsck --repair`, or restore it from a copy of the "
+            "store; without either, submit the sweep under another name: its results are kept"
+        )
+
+
+def read_document(store: ObjectStore, name: str, documents: Mapping[str, str], *, max_bytes: int = PLAN_BYTES) -> bytes:
+    """The plan, spec or provenance of this name, compared with ``documents``: sha256 by name, of the sweep's journal.
+
+    Raises:
+        NotFoundError: there is none.
+        DocumentDamagedError: it has another digest, or is larger than any program writes it.
+    """
+    try:
+        content = store.get(name, max_bytes=max_bytes)
+    except CorruptObjectError as error:
+        raise DocumentDamagedError(name, str(error)) from error
+    if name in documents and sha256_hex(content) != documents[name]:
+        raise DocumentDamagedError(name, "its sha256 is not the one in the sweep's journal")
+    return content
+
+
+def read_plan(
+    store: ObjectStore,
+    sweep: str,
+    revision: int,
+    documents: Mapping[str, str],
+    *,
+    loads: Callable[[str], dict[str, Any]] = parse_json,
+) -> Plan:
+    """A revision's plan; ``documents`` as for ``read_document``.
+
+    Raises:
+        NotFoundError: there is no such revision.
+        DocumentDamagedError: it was changed, or cannot be read.
+    """
+    name = plan_name(sweep, revision)
+    content = read_document(store, name, documents)
+    try:
+        plan = Plan.from_json(loads(content.decode()))
+        problem = "" if name in documents else misaddressed(plan)
+    except (TypeError, LookupError, ValueError, AttributeError) as error:
+        raise DocumentDamagedError(name, repr(error)) from error
+    if problem:
+        raise DocumentDamagedError(name, problem)
+    return plan
+
+
+def misaddressed(plan: Plan) -> str:
+    """Which job's key is not the address of its identity, so that its result would be filed under another's; empty if
+    none is. Raises ``ValueError`` for an identity that has no canonical form.
+    """
+    wrong = next((job for job in plan.jobs if not has_its_key(job.key, job.identity)), None)
+    return "" if wrong is None else f"the key {wrong.key} of job {wrong.name} does not belong to its identity"
+
+
+class SweepLedger:
+    """Follows a sweep's journal. Readers only ``refresh``; a controller names itself as ``holder`` and appends.
+
+    ``on_alive`` is called after each segment that was read: thousands of them take minutes.
+    """
+
+    def __init__(
+        self, store: ObjectStore, sweep: str, *, holder: str = "", on_alive: Callable[[], None] = lambda: None
+    ) -> None:
+        self._store = store
+        self._is_writer = bool(holder)
+        self._journal = Journal(store, sweep, holder=holder, on_alive=on_alive)
+        self._plans: dict[int, Plan] = {}
+        self.snapshot = Snapshot(sweep=sweep)
+        """State after all events read or appended."""
+        self._adoption: SweepAdopted | None = None
+        self._unfolded: list[Event] = []
+        """Read, and to be folded once the plan that they need is read, too."""
+        self._is_resumed = False
+        self._snapshot_sequence = 0
+        """Segments that the latest stored snapshot covers, as far as this object knows."""
+
+    @property
+    def sweep(self) -> str:
+        """Name of the sweep."""
+        return self.snapshot.sweep
+
+    def refresh(self) -> Snapshot:
+        """Read the segments that are new since the last call (one ``exists`` if there are none); the first call starts
+        from a stored snapshot.
+        """
+        if not self._is_resumed:
+            self._resume()
+            self._is_resumed = True
+        try:
+            self._unfolded += [decode_event(document) for document in self._journal.read_new()]
+            if self._unfolded:
+                self.snapshot = apply(self.snapshot, self._unfolded, self._accepted_plan)
+                self._unfolded = []
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            before = self._journal.next_sequence
+            message = f"an event before segment {before} cannot follow: {error!r}"
+            raise JournalDamagedError(self.sweep, before - 1, message) from error
+        return self.snapshot
+
+    def adopt(self, adoption: SweepAdopted) -> None:
+        """Put this event before the next ones appended: it fences whoever wrote before."""
+        self._adoption = adoption
+
+    @property
+    def is_fencing(self) -> bool:
+        """Whether the adoption is on record, so that no earlier writer can append any more."""
+        return self._adoption is None
+
+    def check_fence(self) -> None:
+        """Raise ``JournalFencedError`` if another controller has appended; a sweep that is silent would not notice."""
+        if self._store.exists(journal_segment(self.sweep, self._journal.next_sequence)):
+            message = f"sweep {self.sweep} has a segment {self._journal.next_sequence} of another controller"
+            raise JournalFencedError(message)
+
+    def append(self, events: Sequence[Event]) -> Snapshot:
+        """Durably append events, then fold them in.
+
+        Raises:
+            JournalFencedError: another controller owns the sweep now.
+            StorageError: it is unknown whether the events are in the journal; read it again in a new ledger.
+        """
+        segment = [*([self._adoption] if self._adoption else []), *map(without_secrets, events)]
+        # Folded first: events that cannot follow must never reach the journal, where every reader would trip over them.
+        snapshot = apply(self.snapshot, segment, self._accepted_plan)
+        self._journal.append([encode_event(event) for event in segment])
+        self._adoption = None
+        self.snapshot = snapshot
+        if self._journal.next_sequence - self._snapshot_sequence >= _snapshot_distance(snapshot):
+            self._store_snapshot()
+        return snapshot
+
+    def add_revision(self, document: Mapping[str, object], spec_text: str) -> tuple[int, dict[str, str]]:
+        """Store a plan and its spec under the next free revision, which counts once ``PlanAccepted`` names it, and
+        return that revision with the sha256 of both objects by their names.
+
+        Revisions may have holes: a plan that was stored by a controller that died before it accepted it stays unused
+        (or is met again here, if it is the very same).
+        """
+        revision = self.snapshot.revision + 1
+        while (plan := self._claim(revision, document)) is None:
+            revision += 1
+        name = spec_name(self.sweep, revision)
+        # A spec left by a dead controller for the very same plan differs in comments or spelling only.
+        return revision, {**plan, **store_once(self._store, name, spec_text.encode())}
+
+    def know_plan(self, revision: int, plan: Plan) -> None:
+        """What a revision that was just added says: reading it would hold a large plan in memory twice."""
+        self._plans[revision] = replace(plan, revision=revision)
+
+    def _resume(self) -> None:
+        """Start from the newest stored snapshot that can be used; without one, from the journal's beginning."""
+        for stored in read_snapshots(self._store, self.sweep):
+            try:
+                revision, documents = int(stored.document["revision"]), stored.document.get("documents", {})
+                snapshot = decode_snapshot(stored.document, self._plan(revision, documents) if revision else None)
+            except _UNUSABLE as error:
+                _LOG.warning("a snapshot of sweep %s is passed over: %r", self.sweep, error)
+                continue
+            self.snapshot, self._snapshot_sequence = snapshot, stored.next_sequence
+            self._journal.next_sequence, self._journal.last_sha256 = stored.next_sequence, stored.journal_sha256
+            return
+
+    def _store_snapshot(self) -> None:
+        """After the segments that it covers, all of which are durable; a failure costs later readers time only."""
+        self._snapshot_sequence = self._journal.next_sequence
+        try:
+            write_snapshot(
+                self._store,
+                self.sweep,
+                self._snapshot_sequence,
+                encode_snapshot(self.snapshot),
+                journal_sha256=self._journal.last_sha256,
+            )
+        except StorageError as error:
+            _LOG.warning("no snapshot of sweep %s was stored: %s", self.sweep, error)
+
+    def _claim(self, revision: int, document: Mapping[str, object]) -> dict[str, str] | None:
+        """The digest of a plan by its name; ``None`` if another plan has taken the revision."""
+        name, content = plan_name(self.sweep, revision), plan_content(document, revision)
+        try:
+            self._store.put_if_absent(name, content)
+        except PreconditionFailedError:
+            return None
+        return {name: sha256_hex(content)}
+
+    def _accepted_plan(self, event: PlanAccepted) -> Plan:
+        return self._plan(event.revision, event.documents)
+
+    def _plan(self, revision: int, documents: Mapping[str, str]) -> Plan:
+        if revision not in self._plans:
+            # A controller keeps many plans for long, a reader one for a moment: sharing takes 0.1 ms per job.
+            loads = load_shared if self._is_writer else parse_json
+            self._plans[revision] = read_plan(self._store, self.sweep, revision, documents, loads=loads)
+        return self._plans[revision]
+
+
+def store_once(store: ObjectStore, name: str, content: bytes) -> dict[str, str]:
+    """Write an object unless it is there already; the sha256 of what is there then, by its name."""
+    try:
+        store.put_if_absent(name, content)
+    except PreconditionFailedError:
+        content = store.get(name, max_bytes=PLAN_BYTES)
+    return {name: sha256_hex(content)}
+
+
+def plan_content(document: Mapping[str, object], revision: int) -> bytes:
+    """The bytes in which a revision's plan is stored."""
+    return json.dumps({**document, "revision": revision}, sort_keys=True).encode()

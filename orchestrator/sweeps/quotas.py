@@ -1,0 +1,127 @@
+"""What each user's sweeps may hold at once on a cluster: one object, which clients write and the controller obeys.
+
+It bounds what starts: nothing that runs is ended for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TypeAlias
+
+from orchestrator.core.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
+from orchestrator.scheduling.scheduler import ANYBODY
+from orchestrator.state.budgets import Cap
+from orchestrator.state.codec import decode_value
+from orchestrator.storage.bounds import SMALL_BYTES
+from orchestrator.storage.layout import quotas_name
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed, seal
+
+__all__ = ["ANYBODY", "Cap", "Quotas", "change_quotas", "read_quotas", "write_quotas"]
+
+Quotas: TypeAlias = Mapping[str, Cap]
+"""Bounds by user; ``*`` (``ANYBODY``) are all who have none of their own."""
+_TRIES = 20
+"""Each is lost to a change by somebody else in the milliseconds between a read and a write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quotas:
+    """Content of ``quotas.json``."""
+
+    users: Quotas = field(default_factory=dict)
+
+
+def write_quotas(store: ObjectStore, cluster: str, users: Quotas) -> None:
+    """Bound what users hold at once, in place of all earlier bounds; ``*`` are those who have none of their own.
+
+    Works while no controller runs.
+
+    Raises:
+        ControllerError: a bound is negative, or no number.
+    """
+    store.put(quotas_name(cluster), _encoded(cluster, users))
+
+
+def change_quotas(store: ObjectStore, cluster: str, change: Callable[[Quotas], Quotas]) -> Quotas:
+    """Make other bounds out of those that hold; of changes at the same time none is lost. Returns what holds now.
+
+    Args:
+        store: of the cluster.
+        cluster: its name.
+        change: from all bounds to all bounds; called again if somebody else was faster. If it raises, nothing changes.
+
+    Raises:
+        ControllerError: as ``read_quotas`` and ``write_quotas``; or others never stop changing them.
+    """
+    name = quotas_name(cluster)
+    for _ in range(_TRIES):
+        try:
+            # Without a nonce: whoever wrote the bytes that were read, the change is one of these very bounds.
+            content, stat = store.get_with_stat(name, max_bytes=SMALL_BYTES)
+        except NotFoundError:
+            content, stat = b"{}", None
+        except TooLargeError as error:
+            raise _unreadable(store, cluster, error) from error
+        users = change(_decoded(store, cluster, content))
+        try:
+            if stat is None:
+                store.put_if_absent(name, _encoded(cluster, users))
+            else:
+                store.put_if_match(name, _encoded(cluster, users), stat.etag)
+        except (PreconditionFailedError, NotFoundError):
+            continue
+        return users
+    message = (
+        f"{name} in {store.uri} was changed by others {_TRIES} times in a row; nothing was changed here, try again"
+    )
+    raise ControllerError(message)
+
+
+def read_quotas(store: ObjectStore, cluster: str) -> Quotas:
+    """Bounds by user; empty without any.
+
+    Raises:
+        ControllerError: the object is of a newer version, or damaged.
+    """
+    try:
+        content = store.get(quotas_name(cluster), max_bytes=SMALL_BYTES)
+    except NotFoundError:
+        return {}
+    except TooLargeError as error:
+        raise _unreadable(store, cluster, error) from error
+    return _decoded(store, cluster, content)
+
+
+def _encoded(cluster: str, users: Quotas) -> bytes:
+    for user, cap in users.items():
+        if any(bound is not None and not 0 <= bound < math.inf for bound in (cap.max_gpus, cap.max_concurrent)):
+            message = f"the quota of {user} is {cap}: bounds are 0 or more, or left out"
+            raise ControllerError(message)
+    return seal(quotas_name(cluster), json.dumps(asdict(_Quotas(users=users))).encode())
+
+
+def _decoded(store: ObjectStore, cluster: str, content: bytes) -> Quotas:
+    try:
+        return _checked(decode_value(_Quotas, parse_sealed(quotas_name(cluster), content)).users)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise _unreadable(store, cluster, error) from error
+
+
+def _unreadable(store: ObjectStore, cluster: str, error: Exception) -> ControllerError:
+    return ControllerError(
+        f"{quotas_name(cluster)} in {store.uri} cannot be read ({error!r}); the bounds that were read before hold, "
+        "write it anew: orchestrator quota clear --all, then set them"
+    )
+
+
+def _checked(users: Quotas) -> Quotas:
+    """The same. Raises ``TypeError`` for a bound that is no number, which every round of decisions would trip over."""
+    for user, cap in users.items():
+        for bound in (cap.max_gpus, cap.max_concurrent):
+            if bound is not None and not isinstance(bound, int | float):
+                raise TypeError(f"a bound of {user} is {bound!r}")
+    return users

@@ -1,0 +1,141 @@
+"""From a client's submit to the events that settle it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.core.contract import MISSING_DATA
+from orchestrator.core.errors import StorageError
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.state.events import (
+    ArtifactMissed,
+    Event,
+    MessageRefused,
+    PlanAccepted,
+    SweepReopened,
+)
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.protocol import ObjectStore, check_name
+from orchestrator.sweeps.inbox import Consent, Submit
+from orchestrator.sweeps.ledger import SweepLedger, misaddressed
+from orchestrator.sweeps.origin import keep_origin
+
+
+def settle_submit(
+    store: ObjectStore, ledger: SweepLedger, message: Submit, *, now: float, on_alive: Callable[[], None]
+) -> list[Event]:
+    """Events that settle a submit; a new plan's revision is in the store when this returns."""
+    plan = _accepted_plan(message, ledger.sweep, store.uri)
+    if not isinstance(plan, Plan):
+        return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=plan)]
+    snapshot = ledger.snapshot
+    event = _submission(store, ledger, message, _owned(plan, message, snapshot), now)
+    return [event, *missed_artifacts(store, snapshot, plan, now, on_alive)]
+
+
+def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
+    """Why a controller with this store cannot run a plan; empty if it can."""
+    if plan.sweep != sweep:
+        return f"the plan is of sweep {plan.sweep!r} and was sent to {sweep!r}; submit it under its own name"
+    if plan.store_uri != store_uri:
+        return f"the plan names the store {plan.store_uri}, this controller serves {store_uri}; submit to that one"
+    known: set[str] = set()
+    for job in plan.jobs:
+        if absent := job.execution.data_location.get(MISSING_DATA):
+            return f"{absent}; what is declared suffices to plan, but not to run"
+        if problem := _unsafe(job):
+            return problem
+        missing = [need for need in job.needs if need not in known]
+        if missing or job.name in known:
+            return f"job {job.name} stands twice in the plan or before {missing}, which it needs; plan the sweep again"
+        known.add(job.name)
+    wrong = misaddressed(plan)
+    return f"{wrong}: the message was damaged, or another program wrote it; plan the sweep again" if wrong else ""
+
+
+def _unsafe(job: Job) -> str:
+    """Why a job's name or key cannot be that of objects and folders; empty if they can. Plans come from anybody."""
+    if not _is_well_formed(job):
+        return f"job {str(job.name)[:80]!r} is not as a planner writes it; plan the sweep again with `orchestrator`"
+    try:
+        check_name(job.name)
+        check_name(job.key)
+    except StorageError as error:
+        return f"{error}; plan the sweep again"
+    if "/" in job.key or job.key.partition("-")[0] != job.kind.value:
+        return f"the key {job.key!r} is none of a job of the kind {job.kind.value}; plan the sweep again"
+    return ""
+
+
+def _is_well_formed(job: Job) -> bool:
+    """Whether what later steps build upon has the right types; JSON of others may hold anything anywhere."""
+    identity: Any = job.identity
+    parts = [identity.get(name, {}) for name in ("parameters", "inputs")] if isinstance(identity, Mapping) else []
+    amounts: tuple[Any, ...] = (
+        job.resources.cpus,
+        job.resources.gpus,
+        job.resources.memory_gib,
+        job.resources.min_gpus,
+    )
+    return (
+        all(isinstance(text, str) for text in (job.name, job.key, *job.needs))
+        and all(isinstance(mapping, Mapping) for mapping in (job.identity, job.facets, *parts))
+        and all(isinstance(amount, int | float) and 0 <= amount < math.inf for amount in amounts)
+        and all(isinstance(number, int) for number in (job.execution.num_workers, job.execution.num_threads))
+    )
+
+
+def _accepted_plan(message: Submit, sweep: str, store_uri: str) -> Plan | str:
+    """The plan of a submit, or why it is refused."""
+    try:
+        plan = Plan.from_json(message.plan)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        return f"the plan cannot be read: {error!r}; submit with the version that the controller runs"
+    try:
+        return check_plan(plan, sweep=sweep, store_uri=store_uri) or plan
+    except ValueError as error:
+        return f"an identity in the plan has no canonical form ({error}); plan the sweep again with `orchestrator`"
+
+
+def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: Plan, now: float) -> Event:
+    current = ledger.snapshot.plan
+    if current is not None and replace(current, revision=0) == replace(plan, revision=0):
+        return SweepReopened(at_s=now, message_id=message.message_id, sender=message.sender)
+    # The plan is durable before the event names it: a crash in between leaves an unused revision.
+    revision, documents = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
+    ledger.know_plan(revision, plan)
+    if message.provenance:
+        documents |= keep_origin(store, plan, revision, message, now)
+    return PlanAccepted(
+        at_s=now, message_id=message.message_id, sender=message.sender, revision=revision, documents=documents
+    )
+
+
+def _owned(plan: Plan, message: Submit, snapshot: Snapshot) -> Plan:
+    """A sweep stays its first submitter's, unless somebody else insists."""
+    current = snapshot.plan
+    if current is not None and current.owner and message.consent is Consent.ASK:
+        return replace(plan, owner=current.owner)
+    return replace(plan, owner=plan.owner or message.sender)
+
+
+def missed_artifacts(
+    store: ObjectStore, snapshot: Snapshot, plan: Plan, now: float, on_alive: Callable[[], None]
+) -> list[Event]:
+    """Jobs that stay in the plan as done, but whose record was deleted since."""
+    views = [snapshot.jobs.get(job.name) for job in plan.jobs]
+    kept = [
+        view
+        for view, job in zip(views, plan.jobs, strict=True)
+        if view is not None and view.key == job.key and view.state.is_done
+    ]
+    missed: list[Event] = []
+    for view in kept:
+        on_alive()
+        if not is_committed(store, view.key):
+            missed.append(ArtifactMissed(at_s=now, job=view.name, key=view.key))
+    return missed
