@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -66,6 +67,7 @@ def test_gang_with_a_stopped_rank_ends_and_says_that_it_is_silent(backend, store
     attempt = _launch(backend, store, tmp_path, "stopped", "data")
     until(lambda: (tmp_path / "pid1").exists() and (tmp_path / "pid1").read_text(), UP_WITHIN_S)
     stopped = int((tmp_path / "pid0").read_text())
+    time.sleep(2.0)  # rank 0 speaks twice a second; until it has said that it trains, the limit is that of the setup
     os.kill(stopped, signal.SIGSTOP)  # in the collective operation: rank 1 has an excuse and is waited for
     (tmp_path / "gate").touch()
     # A stopped rank is given time to answer, and its stacks time to come.

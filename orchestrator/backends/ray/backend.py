@@ -129,6 +129,9 @@ class RayBackend:
     def release(self, attempt_id: str) -> None:
         """See ``Backend``."""
         link = self._attempts.pop(attempt_id, None)
+        if link is not None and link.gang is not None and link.report.get("status") == AttemptStatus.FAILED:
+            # Ray Train answers the loss of a reservation with another one, and its runner leaves now.
+            self._orphanage.alert()
         if link is None:
             self._released.add(attempt_id)
         elif link.state is LinkState.GONE:
