@@ -22,7 +22,9 @@ def main(address: str, store_uri: str, namespace: str) -> None:
     backend = RayBackend(namespace, settings=settings, spare_runners=0)
     controller = Controller(open_store(store_uri), backend, CLUSTER, secrets.token_hex(4))
     while True:
-        if not controller.tick():
+        has_changed = controller.tick()
+        backend.observe(())  # as the controller's actor does, also while nothing runs
+        if not has_changed:
             backend.wait(0.2)
 
 
