@@ -6,8 +6,8 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS, JobKind
 from orchestrator.planning.estimate.history import History, Measurement, index_size, measure
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.asking import ask_all
@@ -19,15 +19,6 @@ DEADLINE_S = 10.0
 _PER_MODEL = 24
 _PER_KIND = 24
 """Records read of a kind: of each model of the plan, and of any, for models that have none."""
-_MEASURED = (
-    JobKind.DATASET,
-    JobKind.INDEX,
-    JobKind.LABELS,
-    JobKind.EMBED,
-    JobKind.PRETRAIN,
-    JobKind.FINETUNE,
-    JobKind.PROBE,
-)
 _UNREADABLE = re.compile(r"[^a-z0-9]+")
 
 
@@ -59,7 +50,9 @@ def make_history(records: Iterable[Seen]) -> History:
 
 
 def _sample(store: ObjectStore, plan: Plan, known: Mapping[str, Seen], until_s: float) -> dict[str, Seen | None]:
-    kinds = [kind.value for kind in _MEASURED if any(job.kind is kind for job in plan.jobs)]
+    kinds = [
+        kind.value for kind, row in KINDS.items() if row.is_measured and any(job.kind is kind for job in plan.jobs)
+    ]
     kinds = sorted({*kinds, *_trained_alike(kinds)})
     listed = ask_all(lambda kind: store.list_children(f"artifacts/{kind}/"), kinds, deadline_s=until_s)
     wanted: set[str] = set()
@@ -72,7 +65,7 @@ def _sample(store: ObjectStore, plan: Plan, known: Mapping[str, Seen], until_s: 
 
 def _trained_alike(kinds: Sequence[str]) -> list[str]:
     """A pretraining tells about fine-tuning, and the other way round."""
-    both = [JobKind.PRETRAIN.value, JobKind.FINETUNE.value]
+    both = sorted(kind.value for kind in BACKBONE_TRAINING_KINDS)
     return both if set(both) & set(kinds) else []
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from orchestrator.backends.simulated import ClusterSpec, JobWork
 from orchestrator.backends.simulated.work import young_interval_s
-from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.contract import JobRequest
+from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 
-_TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE, JobKind.EMBED})
-"""Kinds that write checkpoints."""
+_SAVING = TRAINING_KINDS | {JobKind.EMBED}
+"""Kinds whose attempts lose only what follows their newest checkpoint, or their newest part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Workload:
         assumed, duration_s = self._assumptions, self._durations_s.get(request.job, 0.0)
         mtbf_s = request.execution.checkpoint_mtbf_s or assumed.mtbf_s
         every_s = 0.0
-        if request.kind in _TRAINING:
+        if request.kind in _SAVING:
             by_epochs_s = _epochs_interval_s(self._jobs[request.job], duration_s)
             every_s = young_interval_s(assumed.checkpoint_stall_s, mtbf_s) if mtbf_s else by_epochs_s
             every_s = min(every_s, duration_s)
@@ -107,9 +108,3 @@ def _epochs_interval_s(job: Job, duration_s: float) -> float:
     if not epochs or not math.isfinite(epochs):
         return duration_s / 10.0
     return duration_s * min(1.0, job.execution.checkpoint_every_epochs / epochs)
-
-
-def guessed_durations_s(plan: Plan) -> dict[str, float]:
-    """Seconds per job where nothing is known: an hour of training, ten minutes of a transfer, a minute of the rest."""
-    known = {JobKind.PRETRAIN: 3600.0, JobKind.FINETUNE: 600.0, JobKind.PROBE: 600.0}
-    return {job.name: known.get(job.kind, 60.0) for job in plan.jobs}

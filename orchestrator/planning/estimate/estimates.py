@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -145,15 +145,6 @@ def known_accelerator(name: str) -> str:
     """The name in ``PEAKS`` that a user's spelling means (``a100``, ``H100-80G``); empty if none."""
     exact = {known.lower(): known for known in PEAKS}
     return exact.get(name.lower()) or find_accelerator(name)
-
-
-def with_ancestors(plan: Plan, names: Iterable[str]) -> set[str]:
-    """Some jobs and all that they need."""
-    wanted = set(names)
-    for job in reversed(plan.jobs):
-        if job.name in wanted:
-            wanted.update(job.needs)
-    return wanted
 
 
 class _Estimator:

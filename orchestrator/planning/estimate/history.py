@@ -17,7 +17,7 @@ from functools import cache
 from statistics import median
 from typing import Any
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, TRAINING_KINDS, JobKind
 from orchestrator.planning.estimate.accelerators import CPU, Machine, find_accelerator
 from orchestrator.planning.estimate.flops import Fit, Work, network_of, steady_s
 from orchestrator.planning.estimate.volumes import (
@@ -32,8 +32,6 @@ from orchestrator.planning.estimate.volumes import (
     writing_work,
 )
 
-TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE})
-_FULL_TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE})
 _BRIEF_S = 10.0
 FAR_LARGER = 100.0
 """Times the work of a result: beyond that, one of less than ``_BRIEF_S`` seconds is not extrapolated."""
@@ -145,7 +143,7 @@ class History:
 
     def model_error(self) -> ModelError | None:
         """Of the model of speed, over all results of jobs that train known networks; None without any."""
-        found = [m for m in self.measurements if m.kind in TRAINING and m.is_known]
+        found = [m for m in self.measurements if m.kind in TRAINING_KINDS and m.is_known]
         if not found:
             return None
         by_device: dict[str, list[float]] = {}
@@ -214,7 +212,7 @@ def _done(
     parameters: Mapping[str, Any] = identity["parameters"]
     if is_cached(identity):
         raise LookupError("how many features a probe was trained on does not stand in its record")
-    if kind in TRAINING and "images_per_s" in measured:
+    if kind in TRAINING_KINDS and "images_per_s" in measured:
         recipe, model = parameters["recipe"], parameters["model"]
         # All of the job, though the rate is that of its last attempt.
         images = metrics["num_steps"] * recipe["batch_size"]
@@ -264,7 +262,7 @@ def _architecture(subject: str) -> str:
 
 def _alike(kind: JobKind, other: JobKind) -> bool:
     """Whether jobs of two kinds compute the same way."""
-    return kind is other or {kind, other} <= _FULL_TRAINING
+    return kind is other or {kind, other} <= BACKBONE_TRAINING_KINDS
 
 
 def _correction(found: Sequence[Measurement], source: Source) -> Correction:

@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import TRANSFER_KINDS
 from orchestrator.planning.graph.comparisons import METHOD, Comparisons
 from orchestrator.planning.graph.plan import Plan
 
 TARGET_POWER = 0.8
 MOST_SEEDS = 100
 """Searches for a design end here."""
-_TRANSFERS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
 _RANGE = 0.8
 """Confidence of the range of a standard deviation."""
 _IMPLAUSIBLE_STDS = 10.0
@@ -169,7 +168,7 @@ def weak_designs(plan: Plan) -> Iterator[str]:
     with_own_baseline: set[tuple[str, str]] = set()
     seeds: dict[tuple[str, str], set[str]] = {}
     for job in plan.jobs:
-        if job.kind in _TRANSFERS:
+        if job.kind in TRANSFER_KINDS:
             place = (str(job.facets["transfer"]), str(job.facets.get("pretrain", "")))
             spaces.setdefault(place, set()).add(str(job.facets["label_space"]))
             seeds.setdefault(place, set()).add(str(job.facets.get("pretrain_seed", 0)))

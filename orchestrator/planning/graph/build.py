@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.contract import Execution, JobKind
+from orchestrator.core.contract import Execution
+from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
 from orchestrator.planning.graph.clusters import SPLITS, cluster_job, embed_job
 from orchestrator.planning.graph.datasets import listing_job, part_jobs, whole_job
 from orchestrator.planning.graph.draft import Draft, pretrain_job
@@ -114,7 +115,7 @@ class _Builder:
     def _compute(self, kind: JobKind) -> Mapping[str, Any]:
         if kind is JobKind.EMBED:
             return {"deterministic": self._sweep.compute["deterministic"]}
-        return self._sweep.compute if kind in {JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE} else {}
+        return self._sweep.compute if kind in TRAINING_KINDS else {}
 
     def _location(self, job: str) -> Mapping[str, Any]:
         """Where the shards of an ``index`` job's data set lie; nothing for any other job."""

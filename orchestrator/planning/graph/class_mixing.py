@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS
 from orchestrator.planning.graph.plan import Job, Plan
 
 SPREAD_FIELD: Final = "class_spread"
@@ -127,7 +127,7 @@ def sorted_shards(plan: Plan, summaries: Mapping[str, Mapping[str, Any]]) -> Ite
     for job in plan.jobs:
         index_key, recipe = job.identity["inputs"].get("index", ""), job.identity["parameters"].get("recipe", {})
         spread = summaries.get(index_key, {}).get(SPREAD_FIELD, {}).get("train")
-        if job.kind not in {JobKind.PRETRAIN, JobKind.FINETUNE} or not spread or "batch_size" not in recipe:
+        if job.kind not in BACKBONE_TRAINING_KINDS or not spread or "batch_size" not in recipe:
             continue
         shuffle = Shuffle.of(recipe)
         if (index_key, shuffle) not in told:

@@ -5,29 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.ids import canonical_json, key_of_canonical, make_key, sha256_hex
-
-CODE_VERSIONS: Mapping[JobKind, int] = {
-    JobKind.DATASET: 1,
-    JobKind.INDEX: 2,
-    JobKind.EMBED: 1,
-    JobKind.CLUSTER: 1,
-    JobKind.LABELS: 1,
-    JobKind.PRETRAIN: 1,
-    JobKind.FINETUNE: 1,
-    JobKind.PROBE: 1,
-    JobKind.KNN: 1,
-    JobKind.SEARCH: 1,
-}
-"""Bumped by hand whenever the code of a kind computes another result from the same parameters."""
+from orchestrator.core.job_kinds import KINDS, JobKind
 
 
 def make_identity(kind: JobKind, parameters: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
     """The identity that a key is the address of; ``inputs`` maps roles to artifact keys."""
     return {
         "kind": kind.value,
-        "code_version": CODE_VERSIONS[kind],
+        "code_version": KINDS[kind].code_version,
         "parameters": dict(parameters),
         "inputs": dict(inputs),
     }

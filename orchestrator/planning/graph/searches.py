@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.planning.graph.draft import Draft, model_parameters, pretrain_facets, subset_parameters
 from orchestrator.planning.graph.features import Features
-from orchestrator.planning.graph.identity import CODE_VERSIONS
 from orchestrator.planning.graph.readable import readable_rule
 from orchestrator.planning.graph.sources import backbone_job
 from orchestrator.sweepfile.model import LabelSpace, Pretrain, Search, Sweep, Transfer
@@ -34,7 +33,7 @@ def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str
             "trials": search.trials,
             "trial": {
                 "kind": measured.kind.value,
-                "code_version": CODE_VERSIONS[measured.kind],
+                "code_version": KINDS[measured.kind].code_version,
                 "protocol": measured.kind.value,
                 "readable": measured.readable,
                 "parameters": parameters,
@@ -76,7 +75,7 @@ def backbone_search(
             "trials": trials,
             "trial": {
                 "kind": JobKind.PRETRAIN.value,
-                "code_version": CODE_VERSIONS[JobKind.PRETRAIN],
+                "code_version": KINDS[JobKind.PRETRAIN].code_version,
                 "protocol": "",
                 "readable": readable if is_open else drafts[0].readable,
                 "parameters": drafts[0].parameters,
@@ -124,7 +123,7 @@ def _probe(sweep: Sweep, transfer: Transfer, search: Search, pretrain: Pretrain)
     features = Features(pretrain=pretrain, backbone="", checkpoint={}, dataset=dataset, recipe=search.probe)
     model = model_parameters(pretrain.model)
     return {
-        "code_version": CODE_VERSIONS[JobKind.PROBE],
+        "code_version": KINDS[JobKind.PROBE].code_version,
         "model": model,
         "recipe": search.probe,
         "look": {"model": model, "view": "center", **features.look()},
