@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS, JobKind
-from orchestrator.planning.estimate.history import History, Measurement, index_size, measure
+from orchestrator.planning.estimate.history import Measurement, SpeedHistory, index_size, measure
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.asking import ask_all
 from orchestrator.services.look_up import Seen, read_seen
@@ -22,7 +22,7 @@ _PER_KIND = 24
 _UNREADABLE = re.compile(r"[^a-z0-9]+")
 
 
-def history_of(plan: Plan, known: Mapping[str, Seen], *, deadline_s: float = DEADLINE_S) -> History:
+def history_of(plan: Plan, known: Mapping[str, Seen], *, deadline_s: float = DEADLINE_S) -> SpeedHistory:
     """What results of a plan's store say about its jobs; empty if the store cannot be asked in time.
 
     Args:
@@ -40,13 +40,13 @@ def history_of(plan: Plan, known: Mapping[str, Seen], *, deadline_s: float = DEA
     return make_history([*known.values(), *(seen for seen in more.values() if seen is not None)])
 
 
-def make_history(records: Iterable[Seen]) -> History:
+def make_history(records: Iterable[Seen]) -> SpeedHistory:
     """From records, in any order."""
     seen = list(records)
     found = (measure(record.identity, record.metrics, record.summary) for record in seen)
     measurements: list[Measurement] = [measurement for measurement in found if measurement is not None]
     sizes = {record.key: index_size(record.metrics) for record in seen if record.identity.get("kind") == JobKind.INDEX}
-    return History(measurements, sizes)
+    return SpeedHistory(measurements, sizes)
 
 
 def _sample(store: ObjectStore, plan: Plan, known: Mapping[str, Seen], until_s: float) -> dict[str, Seen | None]:

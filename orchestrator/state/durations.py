@@ -1,18 +1,14 @@
-"""How long jobs take: estimates, corrected by what finished jobs of the same sort took. Pure."""
+"""How long jobs take: estimates, corrected by what finished jobs of the same class took. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 from orchestrator.core.errors import FailureKind
-from orchestrator.core.job_kinds import KINDS, JobKind
+from orchestrator.core.job_kinds import KINDS
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.job_view import Attempt, JobView
-
-Sort: TypeAlias = tuple[JobKind, str]
-"""Kind and model: jobs of one sort are misjudged alike."""
 
 RESTART_S = 60.0
 """What it costs to stop an attempt and to start its next one: saving, loading, warming up."""
@@ -26,19 +22,13 @@ _OVERRUN = 0.25
 _LEAST_OVERRUN_S = 30.0
 
 
-def sort_of(job: Job) -> Sort:
-    """Kind and model of a job; jobs without a model are told apart by kind alone."""
-    model = job.identity.get("parameters", {}).get("model")
-    return job.kind, str(model.get("name", "")) if isinstance(model, Mapping) else ""
-
-
 def estimate_s(job: Job, durations: Mapping[str, float]) -> float:
     """Seconds at full size, as estimated before anything ran."""
     return max(0.001, durations.get(job.name, KINDS[job.kind].default_s))
 
 
 class Measured:
-    """Sums over finished jobs of one sort. In whole milliseconds: they come out the same in any order."""
+    """Sums over finished jobs of one class. In whole milliseconds: they come out the same in any order."""
 
     __slots__ = ("actual_ms", "estimated_ms", "num_jobs")
 

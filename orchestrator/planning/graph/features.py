@@ -1,7 +1,8 @@
-"""The features that cached probes and nearest neighbours read: jobs that all of them share.
+"""The jobs that embed images, and that cluster what was embedded.
 
-An ``embed`` job is the same one, by its key, for every transfer, label fraction, seed, grid cell and sweep that sees
-the same images under the same backbone; so its name says what is embedded, never for whom.
+An ``embed`` job of a transfer is the same one, by its key, for every transfer, label fraction, seed, grid cell and
+sweep that sees the same images under the same backbone; so its name says what is embedded, never for whom. Label spaces
+of clusters have embed jobs of their own, and k-means on them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.core.contract import JobKind
-from orchestrator.planning.graph.draft import Draft, model_parameters
-from orchestrator.sweepfile.model import Pretrain
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.identity import readable_rule
+from orchestrator.planning.graph.pretraining import Draft, model_parameters, pretrain_job
+from orchestrator.sweepfile.model import Clustering, Embedding, LabelSpace, Pretrain, Sweep
 
 CENTER = "center"
 # The recipe language's defaults: features are those of images as the backbone saw them in pretraining.
@@ -23,6 +25,7 @@ PRETRAINED_LOOK: Mapping[str, Any] = {
     "mean": None,
     "std": None,
 }
+SPLITS = ("train", "val")
 
 
 def is_cached(protocol: JobKind, recipe: Mapping[str, Any]) -> bool:
@@ -102,3 +105,46 @@ def _pretrained_look(pretrain: Pretrain) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     return ";".join(f"{item:g}" for item in value) if isinstance(value, list | tuple) else str(value)
+
+
+def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: Sweep) -> Draft:
+    """The features of a split; a backbone of the sweep must be planned already."""
+    inputs = {"index": f"index/{space.dataset}"}
+    parameters: dict[str, Any] = {"split": split, **_look(embedding, sweep)}
+    model = embedding.model or sweep.pretrain(embedding.pretrain).model
+    parameters["model"] = model_parameters(model)
+    if embedding.backbone is None:
+        # A file's place is execution, its sha256 identity.
+        parameters["initial"] = {name: value for name, value in embedding.initial.items() if name != "uri"}
+    else:
+        inputs["backbone"] = pretrain_job(embedding.pretrain, embedding.backbone, embedding.seed)
+    return Draft(
+        kind=JobKind.EMBED,
+        name=f"embed/{space.entry}/{split}",
+        readable=f"{model.name}-{split}",
+        parameters=parameters,
+        inputs=inputs,
+        facets={"dataset": space.dataset},
+        execution={"initial_uri": embedding.initial.get("uri", ""), "label_files": space.files},
+    )
+
+
+def cluster_job(space: LabelSpace, clustering: Clustering, features: Mapping[str, str]) -> Draft:
+    """k-means on features, by split the names of their jobs."""
+    return Draft(
+        kind=JobKind.CLUSTER,
+        name=f"cluster/{space.name}",
+        readable=readable_rule(space.space),
+        parameters=clustering.parameters,
+        inputs={"index": f"index/{space.dataset}", **features},
+        facets={"dataset": space.dataset},
+        execution={"label_files": space.files},
+    )
+
+
+def _look(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:
+    if embedding.backbone is None:
+        return {**embedding.look, "decoder": embedding.look["decoder"] or "pillow"}
+    recipe = sweep.pretrain(embedding.pretrain).recipe
+    trained = {name: recipe.get(name, default) for name, default in PRETRAINED_LOOK.items()}
+    return {name: trained.get(name) if value is None else value for name, value in embedding.look.items()}
