@@ -18,7 +18,7 @@ from orchestrator.sweepfile.model import Clustering, Embedding, LabelSpace, Pret
 
 CENTER = "center"
 # The recipe language's defaults: features are those of images as the backbone saw them in pretraining.
-PRETRAINED_LOOK: Mapping[str, Any] = {
+DEFAULT_PREPROCESSING: Mapping[str, Any] = {
     "resize": None,
     "interpolation": "bilinear",
     "decoder": "pillow",
@@ -53,12 +53,12 @@ class Features:
         """The embed jobs."""
         model = self.pretrain.model
         for split, view in self._views().values():
-            look = {"view": view, **self.look()}
+            preprocessing = {"view": view, **self.preprocessing()}
             yield Draft(
                 kind=JobKind.EMBED,
                 name=self._name(split, view),
                 readable=f"{model.name}-{split}",
-                parameters={"split": split, **look, "model": model_parameters(model), **self.checkpoint},
+                parameters={"split": split, **preprocessing, "model": model_parameters(model), **self.checkpoint},
                 inputs={"index": f"index/{self.dataset}", self.role: self.backbone},
                 facets={"dataset": self.dataset},
             )
@@ -73,20 +73,20 @@ class Features:
         trained = {"train" if view == CENTER else f"train_{view}": ("train", view) for view in views}
         return {**trained, "val": ("val", CENTER)}
 
-    def look(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, Any]:
         """How images are seen: as the recipe says; where it is silent, as in pretraining.
 
         A recipe of an optimiser says all, by its own defaults, as it does for probes that are trained on images.
         """
-        recipe, pretrained = self.recipe, _pretrained_look(self.pretrain)
-        silent = PRETRAINED_LOOK if "lr" in recipe else pretrained
-        look = {name: silent[name] if recipe.get(name) is None else recipe[name] for name in PRETRAINED_LOOK}
-        return {**look, "precision": recipe.get("precision", "fp32")}
+        recipe, defaults = self.recipe, DEFAULT_PREPROCESSING
+        silent = defaults if "lr" in recipe else _preprocessing_of_pretraining(self.pretrain)
+        found = {name: silent[name] if recipe.get(name) is None else recipe[name] for name in defaults}
+        return {**found, "precision": recipe.get("precision", "fp32")}
 
     def _name(self, split: str, view: str) -> str:
-        """Its last part tells looks apart that are not those of the pretraining."""
-        usual, look = {**_pretrained_look(self.pretrain), "precision": "fp32"}, self.look()
-        unusual = [f"{name}={_text(look[name])}" for name in look if look[name] != usual[name]]
+        """Its last part says what of the preprocessing is not as in the pretraining."""
+        usual, mine = {**_preprocessing_of_pretraining(self.pretrain), "precision": "fp32"}, self.preprocessing()
+        unusual = [f"{name}={_text(mine[name])}" for name in mine if mine[name] != usual[name]]
         parts = (
             "embed",
             self.backbone.partition("/")[2],
@@ -99,8 +99,8 @@ class Features:
         return "/".join(part for part in parts if part)
 
 
-def _pretrained_look(pretrain: Pretrain) -> dict[str, Any]:
-    return {name: pretrain.recipe.get(name, default) for name, default in PRETRAINED_LOOK.items()}
+def _preprocessing_of_pretraining(pretrain: Pretrain) -> dict[str, Any]:
+    return {name: pretrain.recipe.get(name, default) for name, default in DEFAULT_PREPROCESSING.items()}
 
 
 def _text(value: object) -> str:
@@ -110,7 +110,7 @@ def _text(value: object) -> str:
 def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: Sweep) -> Draft:
     """The features of a split; a backbone of the sweep must be planned already."""
     inputs = {"index": f"index/{space.dataset}"}
-    parameters: dict[str, Any] = {"split": split, **_look(embedding, sweep)}
+    parameters: dict[str, Any] = {"split": split, **_preprocessing_of_embedding(embedding, sweep)}
     model = embedding.model or sweep.pretrain(embedding.pretrain).model
     parameters["model"] = model_parameters(model)
     if embedding.backbone is None:
@@ -142,9 +142,9 @@ def cluster_job(space: LabelSpace, clustering: Clustering, features: Mapping[str
     )
 
 
-def _look(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:
+def _preprocessing_of_embedding(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:
     if embedding.backbone is None:
         return {**embedding.look, "decoder": embedding.look["decoder"] or "pillow"}
     recipe = sweep.pretrain(embedding.pretrain).recipe
-    trained = {name: recipe.get(name, default) for name, default in PRETRAINED_LOOK.items()}
+    trained = {name: recipe.get(name, default) for name, default in DEFAULT_PREPROCESSING.items()}
     return {name: trained.get(name) if value is None else value for name, value in embedding.look.items()}

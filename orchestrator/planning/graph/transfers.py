@@ -132,7 +132,7 @@ def _asked(search: Search, metric: str) -> dict[str, Any]:
 
 
 def _probe(sweep: Sweep, transfer: Transfer, search: Search, pretrain: Pretrain) -> dict[str, Any]:
-    """Parameters of the cached probe that judges; images look to it as they do to the pretraining."""
+    """Parameters of the cached probe that judges; images are preprocessed as in the pretraining."""
     dataset = sweep.labels[transfer.target].dataset
     features = Features(pretrain=pretrain, backbone="", checkpoint={}, dataset=dataset, recipe=search.probe)
     model = model_parameters(pretrain.model)
@@ -140,7 +140,7 @@ def _probe(sweep: Sweep, transfer: Transfer, search: Search, pretrain: Pretrain)
         "code_version": KINDS[JobKind.PROBE].code_version,
         "model": model,
         "recipe": search.probe,
-        "look": {"model": model, "view": "center", **features.look()},
+        "look": {"model": model, "view": "center", **features.preprocessing()},
         "seed": transfer.seeds[0],
         **subset_parameters(transfer.subset),
     }
@@ -278,7 +278,7 @@ def _job(
     features = _features(sweep, transfer, backbone, cell)
     if features is not None:
         inputs |= features.inputs()
-        parameters["recipe"] = _without_look(recipe)
+        parameters["recipe"] = _without_preprocessing(recipe)
     else:
         inputs[backbone.role] = backbone.job
         parameters |= backbone.checkpoint
@@ -299,8 +299,8 @@ def _job(
     )
 
 
-def _without_look(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a recipe without an optimiser: what its features look like follows from their keys."""
+def _without_preprocessing(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a recipe without an optimiser: how its images were preprocessed follows from the keys of their features."""
     if "lr" in recipe:
         return recipe
     return {name: value for name, value in recipe.items() if name not in LOOK_FIELDS}
