@@ -1,4 +1,12 @@
-"""Canonical identities of jobs (what changes a result, and nothing else), and the keys that are their addresses."""
+"""Canonical identities of jobs, and the keys that are their addresses.
+
+Invariants:
+
+- An identity holds what changes a result, and nothing else: kind, code version, parameters with every default filled
+  in, and the keys of its inputs.
+- The readable part of a key is made of identity fields alone.
+- ``KeyMaker`` gives the keys that ``key_of`` gives, in less time.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The jobs up to a backbone: data sets (one job for the whole, before it part jobs that share the work, and listings of
-sources), label spaces and pretraining; and ``Draft``, what all jobs are before they have keys.
+"""The jobs up to a backbone: data sets, label spaces, pretraining; and ``Draft``, what jobs are before they have keys.
+
+A data set is written by one job for the whole, after part jobs that share the work and a listing of its source.
 """
 
 from __future__ import annotations
