@@ -17,8 +17,7 @@ from orchestrator.retention.gc import Collector, Graces, Tally
 from orchestrator.retention.gc_layout import LOCK, TRASH
 from orchestrator.retention.gc_pins import Pin, add_pin
 from orchestrator.retention.retention import RootReader
-from orchestrator.search.events import Asked, Completed, SearchEvent
-from orchestrator.search.log import SearchLog
+from orchestrator.search.log import SearchEvent, SearchLog, TrialAsked, TrialCompleted
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
@@ -116,11 +115,11 @@ class Lab:
         """As an attempt at a search that goes on from its log: one more trial, which may come to its end at once."""
         log = SearchLog(self.store, search.key)
         number = len({event.trial for event in log.read()})
-        told: list[SearchEvent] = [Asked(trial=number, at_s=self.clock(), key=trial.key, params={"lr": 0.1})]
+        told: list[SearchEvent] = [TrialAsked(trial=number, at_s=self.clock(), key=trial.key, params={"lr": 0.1})]
         if completed:
             self.commit(trial)
             self.write_metrics(trial)
-            told.append(Completed(trial=number, at_s=self.clock(), value=0.1, metrics={}, spent_s=1.0))
+            told.append(TrialCompleted(trial=number, at_s=self.clock(), value=0.1, metrics={}, spent_s=1.0))
         else:
             self.write_checkpoint(trial)
         log.append(told)

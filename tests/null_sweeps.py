@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.planning.graph.comparisons import ALPHA, Comparisons
+from orchestrator.planning.estimate.power import ALPHA, Comparisons
 from orchestrator.report.intervals import estimate_arrays
 from orchestrator.report.pooled import MIN_P_EQUAL_VARIANCES, p_all_pairs, p_equal_variances, p_many_to_one, residuals
 

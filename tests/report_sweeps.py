@@ -9,8 +9,7 @@ from itertools import product
 
 from orchestrator.core.contract import JobKind, Resources
 from orchestrator.core.ids import make_key
-from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.published import Published
+from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.inputs import Committed
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore

@@ -8,25 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest, JobResult, Outcome, Timings
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Timings
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.storage.artifacts import is_committed, read_record
 from workloads import stopwatch
 
 Handler = Callable[[JobRequest, ExecutionContext], JobResult]
 
 # By name, so that a job imports only what its kind needs: torch and timm take seconds.
-_HANDLERS = {
-    JobKind.DATASET: "workloads.data.jobs:run_dataset",
-    JobKind.INDEX: "workloads.data.jobs:run_index",
-    JobKind.EMBED: "workloads.embed.job:run_embed",
-    JobKind.CLUSTER: "workloads.labels.cluster_job:run_cluster",
-    JobKind.LABELS: "workloads.labels.jobs:run_labels",
-    JobKind.PRETRAIN: "workloads.train.pretrain:run_pretrain",
-    JobKind.FINETUNE: "workloads.transfer.finetune:run_finetune",
-    JobKind.PROBE: "workloads.transfer.protocols:run_probe",
-    JobKind.KNN: "workloads.transfer.knn:run_knn",
-}
+_HANDLERS = {kind: row.handler for kind, row in KINDS.items() if row.handler}
 _JUDGE = "workloads.search.target:judge_committed"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.look_up import Seen
 from orchestrator.services.outlook import Outlook
@@ -14,8 +14,6 @@ from orchestrator.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-RESULT_KINDS = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
 
 
 def frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> DataFrame:

@@ -20,10 +20,9 @@ from orchestrator.cli.exits import ExitCode, exit_code_of
 from orchestrator.cli.plan_tables import diff_lines
 from orchestrator.cli.resubmit import Former, find_former
 from orchestrator.cli.settings import Settings
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import OrchestratorError, UserError
+from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.core.security import redaction
-from orchestrator.planning.graph.identity import CODE_VERSIONS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.remote.answer import Answer, Verdict
 from orchestrator.remote.payload import Payload, Program
@@ -130,9 +129,9 @@ def _check_versions(plan: Plan) -> None:
         UserError: some kind of job has another ``code_version`` here.
     """
     asked = {(job.kind, job.identity.get("code_version")) for job in plan.jobs}.union(_versions_of_trials(plan))
-    other = sorted({(kind, number) for kind, number in asked if number != CODE_VERSIONS.get(kind)}, key=str)
+    other = sorted({(kind, number) for kind, number in asked if number != KINDS[kind].code_version}, key=str)
     if other:
-        told = ", ".join(f"{kind.value} {number} (here {CODE_VERSIONS.get(kind)})" for kind, number in other)
+        told = ", ".join(f"{kind.value} {number} (here {KINDS[kind].code_version})" for kind, number in other)
         raise UserError(
             f"the plan was made by a program that computes other results than the cluster's: code_version of {told}; "
             "install the same release on both sides, or send the code along with --code wheel"

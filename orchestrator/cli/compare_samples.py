@@ -18,8 +18,8 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
+from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.curves import encode_png
 from orchestrator.report.grouping import seeds_of
@@ -47,7 +47,6 @@ from orchestrator.sweeps.client import list_sweeps, load_plan, load_snapshot
 
 _NUM_IMAGES = 24
 """Of each kind on a contact sheet."""
-_EVALUATED = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN, JobKind.PRETRAIN})
 
 
 class _Pair(NamedTuple):
@@ -126,7 +125,7 @@ def _matched(store: ObjectStore, plan: Plan, options: SampleOptions) -> list[_Ma
         raise UsageError(f"--samples names {options.first} twice: name two different jobs or rows")
     if all(name in jobs for name in names):
         for name in names:
-            if jobs[name].kind not in _EVALUATED:
+            if jobs[name].kind not in RESULT_KINDS:
                 raise UserError(f"{name} is no network that is validated on images: name transfers or backbones")
         pair = _Pair(seeds_of(jobs[options.first]), *names)
         return [_Match(place=f"sweep {plan.sweep}", transfer="", pairs=(pair,))]

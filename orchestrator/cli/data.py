@@ -217,7 +217,7 @@ def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _mixing_warnings(found: Mapping[str, Any]) -> list[str]:
     """Of the recipes' default shuffle; `plan` judges those of a sweep."""
-    from orchestrator.planning.graph.class_mixing import SPREAD_FIELD, ClassSpread, Shuffle
+    from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle
 
     spread = found.get(SPREAD_FIELD, {}).get("train")
     complaint = ClassSpread.from_json(spread).complaint(Shuffle()) if spread else ""

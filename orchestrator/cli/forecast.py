@@ -23,14 +23,14 @@ from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.core.units import format_bytes, format_duration, format_percent
 from orchestrator.planning.estimate.costs import CPU_ENTRY, PriceTable
-from orchestrator.planning.estimate.makespan import Fleet
+from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
 from orchestrator.services.outlook import Outlook, make_outlook
 from orchestrator.services.sources import read_sweep
 from orchestrator.simulation import Forecast, forecast
-from orchestrator.simulation.study import imagined, join_plans
+from orchestrator.simulation.forecast import imagined, join_plans
 from orchestrator.state.transitions import SweepState
 
 _SAY_EVERY_S = 5.0
@@ -243,11 +243,11 @@ def _write_charts(found: Forecast, lines: list[str], options: ForecastOptions) -
 
     chart, title = make_chart(found.spans, found.started_at_s), f"Forecast of sweep {found.sweep}"
     if options.png:
-        from orchestrator.simulation.gantt_png import render_png
+        from orchestrator.simulation.gantt import render_png
 
         _write(options.png, render_png(chart, title))
     if options.html:
-        from orchestrator.simulation.gantt_html import render_html
+        from orchestrator.simulation.gantt import render_html
 
         _write(options.html, render_html(chart, title, lines))
 

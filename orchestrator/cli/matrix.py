@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import TRANSFER_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.snapshot import Snapshot
@@ -13,7 +13,6 @@ from orchestrator.state.transitions import JobState
 
 MAX_SEEDS = 4
 """Backbones have a column per seed up to so many; more share one with counts."""
-_TRANSFERS = (JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN)
 _Place = tuple[str, str]
 
 
@@ -71,7 +70,7 @@ def _places(jobs: tuple[Job, ...]) -> Iterator[tuple[str, _Place]]:
         if job.kind is JobKind.PRETRAIN:
             seed = f" seed{_seed(job)}" if has_seed_columns else ""
             yield job.name, (_row(job), f"pretrain{seed}")
-        elif job.kind in _TRANSFERS:
+        elif job.kind in TRANSFER_KINDS:
             yield job.name, (_row(job), str(job.facets.get("transfer", job.kind.value)))
 
 

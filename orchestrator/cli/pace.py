@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from orchestrator.cli.settings import Settings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.planning.estimate.eta import TimeLeft
-from orchestrator.planning.estimate.makespan import Fleet
+from orchestrator.planning.estimate.eta import Fleet, TimeLeft
 from orchestrator.services.fleets import this_machine
 from orchestrator.services.remaining import expected_durations, time_left_of
 from orchestrator.state.snapshot import Snapshot

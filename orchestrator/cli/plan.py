@@ -13,9 +13,9 @@ from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.plan_tables import diff_lines, diff_table, groups_table, jobs_table, kinds_table, outlook_lines
 from orchestrator.cli.settings import Settings, shown_store
 from orchestrator.core.errors import SpecError, StorageError, UsageError
-from orchestrator.planning.estimate.accelerators import PEAKS
 from orchestrator.planning.estimate.estimates import known_accelerator
-from orchestrator.planning.estimate.makespan import Fleet
+from orchestrator.planning.estimate.eta import Fleet
+from orchestrator.planning.estimate.flops import PEAKS
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import diff_plans
 from orchestrator.planning.graph.plan import Plan

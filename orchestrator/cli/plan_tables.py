@@ -10,19 +10,19 @@ from rich.table import Table
 
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.estimate.estimates import Estimates
-from orchestrator.planning.estimate.history import Source
+from orchestrator.planning.estimate.history import EstimateSource
 from orchestrator.planning.graph.diff import Change, PlanDiff
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.planning.graph.reuse import Disposition, Group, count_by_kind, group_jobs
+from orchestrator.planning.graph.reuse import Disposition, JobGroup, count_by_kind, group_jobs
 from orchestrator.services.outlook import Outlook
 
 _MAX_GROUPS = 60
 _MAX_NAMED = 5
 _LABEL_WIDTH = 11
 _SOURCES = {
-    Source.HISTORY: "from results of the same model here",
-    Source.CALIBRATED: "from the model of speed, corrected by other results here",
-    Source.MODEL: "from the model of speed alone",
+    EstimateSource.HISTORY: "from results of the same model here",
+    EstimateSource.CALIBRATED: "from the model of speed, corrected by other results here",
+    EstimateSource.MODEL: "from the model of speed alone",
 }
 
 
@@ -130,7 +130,7 @@ def _counts(counts: Mapping[Disposition, int]) -> list[str]:
     return [str(counts.get(disposition) or "-") for disposition in Disposition]
 
 
-def _group_cells(estimates: Estimates, group: Group) -> list[str]:
+def _group_cells(estimates: Estimates, group: JobGroup) -> list[str]:
     return [*_counts(group.counts), *_takes(estimates, [job.name for job in group.jobs])]
 
 
@@ -207,7 +207,7 @@ def _sources(outlook: Outlook) -> Iterator[str]:
             f"of {error.num_results} results here nine of ten lie within a factor of {error.within:.1f} of the model, "
             f"{error.within_calibrated:.1f} once corrected",
         )
-    elif Source.HISTORY not in estimates.sources:
+    elif EstimateSource.HISTORY not in estimates.sources:
         yield _labelled("", "nothing was measured here yet: expect a factor of 3 either way")
     for note, number in estimates.notes.items():
         yield _labelled("", f"{number} jobs: {note}")

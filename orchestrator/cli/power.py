@@ -212,7 +212,7 @@ def _from_to(low: str, high: str) -> str:
 
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     """What it rests on, what the plan has, and what is cheapest."""
-    from orchestrator.planning.graph.comparisons import METHOD
+    from orchestrator.planning.estimate.power import METHOD
     from orchestrator.report.numbers import number
 
     noise, unit = answer.noise, _unit(metric)

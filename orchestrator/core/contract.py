@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from orchestrator.core.activity import RankActivity
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import JobKind as JobKind  # noqa: PLC0414 - part of the contract
 
 if TYPE_CHECKING:
     from orchestrator.storage.protocol import ObjectStore
@@ -23,23 +24,6 @@ ENTRY_POINT = "workloads.run:execute"
 """The one function of the data plane that backends call, by name, inside a runner."""
 MISSING_DATA: Final = "missing"
 """See ``Execution.data_location``."""
-
-
-class JobKind(StrEnum):
-    """What a job does; the first part of its name and key."""
-
-    DATASET = "dataset"
-    INDEX = "index"
-    EMBED = "embed"
-    CLUSTER = "cluster"
-    LABELS = "labels"
-    PRETRAIN = "pretrain"
-    FINETUNE = "finetune"
-    PROBE = "probe"
-    KNN = "knn"
-    SEARCH = "search"
-    ANALYZE = "analyze"
-    THEORY = "theory"
 
 
 class Outcome(StrEnum):

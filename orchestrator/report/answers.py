@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.planning.graph.comparisons import ALPHA
+from orchestrator.planning.estimate.power import ALPHA
 from orchestrator.report.family import Family
 from orchestrator.report.numbers import (
     MISSING,

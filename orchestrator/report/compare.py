@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.core.errors import UsageError, UserError
-from orchestrator.planning.graph.comparisons import METHOD
+from orchestrator.planning.estimate.power import METHOD
 from orchestrator.report.compared import values_of
 from orchestrator.report.family import corrected, within
 from orchestrator.report.numbers import MISSING, bounds_of, count, family_interval, number, p_text, plus_minus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.planning.graph.comparisons import Comparisons
+from orchestrator.planning.estimate.power import Comparisons
 from orchestrator.report.family import Family, corrected, within
 from orchestrator.report.intervals import MetricRange
 from orchestrator.report.pooled import PooledFit, complete, p_all_pairs, p_many_to_one, two_way

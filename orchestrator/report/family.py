@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.planning.graph.comparisons import ALPHA, CONFIDENCE, METHOD, Comparisons
+from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, METHOD, Comparisons
 from orchestrator.report.intervals import MetricRange
 from orchestrator.report.pooled import PooledFit
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from orchestrator.core.job_kinds import TRANSFER_KINDS
 from orchestrator.planning.graph.plan import Job
-from orchestrator.report.inputs import TRANSFER_KINDS
 from orchestrator.report.results import Place
 from orchestrator.report.statistics import SeedPair
 

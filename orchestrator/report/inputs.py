@@ -7,16 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
+from orchestrator.core.job_kinds import TIMED_KINDS
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD
 
-TRANSFER_KINDS = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN})
-REPORTED_KINDS = TRANSFER_KINDS | {JobKind.LABELS, JobKind.PRETRAIN}
-TIMED_KINDS = REPORTED_KINDS | {JobKind.EMBED, JobKind.SEARCH}
 _NUM_READERS = 32
 """Requests in flight to a server: each waits some 20 ms for its answer."""
 _NUM_READERS_OF_FILES = 4

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.planning.graph.comparisons import CONFIDENCE
+from orchestrator.planning.estimate.power import CONFIDENCE
 
 _NO_SPREAD = 1e-12
 """Relative to the values: what is left of a spread of zero after rounding."""

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import CorruptObjectError
+from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Job
 from orchestrator.report.history import read_epochs_and_metrics
-from orchestrator.report.inputs import TRANSFER_KINDS, map_in_threads
+from orchestrator.report.inputs import map_in_threads
 from orchestrator.report.numbers import is_fraction
 from orchestrator.storage.protocol import ObjectStore
 
-TRAINED_KINDS = TRANSFER_KINDS | {JobKind.PRETRAIN}
 _MAX_NUMBERS = 400_000
 """Values over all curves: about 4 MB of JSON, as much as plotly itself."""
 _MIN_POINTS, _MAX_POINTS = 8, 200
@@ -39,7 +38,7 @@ class Learning:
 
 def read_learning(store: ObjectStore, jobs: Iterable[Job]) -> Learning:
     """Errors and losses over the epochs of every training run that reported any, running ones included."""
-    trained = [job for job in jobs if job.kind in TRAINED_KINDS]
+    trained = [job for job in jobs if job.kind in RESULT_KINDS]
     # Curves at once and not lines: of thousands of runs only the numbers are kept, not an object per step.
     read = map_in_threads(store, lambda job: _read_curves(store, job.key), trained)
     curves = {job.name: some for job, some in zip(trained, read, strict=True) if some}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from orchestrator.core.job_kinds import TIMED_KINDS, TRANSFER_KINDS
 from orchestrator.planning.estimate.costs import PriceTable
-from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.published import Published
-from orchestrator.report.inputs import TIMED_KINDS, TRANSFER_KINDS, Committed
+from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.report.inputs import Committed
 from orchestrator.report.results import Criterion, Facet, Report, Table
 from orchestrator.state.job_view import JobView
 

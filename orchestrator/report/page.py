@@ -8,9 +8,10 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.answers import answers
-from orchestrator.report.learning import TRAINED_KINDS, Curve, Learning
+from orchestrator.report.learning import Curve, Learning
 from orchestrator.report.numbers import MISSING, count, family_interval, is_fraction, mean_interval
 from orchestrator.report.plain import fields_of, json_text
 from orchestrator.report.results import Ablation, AblationCell, Report, Row, Table
@@ -182,7 +183,7 @@ def _runs(report: Report, plan: Plan, links: Mapping[str, str]) -> list[dict[str
         for result in (*row.results, *row.others)
     }
     values = {**report.backbones, **transfers}
-    jobs = [job for job in plan.jobs if job.kind in TRAINED_KINDS]
+    jobs = [job for job in plan.jobs if job.kind in RESULT_KINDS]
     return [
         {
             **{name: job.facets[name] for name in _FACETS if name in job.facets},

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.planning.estimate.power import Design, Noise, power_of
-from orchestrator.planning.graph.comparisons import Comparisons
+from orchestrator.planning.estimate.power import Comparisons, Design, Noise, power_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

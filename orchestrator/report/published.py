@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.planning.graph.published import Published
+from orchestrator.planning.graph.plan import Published
 from orchestrator.report.results import Place
 
 _Address = tuple[str, str, str, str, str, str]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.planning.graph.published import Published
+from orchestrator.planning.graph.plan import Published
 from orchestrator.report.results import Compute, Place, Report, Row, Table
 from orchestrator.report.statistics import PairedDifference, Summary
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from orchestrator.core.job_kinds import REPORTED_KINDS
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.ablations import build_ablations
 from orchestrator.report.curves import draw_curve, encode_png, encode_svg
 from orchestrator.report.grouping import group_transfers
-from orchestrator.report.inputs import REPORTED_KINDS, Committed, read_committed
+from orchestrator.report.inputs import Committed, read_committed
 from orchestrator.report.notes import notes_on, notes_on_costs, notes_on_statistics
 from orchestrator.report.plain import json_text
 from orchestrator.report.records import ablation_records, comparison_records, result_records, run_records

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from orchestrator.planning.graph.published import Published
+from orchestrator.planning.graph.plan import Published
 from orchestrator.report.family import Family
 from orchestrator.report.searches import SearchReport
 from orchestrator.report.statistics import PairedDifference, SeedPair, Summary

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
-from orchestrator.planning.graph.comparisons import CONFIDENCE
+from orchestrator.planning.estimate.power import CONFIDENCE
 from orchestrator.report.family import holm
 from orchestrator.report.plain import fields_of, json_ready
 from orchestrator.report.statistics import SeedPair

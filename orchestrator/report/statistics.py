@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.planning.graph.comparisons import CONFIDENCE
+from orchestrator.planning.estimate.power import CONFIDENCE
 from orchestrator.report.intervals import Estimate, estimate_columns
 from orchestrator.report.variance import VarianceComponents, variance_components
 

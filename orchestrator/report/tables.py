@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.compared import compared
 from orchestrator.report.grouping import Cells, Grouped, backbones_of, headline_places, seeds_of
-from orchestrator.report.inputs import TRANSFER_KINDS, Committed
+from orchestrator.report.inputs import Committed
 from orchestrator.report.numbers import bounds_of
 from orchestrator.report.published import PublishedIndex
 from orchestrator.report.results import Compute, Criterion, OnePass, Place, Result, Row, Table
@@ -64,8 +65,7 @@ class TableBuilder:
 
     def absent(self) -> dict[str, str]:
         """Why backbones and transfers have no result, by job."""
-        kinds = TRANSFER_KINDS | {JobKind.PRETRAIN}
-        jobs = [job for job in self._plan.jobs if job.kind in kinds]
+        jobs = [job for job in self._plan.jobs if job.kind in RESULT_KINDS]
         return {job.name: why for job in jobs if (why := self._why_absent(job)) is not None}
 
     def backbones(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc_layout import forgotten_name
 from orchestrator.retention.gc_pins import checkpoints_among, read_pins, split_reference
 from orchestrator.retention.gc_rules import Roots
-from orchestrator.search.kept import kept_trials
+from orchestrator.search.log import kept_trials
 from orchestrator.state.events import decode_event
 from orchestrator.state.fold import fold
 from orchestrator.state.snapshot import Snapshot

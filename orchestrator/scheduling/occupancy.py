@@ -7,10 +7,11 @@ from functools import cached_property
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import KINDS
 from orchestrator.scheduling.preemption import Candidate, lost_work, may_make_room
 from orchestrator.scheduling.site import Site
 from orchestrator.state.amounts import NOTHING, Amount, plus, times
-from orchestrator.state.durations import DEFAULT_S, RESTART_S, SAVES, expected_end_s
+from orchestrator.state.durations import RESTART_S, expected_end_s
 from orchestrator.state.holdings import Held
 from orchestrator.state.reservations import Ending
 from orchestrator.state.room import Room, Spread
@@ -70,7 +71,7 @@ class Occupancy:
                     demand=held.demand,
                     spread=spread,
                     priority=priority,
-                    lost=lost_work(held, saves=kind in SAVES, now=self._now),
+                    lost=lost_work(held, saves=KINDS[kind].saves, now=self._now),
                 )
 
     def promised_gpu_hours(self, index: SweepIndex) -> float:
@@ -161,7 +162,7 @@ class Occupancy:
             end_s, sure_end_s = self._now + RESTART_S, self._now
         else:
             place = index.places.get(attempt.job, -1)
-            total_s = DEFAULT_S[index.jobs[place].kind] if view is None else index.left_s(place)
+            total_s = KINDS[index.jobs[place].kind].default_s if view is None else index.left_s(place)
             if place >= 0:
                 total_s *= held.demand.slowdown(index.demands[place])
             remaining_s = self._remaining_s.get(attempt.attempt_id)

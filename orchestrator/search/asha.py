@@ -15,7 +15,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AshaRule:
     """``grace_epochs`` is the first rung; each further one is ``reduction`` times as far, before ``max_epochs``."""
 
     grace_epochs: float
@@ -33,7 +33,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RungVerdict:
     """What is decided at a rung."""
 
     rung: float
@@ -56,7 +56,7 @@ class Ladder:
         """By rung, the value of each trial that reached it."""
         return self._values
 
-    def judge(self, trial: int, epoch: float, value: float) -> Verdict | None:
+    def judge(self, trial: int, epoch: float, value: float) -> RungVerdict | None:
         """Take a trial's value at an epoch; None where it says nothing new: before a rung, or at one judged already."""
         reached = [rung for rung in self._values if rung <= epoch and trial not in self._values[rung]]
         if not reached:
@@ -69,7 +69,7 @@ class Ladder:
         self._values[rung][trial] = value
         cutoff = cutoff_of(others, self._reduction)
         goes_on = cutoff is None or value <= cutoff
-        return Verdict(rung=rung, goes_on=goes_on, cutoff=cutoff, num_before=len(others))
+        return RungVerdict(rung=rung, goes_on=goes_on, cutoff=cutoff, num_before=len(others))
 
 
 def cutoff_of(values: Sequence[float], reduction: float) -> float | None:

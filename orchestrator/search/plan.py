@@ -13,16 +13,13 @@ from orchestrator.core.contract import JobKind, JobRequest
 from orchestrator.core.errors import UserError
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.identity import make_identity
-from orchestrator.search.asha import Rule
-from orchestrator.search.samplers import InOrder, OptunaSampler, RandomSampler, Sampler
-from orchestrator.search.space import Space
+from orchestrator.planning.graph.transfers import LABEL_SPACE
+from orchestrator.search.asha import AshaRule
+from orchestrator.search.samplers import InOrder, OptunaSampler, RandomSampler, Sampler, Space
 from orchestrator.sweepfile.recipe_book import over_base
 from orchestrator.sweepfile.recipe_rules import ignored_fields
 from orchestrator.sweepfile.schema_probe import TRAINING, schema_of
 from orchestrator.sweepfile.schema_recipe import RecipeSpec
-
-LABEL_SPACE = "label_space"
-"""The one dimension of a search over label spaces."""
 
 
 class Over(StrEnum):
@@ -78,12 +75,12 @@ class SearchPlan:
         return float(max(varied[0]) if varied else self.template["parameters"]["recipe"].get("epochs", 0.0))
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> AshaRule | None:
         """By what trials are stopped; None where all run to their end."""
         if self.algorithm != "asha":
             return None
         grace, reduction = self.options["grace_epochs"], self.options["reduction"]
-        return Rule(grace_epochs=grace, reduction=reduction, max_epochs=self.max_epochs)
+        return AshaRule(grace_epochs=grace, reduction=reduction, max_epochs=self.max_epochs)
 
     def sampler(self) -> Sampler:
         """Who proposes trials. Raises ``UserError`` where its library is missing."""

@@ -17,7 +17,7 @@ from orchestrator.core.contract import (
     Watch,
 )
 from orchestrator.core.errors import PreemptedError
-from orchestrator.search.commit import commit_search
+from orchestrator.search.outcome import commit_search
 from orchestrator.search.study import Study, TrialTask
 from orchestrator.storage.artifacts import is_committed, read_record
 

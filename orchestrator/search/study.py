@@ -5,31 +5,34 @@ Everything that is decided is in the log before it takes effect; whoever reads t
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.contract import Evaluation, JobFailure, JobRequest, JobResult
-from orchestrator.core.errors import FailureKind, StorageError, UserError
+from orchestrator.core.errors import FailureKind, PreconditionFailedError, StorageError, UserError
 from orchestrator.search.asha import Ladder
-from orchestrator.search.attempts import allocate_trial_attempt
-from orchestrator.search.events import (
-    Asked,
-    Completed,
-    Failed,
-    Lost,
+from orchestrator.search.log import (
     SearchEvent,
-    Started,
-    Stopped,
-    Told,
+    SearchLog,
+    TrialAsked,
+    TrialCompleted,
+    TrialFailed,
+    TrialLost,
+    TrialStarted,
+    TrialStopped,
+    TrialTold,
     TrialView,
     apply_search_event,
 )
-from orchestrator.search.log import SearchLog
 from orchestrator.search.plan import SearchPlan
 from orchestrator.search.samplers import Answered
+from orchestrator.storage.layout import attempt_name, attempts_folder
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import seal
 from orchestrator.storage.trials import Trial, TrialState, write_trial
 
 MOST_LOSSES = 3
@@ -37,6 +40,25 @@ MOST_LOSSES = 3
 _FINAL = frozenset({FailureKind.USER_ERROR, FailureKind.NUMERICS, FailureKind.OUT_OF_MEMORY, FailureKind.BAD_DATA})
 """Failures that a trial would meet again: they are its answer. Of any other kind another attempt may do."""
 _LOG = logging.getLogger(__name__)
+
+
+def allocate_trial_attempt(store: ObjectStore, search: JobRequest, key: str, trial: int) -> int:
+    """Take the next attempt number of a trial's key; numbers start at 1.
+
+    Trials are jobs like any other: over all searches and sweeps the numbers differ.
+    """
+    taken = store.list_children(attempts_folder(key))
+    number = 1 + max((int(name.removesuffix(".json")) for name in taken), default=0)
+    document = {"sweep": search.sweep, "job": f"{search.job}#{trial}", "search": search.attempt_id}
+    while True:
+        name = attempt_name(key, number)
+        content = json.dumps({**document, "nonce": secrets.token_hex(8)}).encode()
+        try:
+            store.put_if_absent(name, seal(name, content))
+        except PreconditionFailedError:
+            number += 1
+        else:
+            return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +116,7 @@ class Study:
         number = waiting[0]
         view = self._state[number]
         attempt = allocate_trial_attempt(self._store, self.request, view.key, number)
-        self._write(Started(trial=number, at_s=self._clock(), attempt=attempt))
+        self._write(TrialStarted(trial=number, at_s=self._clock(), attempt=attempt))
         self._running.add(number)
         request = self.plan.request_of(self.request, view.params, number, attempt)
         rungs = (*(rung for rung in self._rungs if number not in self._ladder.values[rung]), self.plan.max_epochs)
@@ -112,7 +134,7 @@ class Study:
             return False
         if evaluation.epoch in view.values:
             return True
-        told = Told(
+        told = TrialTold(
             trial=number,
             at_s=self._clock(),
             step=evaluation.step,
@@ -141,7 +163,7 @@ class Study:
         if isinstance(outcome, JobResult):
             self._complete(number, outcome, spent_s)
         elif outcome.kind in _FINAL or (outcome.kind is FailureKind.UNKNOWN and self._is_last_try(number)):
-            self._write(Failed(trial=number, at_s=self._clock(), kind=outcome.kind, message=outcome.message))
+            self._write(TrialFailed(trial=number, at_s=self._clock(), kind=outcome.kind, message=outcome.message))
         else:
             self.lose(number, f"{outcome.kind}: {outcome.message}", is_fault=outcome.kind is not FailureKind.PREEMPTED)
 
@@ -152,7 +174,7 @@ class Study:
     def lose(self, number: int, reason: str, *, is_fault: bool = True) -> None:
         """An attempt at a trial was cut off. Raises ``TrialsLostError`` when that happens too often."""
         self._running.discard(number)
-        self._write(Lost(trial=number, at_s=self._clock(), reason=reason))
+        self._write(TrialLost(trial=number, at_s=self._clock(), reason=reason))
         self._losses[number] = self._losses.get(number, 0) + is_fault
         if self._losses[number] >= MOST_LOSSES:
             message = f"trial {number} of {self.request.job} was cut off {MOST_LOSSES} times, at last: {reason}; "
@@ -186,7 +208,7 @@ class Study:
         told = self._state[number].value
         value = told if self.plan.probe and told is not None else self._value_of(result.metrics)
         metrics = _finite(result.metrics)
-        self._write(Completed(trial=number, at_s=self._clock(), value=value, metrics=metrics, spent_s=spent_s))
+        self._write(TrialCompleted(trial=number, at_s=self._clock(), value=value, metrics=metrics, spent_s=spent_s))
 
     def _is_last_try(self, number: int) -> bool:
         return self._losses.get(number, 0) + 1 >= MOST_LOSSES
@@ -199,11 +221,11 @@ class Study:
         while (number := len(self._state)) < self.num_trials:
             params = self._sampler.ask(number, [view.params for view in self.trials], self._answered())
             try:
-                asked = Asked(trial=number, at_s=self._clock(), key=self.plan.key_of(params), params=params)
+                asked = TrialAsked(trial=number, at_s=self._clock(), key=self.plan.key_of(params), params=params)
             except UserError as error:
                 now = self._clock()
-                refused = Failed(trial=number, at_s=now, kind=FailureKind.USER_ERROR, message=str(error))
-                self._write(Asked(trial=number, at_s=now, key="", params=params), refused)
+                refused = TrialFailed(trial=number, at_s=now, kind=FailureKind.USER_ERROR, message=str(error))
+                self._write(TrialAsked(trial=number, at_s=now, key="", params=params), refused)
             else:
                 self._write(asked)
                 return number
@@ -217,11 +239,11 @@ class Study:
             if view.state is not TrialState.RUNNING
         ]
 
-    def _judged(self, told: Told) -> Stopped | None:
+    def _judged(self, told: TrialTold) -> TrialStopped | None:
         verdict = self._ladder.judge(told.trial, told.epoch, told.value)
         if verdict is None or verdict.goes_on or told.epoch >= self.plan.max_epochs:
             return None
-        return Stopped(
+        return TrialStopped(
             trial=told.trial,
             at_s=told.at_s,
             rung=told.epoch,
@@ -246,7 +268,7 @@ class Study:
     def _take(self, event: SearchEvent) -> None:
         """An event of the log; the ladder follows what was told, whatever came of it."""
         self._state = apply_search_event(self._state, event)
-        if isinstance(event, Told):
+        if isinstance(event, TrialTold):
             self._ladder.judge(event.trial, event.epoch, event.value)
 
     def _show(self, numbers: Sequence[int]) -> None:

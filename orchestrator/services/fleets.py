@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError
-from orchestrator.planning.estimate.makespan import Fleet
+from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.stack.answers import check_answers
 
 DEFAULT_GPUS_PER_NODE = 8

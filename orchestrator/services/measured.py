@@ -6,9 +6,9 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.planning.estimate.history import History, Measurement, index_size, measure
+from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS, JobKind
+from orchestrator.planning.estimate.history import Measurement, SpeedHistory, index_size, measure
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.asking import ask_all
 from orchestrator.services.look_up import Seen, read_seen
@@ -19,19 +19,10 @@ DEADLINE_S = 10.0
 _PER_MODEL = 24
 _PER_KIND = 24
 """Records read of a kind: of each model of the plan, and of any, for models that have none."""
-_MEASURED = (
-    JobKind.DATASET,
-    JobKind.INDEX,
-    JobKind.LABELS,
-    JobKind.EMBED,
-    JobKind.PRETRAIN,
-    JobKind.FINETUNE,
-    JobKind.PROBE,
-)
 _UNREADABLE = re.compile(r"[^a-z0-9]+")
 
 
-def history_of(plan: Plan, known: Mapping[str, Seen], *, deadline_s: float = DEADLINE_S) -> History:
+def history_of(plan: Plan, known: Mapping[str, Seen], *, deadline_s: float = DEADLINE_S) -> SpeedHistory:
     """What results of a plan's store say about its jobs; empty if the store cannot be asked in time.
 
     Args:
@@ -49,17 +40,19 @@ def history_of(plan: Plan, known: Mapping[str, Seen], *, deadline_s: float = DEA
     return make_history([*known.values(), *(seen for seen in more.values() if seen is not None)])
 
 
-def make_history(records: Iterable[Seen]) -> History:
+def make_history(records: Iterable[Seen]) -> SpeedHistory:
     """From records, in any order."""
     seen = list(records)
     found = (measure(record.identity, record.metrics, record.summary) for record in seen)
     measurements: list[Measurement] = [measurement for measurement in found if measurement is not None]
     sizes = {record.key: index_size(record.metrics) for record in seen if record.identity.get("kind") == JobKind.INDEX}
-    return History(measurements, sizes)
+    return SpeedHistory(measurements, sizes)
 
 
 def _sample(store: ObjectStore, plan: Plan, known: Mapping[str, Seen], until_s: float) -> dict[str, Seen | None]:
-    kinds = [kind.value for kind in _MEASURED if any(job.kind is kind for job in plan.jobs)]
+    kinds = [
+        kind.value for kind, row in KINDS.items() if row.is_measured and any(job.kind is kind for job in plan.jobs)
+    ]
     kinds = sorted({*kinds, *_trained_alike(kinds)})
     listed = ask_all(lambda kind: store.list_children(f"artifacts/{kind}/"), kinds, deadline_s=until_s)
     wanted: set[str] = set()
@@ -72,7 +65,7 @@ def _sample(store: ObjectStore, plan: Plan, known: Mapping[str, Seen], until_s: 
 
 def _trained_alike(kinds: Sequence[str]) -> list[str]:
     """A pretraining tells about fine-tuning, and the other way round."""
-    both = [JobKind.PRETRAIN.value, JobKind.FINETUNE.value]
+    both = sorted(kind.value for kind in BACKBONE_TRAINING_KINDS)
     return both if set(both) & set(kinds) else []
 
 

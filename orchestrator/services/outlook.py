@@ -9,20 +9,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.core.contract import JobKind
-from orchestrator.planning.estimate.budget import refusals
 from orchestrator.planning.estimate.costs import PriceTable
-from orchestrator.planning.estimate.critical_path import CriticalPath, critical_path
-from orchestrator.planning.estimate.estimates import Estimates, estimate
+from orchestrator.planning.estimate.estimates import Estimates, estimate, refusals
+from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule
 from orchestrator.planning.estimate.history import ModelError
-from orchestrator.planning.estimate.makespan import Fleet, Makespan, list_schedule
 from orchestrator.planning.estimate.power import weak_designs
 from orchestrator.planning.estimate.volumes import DatasetSize
-from orchestrator.planning.graph.class_mixing import sorted_shards
-from orchestrator.planning.graph.clusters import long_clusterings
-from orchestrator.planning.graph.declared_counts import miscounted
+from orchestrator.planning.graph.data_checks import long_clusterings, miscounted, missing_datasets, sorted_shards
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
-from orchestrator.planning.graph.sources import missing_datasets
 from orchestrator.services.look_up import Found, look_up
 from orchestrator.services.measured import history_of
 from orchestrator.sweepfile.model import Sweep

@@ -10,8 +10,7 @@ from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import Estimates, estimate
-from orchestrator.planning.estimate.power import TARGET_POWER, Design, Noise, power_of, seeds_needed
-from orchestrator.planning.graph.comparisons import Comparisons
+from orchestrator.planning.estimate.power import TARGET_POWER, Comparisons, Design, Noise, power_of, seeds_needed
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.compared import values_of
 from orchestrator.report.grouping import group_transfers, seeds_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, StorageTimeoutError, UsageError
-from orchestrator.planning.graph.explain import FieldChange, causes, nearest
+from orchestrator.planning.graph.diff import FieldChange, causes, nearest
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.asking import ask_all
 from orchestrator.services.look_up import Seen, read_seen

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.planning.estimate.estimates import estimate
-from orchestrator.planning.estimate.eta import TimeLeft, time_left
-from orchestrator.planning.estimate.makespan import Fleet
+from orchestrator.planning.estimate.eta import Fleet, TimeLeft, time_left
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.measured import history_of
 from orchestrator.state.snapshot import Snapshot

@@ -1,6 +1,5 @@
 """The real controller, scheduler, journal and store code on virtual time."""
 
-from orchestrator.simulation.forecast import Assumptions, Forecast, forecast
-from orchestrator.simulation.loop import ControllerLoop, Pace
+from orchestrator.simulation.forecast import Assumptions, ControllerLoop, Forecast, Pace, forecast
 
 __all__ = ["Assumptions", "ControllerLoop", "Forecast", "Pace", "forecast"]

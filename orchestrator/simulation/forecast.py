@@ -2,37 +2,253 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
 from orchestrator.backends.simulated import (
+    Alarm,
     ClusterSpec,
     Hazards,
+    JobWork,
     SimulatedBackend,
     SimulatedCluster,
     Span,
     VirtualClock,
 )
+from orchestrator.backends.simulated.attempt import young_interval_s
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.controller.controller import Controller
-from orchestrator.core.errors import ControllerError
-from orchestrator.planning.graph.plan import Plan
-from orchestrator.simulation.loop import ControllerLoop, Pace
-from orchestrator.simulation.precommit import commit_jobs
-from orchestrator.simulation.works import Assumptions, Workload
+from orchestrator.core.contract import JobRequest
+from orchestrator.core.errors import ControllerError, UserError
+from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.limits import AttemptLimits, PreflightRule
 from orchestrator.testing.memory_store import MemoryStore
 
-__all__ = ["Assumptions", "Forecast", "forecast"]
-
+_SAVING = TRAINING_KINDS | {JobKind.EMBED}
+"""Kinds whose attempts lose only what follows their newest checkpoint, or their newest part."""
 CLUSTER = "forecast"
 _MAX_ROUNDS_OF_A_SWEEP = 20_000
 """What waits for the next round waits half a pause: a sweep becomes longer by about one part in as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What the durations of jobs do not say. Seconds."""
+
+    cold_start_s: float = 15.0
+    """From placement to the first step of a job with GPUs where a process, or each worker of a gang, starts: imports,
+    data, compilation. The durations of jobs contain it once."""
+    cpu_start_s: float = 1.0
+    """The same of a job without GPUs."""
+    warm_start_s: float = 1.0
+    """The same on a runner that is up."""
+    checkpoint_stall_s: float = 0.5
+    """For how long a checkpoint holds up training: one copy of the state in memory, 0.1 s per GB. Small states take
+    less: never more than a hundredth of the interval."""
+    stop_s: float = 5.0
+    """From a stop to the end of an attempt."""
+    mtbf_s: float = 0.0
+    """Where above 0: attempts save as often as Young's formula says for this mean time between failures of one node,
+    unless their job asks for an interval of its own."""
+
+
+class Workload:
+    """The work of every job of a plan."""
+
+    def __init__(self, plan: Plan, durations_s: Mapping[str, float], assumptions: Assumptions) -> None:
+        self._jobs = plan.by_name()
+        self._durations_s = durations_s
+        self._assumptions = assumptions
+        self._done: frozenset[str] = frozenset()
+
+    def leave_out(self, keys: Collection[str]) -> None:
+        """Jobs that are done take no time."""
+        self._done = frozenset(keys)
+
+    def work_of(self, request: JobRequest) -> JobWork:
+        """What an attempt at a job does; its checkpoints follow the request, which knows how often attempts die."""
+        assumed, duration_s = self._assumptions, self._durations_s.get(request.job, 0.0)
+        mtbf_s = request.execution.checkpoint_mtbf_s or assumed.mtbf_s
+        every_s = 0.0
+        if request.kind in _SAVING:
+            by_epochs_s = _epochs_interval_s(self._jobs[request.job], duration_s)
+            every_s = young_interval_s(assumed.checkpoint_stall_s, mtbf_s) if mtbf_s else by_epochs_s
+            every_s = min(every_s, duration_s)
+        start_s = self._start_s(self._jobs[request.job])
+        return JobWork(
+            work_s=duration_s - start_s,
+            checkpoint_every_s=every_s,
+            checkpoint_stall_s=min(assumed.checkpoint_stall_s, 0.01 * every_s),
+            cold_start_s=start_s,
+            warm_start_s=min(assumed.warm_start_s, start_s),
+            stop_s=assumed.stop_s,
+        )
+
+    def lower_bound_s(self, spec: ClusterSpec) -> float:
+        """Seconds below which no schedule gets, even on a cluster that never fails and where every runner is warm."""
+        left = [job for job in self._jobs.values() if job.key not in self._done]
+        bounds = [self._critical_path_s(left)]
+        groups = spec.groups
+        for resource in ("gpus", "cpus"):
+            has = sum(group.count * getattr(group.shape, resource) for group in groups)
+            # Jobs with one key run once.
+            asked = {job.key: getattr(job.resources, resource) * self._least_s(job) for job in left}
+            bounds.append(sum(asked.values()) / has if has else 0.0)
+        return max(bounds)
+
+    def _critical_path_s(self, jobs: list[Job]) -> float:
+        ends: dict[str, float] = {}
+        for job in jobs:
+            begin_s = max((ends.get(need, 0.0) for need in job.needs), default=0.0)
+            ends[job.name] = begin_s + self._least_s(job)
+        return max(ends.values(), default=0.0)
+
+    def _start_s(self, job: Job) -> float:
+        """How much of a job's duration is its start where no process is up."""
+        assumed = self._assumptions
+        cold_s = assumed.cold_start_s if job.resources.gpus else assumed.cpu_start_s
+        return min(cold_s, self._durations_s.get(job.name, 0.0))
+
+    def _least_s(self, job: Job) -> float:
+        """Of a job, at best: gangs always start anew, anything else may find a warm runner."""
+        start_s = self._start_s(job)
+        warm_s = start_s if job.execution.num_workers > 1 else min(self._assumptions.warm_start_s, start_s)
+        return self._durations_s[job.name] - start_s + warm_s
+
+
+def _epochs_interval_s(job: Job, duration_s: float) -> float:
+    """Seconds between checkpoints at the ends of epochs, or after as many steps as the job asks for."""
+    recipe = job.identity.get("parameters", {}).get("recipe") or {}
+    epochs = recipe.get("epochs") or 0
+    if not epochs or not math.isfinite(epochs):
+        return duration_s / 10.0
+    return duration_s * min(1.0, job.execution.checkpoint_every_epochs / epochs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds between two rounds: ``busy_s`` after one that changed something, and longer and longer after others."""
+
+    busy_s: float = 0.05
+    """Also from news of the backend to the round that takes it."""
+    idle_s: float = 1.0
+    growth: float = 2.0
+
+    def after(self, pause_s: float, *, has_changed: bool) -> float:
+        """The pause after a round that followed a pause of ``pause_s``."""
+        return self.busy_s if has_changed else min(self.idle_s, max(self.busy_s, pause_s * self.growth))
+
+
+class ControllerLoop:
+    """One controller and its rounds. Give ``news`` to the cluster as ``on_news``."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        controller: Controller,
+        pace: Pace,
+        *,
+        on_round: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._clock = clock
+        self._controller = controller
+        self._pace = pace
+        self._on_round = on_round
+        self._pause_s = pace.busy_s
+        self._alarm: Alarm | None = None
+        self.num_rounds = 0
+        self._arm()
+
+    def news(self) -> None:
+        """Something happened: the next round comes soon."""
+        self._pause_s = self._pace.busy_s
+        if self._alarm is None or self._alarm.at_s > self._clock() + self._pause_s:
+            self._arm()
+
+    def stop(self) -> None:
+        """No further rounds."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _arm(self) -> None:
+        self.stop()
+        self._alarm = self._clock.after(self._pause_s, self._turn)
+
+    def _turn(self) -> None:
+        self.num_rounds += 1
+        has_changed = self._controller.tick()
+        self._pause_s = self._pace.after(self._pause_s, has_changed=has_changed)
+        self._arm()
+        self._on_round()
+
+
+def commit_jobs(store: ObjectStore, jobs: Sequence[Job], now_s: float) -> None:
+    """Commit a tiny artifact for each job."""
+    for job in jobs:
+        request = JobRequest(
+            attempt_id=f"{job.key}.0",
+            attempt_number=0,
+            sweep="earlier",
+            job=job.name,
+            key=job.key,
+            kind=job.kind,
+            identity=job.identity,
+            store_uri=store.uri,
+        )
+        writer = ArtifactWriter(store, request)
+        writer.add("payload", job.key.encode())
+        writer.commit(now=now_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedPlans:
+    """One plan with the jobs of several; ``names`` say, for each of those plans, what its jobs are called in it."""
+
+    plan: Plan
+    names: tuple[Mapping[str, str], ...]
+
+
+def join_plans(plans: Sequence[Plan]) -> JoinedPlans:
+    """All jobs of some plans, those of one key once. A single plan keeps its names; else they begin with the sweep's.
+
+    The first plan's policy counts for all of it.
+
+    Raises:
+        UserError: a sweep is named twice.
+    """
+    titles = [plan.sweep for plan in plans]
+    if len(set(titles)) < len(titles):
+        raise UserError(f"the sweeps are {', '.join(titles)}; name each once")
+    if len(plans) == 1:
+        return JoinedPlans(plan=plans[0], names=({job.name: job.name for job in plans[0].jobs},))
+    by_key: dict[str, Job] = {}
+    names: list[dict[str, str]] = []
+    for plan in plans:
+        mine: dict[str, str] = {}
+        for job in plan.jobs:  # every job stands after those that it needs
+            known = by_key.get(job.key)
+            name = known.name if known else f"{plan.sweep}/{job.name}"
+            mine[job.name] = name
+            if known is None:
+                by_key[job.key] = replace(job, name=name, needs=tuple(mine[need] for need in job.needs))
+        names.append(mine)
+    study = replace(plans[0], sweep="+".join(titles), jobs=tuple(by_key.values()))
+    return JoinedPlans(plan=study, names=tuple(names))
+
+
+def imagined(plan: Plan) -> Plan:
+    """A plan of which nothing is read: data that are declared, and not there yet, keep no forecast from running."""
+    jobs = [replace(job, execution=replace(job.execution, data_location={})) for job in plan.jobs]
+    return replace(plan, jobs=tuple(jobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

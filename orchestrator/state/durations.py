@@ -1,37 +1,14 @@
-"""How long jobs take: estimates, corrected by what finished jobs of the same sort took. Pure."""
+"""How long jobs take: estimates, corrected by what finished jobs of the same class took. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import KINDS
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.job_view import Attempt, JobView
-
-Sort: TypeAlias = tuple[JobKind, str]
-"""Kind and model: jobs of one sort are misjudged alike."""
-
-DEFAULT_S: Mapping[JobKind, float] = {
-    JobKind.DATASET: 60.0,
-    JobKind.INDEX: 30.0,
-    JobKind.EMBED: 300.0,
-    JobKind.CLUSTER: 120.0,
-    JobKind.LABELS: 10.0,
-    JobKind.PRETRAIN: 3600.0,
-    JobKind.FINETUNE: 900.0,
-    JobKind.PROBE: 300.0,
-    JobKind.KNN: 60.0,
-    JobKind.SEARCH: 3600.0,
-    JobKind.ANALYZE: 60.0,
-    JobKind.THEORY: 60.0,
-}
-"""Seconds of a job that nobody has estimated; measured ratios soon correct them."""
-
-SAVES = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE, JobKind.SEARCH})
-"""Kinds that go on from a checkpoint when they are stopped."""
 
 RESTART_S = 60.0
 """What it costs to stop an attempt and to start its next one: saving, loading, warming up."""
@@ -45,19 +22,13 @@ _OVERRUN = 0.25
 _LEAST_OVERRUN_S = 30.0
 
 
-def sort_of(job: Job) -> Sort:
-    """Kind and model of a job; jobs without a model are told apart by kind alone."""
-    model = job.identity.get("parameters", {}).get("model")
-    return job.kind, str(model.get("name", "")) if isinstance(model, Mapping) else ""
-
-
 def estimate_s(job: Job, durations: Mapping[str, float]) -> float:
     """Seconds at full size, as estimated before anything ran."""
-    return max(0.001, durations.get(job.name, DEFAULT_S[job.kind]))
+    return max(0.001, durations.get(job.name, KINDS[job.kind].default_s))
 
 
 class Measured:
-    """Sums over finished jobs of one sort. In whole milliseconds: they come out the same in any order."""
+    """Sums over finished jobs of one class. In whole milliseconds: they come out the same in any order."""
 
     __slots__ = ("actual_ms", "estimated_ms", "num_jobs")
 
@@ -92,7 +63,7 @@ def correction(steps: int) -> float:
 def left_s(job: Job, view: JobView, full_s: float) -> float:
     """Seconds that the next attempt needs at full size: one that was stopped goes on from its checkpoint."""
     stopped = view.last_failure is not None and view.last_failure.kind in _STOPPED
-    if job.kind not in SAVES or not stopped:
+    if not KINDS[job.kind].saves or not stopped:
         return full_s
     return max(_LEAST_LEFT * full_s, full_s - view.ran_s)
 

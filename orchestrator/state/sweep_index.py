@@ -9,9 +9,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import DurationClass, Job, Plan
 from orchestrator.state.demand import Demand, Demands
-from orchestrator.state.durations import Measured, Sort, correction, estimate_s, left_s, longest_paths_ms, sort_of
+from orchestrator.state.durations import Measured, correction, estimate_s, left_s, longest_paths_ms
 from orchestrator.state.failure_counts import FailureCounts
 from orchestrator.state.holdings import Holdings
 from orchestrator.state.machines import Machines
@@ -68,10 +68,10 @@ class SweepIndex:
         """When an attempt of the sweep ended last."""
         self._unmet = [len(job.needs) for job in plan.jobs]
         self._lost = [0] * len(plan.jobs)
-        self._measured: dict[Sort, Measured] = {}
-        self._sorts = [sort_of(job) for job in plan.jobs]
+        self._measured: dict[DurationClass, Measured] = {}
+        self._classes = [job.duration_class for job in plan.jobs]
         self._estimates_s = [estimate_s(job, durations) for job in plan.jobs]
-        self._steps: dict[Sort, int] = {}
+        self._steps: dict[DurationClass, int] = {}
         self.full_s = list(self._estimates_s)
         """Seconds of each job at full size, corrected by what was measured."""
         self.paths_ms = longest_paths_ms(self.full_s, self.children)
@@ -192,20 +192,20 @@ class SweepIndex:
         if view.num_attempts:
             self.proven[demand] = self.proven.get(demand, 0) + count
         if view.state is JobState.SUCCEEDED and view.ran_s:
-            measured = self._measured.setdefault(self._sorts[place], Measured())
+            measured = self._measured.setdefault(self._classes[place], Measured())
             measured.add(view.ran_s, self._estimates_s[place], count)
         self.failures.count(job, view, count)
 
     def _correct(self) -> None:
-        steps = {sort: measured.steps for sort, measured in self._measured.items() if measured.steps}
+        steps = {alike: measured.steps for alike, measured in self._measured.items() if measured.steps}
         if steps == self._steps:
             return
         ready = [place for queue in self.queues.values() for _, place in queue]
         self._steps = steps
-        factors = {sort: correction(count) for sort, count in steps.items()}
+        factors = {alike: correction(count) for alike, count in steps.items()}
         self.endings = Remembered()
         self.full_s = [
-            estimate * factors.get(sort, 1.0) for estimate, sort in zip(self._estimates_s, self._sorts, strict=True)
+            estimate * factors.get(alike, 1.0) for estimate, alike in zip(self._estimates_s, self._classes, strict=True)
         ]
         self.paths_ms = longest_paths_ms(self.full_s, self.children)
         self.queues = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS
 from orchestrator.storage.open import check_store_uri
 from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
 from orchestrator.sweepfile.complaints import Complaints
@@ -36,19 +36,6 @@ from orchestrator.sweepfile.schema_datasets import MixtureSpec
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.survey import Surveys
 from orchestrator.sweepfile.timm_table import shipped_models
-
-_GROUPS = {
-    JobKind.DATASET: "data",
-    JobKind.INDEX: "data",
-    JobKind.EMBED: "embed",
-    JobKind.CLUSTER: "cluster",
-    JobKind.LABELS: "data",
-    JobKind.PRETRAIN: "pretrain",
-    JobKind.FINETUNE: "transfer",
-    JobKind.PROBE: "transfer",
-    JobKind.KNN: "transfer",
-    JobKind.SEARCH: "transfer",
-}
 
 
 def resolve_sweep(
@@ -129,6 +116,7 @@ class _Resolver:
         notify = resolve_notify(spec.notify)
         self._check_channels(notify)
         self._complaints.raise_any()
+        resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
         return Sweep(
             name=spec.name,
             datasets=datasets,
@@ -137,8 +125,8 @@ class _Resolver:
             transfer=transfer,
             baseline=baseline,
             metric=spec.report.metric,
-            resources={kind: resolve_resources(getattr(spec.resources, group)) for kind, group in _GROUPS.items()},
-            num_workers={kind: getattr(spec.resources, group).num_workers for kind, group in _GROUPS.items()},
+            resources={kind: resolve_resources(asked) for kind, asked in resources.items()},
+            num_workers={kind: asked.num_workers for kind, asked in resources.items()},
             compute=spec.compute.model_dump(),
             store=spec.store,
             tracking_uri=spec.tracking.uri,
@@ -186,7 +174,7 @@ class _Resolver:
             measured = [pretrain.model for pretrain in pretrains if pretrain.name in item.pretrains]
             for recipe in item.recipes:
                 check_resize(path, recipe, measured, self._complaints)
-            if item.protocol is not JobKind.FINETUNE:  # a probe trains no backbone
+            if item.protocol not in BACKBONE_TRAINING_KINDS:  # a probe trains no backbone
                 continue
             for model in {model.name: model for model in measured}.values():
                 for recipe in item.recipes:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
-from orchestrator.planning.graph.sharing import load_shared
+from orchestrator.planning.graph.plan import load_shared
 from orchestrator.state.codec import decode_value
 from orchestrator.state.events import Running
 from orchestrator.storage.bounds import PLAN_BYTES, check_writable

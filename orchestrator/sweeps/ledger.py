@@ -23,8 +23,7 @@ from orchestrator.core.errors import (
 from orchestrator.core.ids import sha256_hex
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.planning.graph.identity import has_its_key
-from orchestrator.planning.graph.plan import Plan
-from orchestrator.planning.graph.sharing import load_shared
+from orchestrator.planning.graph.plan import Plan, load_shared
 from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, decode_event, encode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.ids import canonical_json, sha256_hex
+from orchestrator.core.job_kinds import DATA_KINDS
 from orchestrator.metrics.machine import describe_machine
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.layout import plan_name, provenance_name, spec_name
@@ -21,7 +21,6 @@ from orchestrator.sweeps.inbox import Submit
 from orchestrator.sweeps.ledger import store_once
 
 VERSION = 1
-_DATA = frozenset({JobKind.DATASET, JobKind.INDEX})
 _SEED = "seed"
 
 
@@ -53,7 +52,9 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "code_versions": {job.kind.value: job.identity.get("code_version") for job in plan.jobs},
         "seeds": _seeds(plan),
         "datasets": {
-            job.name: {"key": job.key, **job.identity.get("parameters", {})} for job in plan.jobs if job.kind in _DATA
+            job.name: {"key": job.key, **job.identity.get("parameters", {})}
+            for job in plan.jobs
+            if job.kind in DATA_KINDS
         },
     }
 

@@ -7,9 +7,8 @@ import resource
 import sys
 import time
 
-from orchestrator.planning.estimate.critical_path import critical_path
 from orchestrator.planning.estimate.estimates import estimate
-from orchestrator.planning.estimate.makespan import list_schedule
+from orchestrator.planning.estimate.eta import critical_path, list_schedule
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.services.fleets import StatedCluster, stated_fleet
 from orchestrator.services.look_up import look_up

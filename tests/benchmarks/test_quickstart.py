@@ -20,8 +20,8 @@ from scipy import stats
 
 from orchestrator.controller.foreground import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
+from orchestrator.planning.estimate.power import ALPHA, Comparisons
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.planning.graph.comparisons import ALPHA, Comparisons
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep

@@ -18,8 +18,7 @@ from orchestrator.controller.controller import Controller
 from orchestrator.controller.foreground import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.simulation.loop import ControllerLoop, Pace
-from orchestrator.simulation.works import Assumptions, Workload
+from orchestrator.simulation.forecast import Assumptions, ControllerLoop, Pace, Workload
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.layout import journal_folder, snapshots_folder
 from orchestrator.storage.local import LocalStore

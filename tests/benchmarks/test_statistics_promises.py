@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.planning.estimate.power import Design, power_of, smallest_difference
-from orchestrator.planning.graph.comparisons import Comparisons
+from orchestrator.planning.estimate.power import Comparisons, Design, power_of, smallest_difference
 from orchestrator.report.samples import NetworkPair, compare_samples
 from orchestrator.report.statistics import SeedPair
 from orchestrator.storage.sample_outcomes import SampleOutcomes

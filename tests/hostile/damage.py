@@ -35,8 +35,7 @@ from orchestrator.retention.gc_rules import Reason
 from orchestrator.retention.gc_trash import Tombstone, Trash
 from orchestrator.retention.retention import forget, is_forgotten
 from orchestrator.retention.sweep_check import check_sweep
-from orchestrator.search.events import Asked
-from orchestrator.search.log import SearchLog, read_search
+from orchestrator.search.log import SearchLog, TrialAsked, read_search
 from orchestrator.services.look_up import read_seen
 from orchestrator.state.budgets import Cap
 from orchestrator.storage.artifacts import read_record
@@ -175,7 +174,7 @@ def _write_the_rest(store: MemoryStore, plan: Any, message_id: str) -> None:
     add_pin(store, Pin(name="best", keys=(plan.jobs[0].key,), created_at_s=1.0))
     stone = Tombstone(unit="artifacts/x/y/", reason=Reason.ABANDONED_JOB, key="x-y", at_s=1.0, num_bytes=3)
     Trash(store, "run").bury([stone])
-    SearchLog(store, "search-lr-0").append([Asked(trial=0, at_s=1.0, key="pretrain-a-0", params={"lr": 0.1})])
+    SearchLog(store, "search-lr-0").append([TrialAsked(trial=0, at_s=1.0, key="pretrain-a-0", params={"lr": 0.1})])
     memory = MemoryFile(store, SWEEP, "http://tracking")
     for number in (1, 2):
         memory.load()

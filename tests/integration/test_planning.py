@@ -20,7 +20,7 @@ from orchestrator.api import Where
 from orchestrator.controller.foreground import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import InfeasibleError, NotFoundError, UserError
-from orchestrator.planning.estimate.estimates import Source
+from orchestrator.planning.estimate.history import EstimateSource
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import Change
 from orchestrator.planning.graph.plan import Plan
@@ -206,8 +206,8 @@ def test_history_of_finished_sweep_serves_every_kind_and_gives_its_speeds_back(f
     outlook = outlook_of(FIRST.replace("lr: 0.05", "lr: 0.04"), finished)
     by_kind = {job.kind: outlook.estimates.jobs[job.name] for job in plan.jobs if job.name in outlook.estimates.jobs}
     assert {kind: estimate.source for kind, estimate in by_kind.items()} == {
-        JobKind.PRETRAIN: Source.HISTORY,
-        JobKind.PROBE: Source.HISTORY,
+        JobKind.PRETRAIN: EstimateSource.HISTORY,
+        JobKind.PROBE: EstimateSource.HISTORY,
     }
     store = open_store(plan.store_uri)
     _, first = planned(FIRST, finished)

@@ -18,9 +18,8 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.search.asha import Ladder, Rule
-from orchestrator.search.events import fold_search
-from orchestrator.search.log import read_search
+from orchestrator.search.asha import AshaRule, Ladder
+from orchestrator.search.log import fold_search, read_search
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.trials import TrialState, read_trials
 from tests.integration.ray_jobs import look
@@ -63,7 +62,7 @@ def ended(store, key) -> list[int]:
 def test_ladder_decides_as_the_scheduler_of_ray_tune(reduction):
     from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
 
-    rule = Rule(grace_epochs=1, reduction=reduction, max_epochs=40)
+    rule = AshaRule(grace_epochs=1, reduction=reduction, max_epochs=40)
     ladder = Ladder(rule.rungs, reduction)
     theirs: Any = AsyncHyperBandScheduler(
         time_attr="epoch", metric="error", mode="min", max_t=40, reduction_factor=reduction, stop_last_trials=False

@@ -13,9 +13,7 @@ from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.gc_lock import LOCK_DURATION_S
 from orchestrator.retention.gc_pins import remove_pin
 from orchestrator.retention.retention import forget, read_sweep
-from orchestrator.search.events import Asked
-from orchestrator.search.kept import kept_trials
-from orchestrator.search.log import SearchFencedError, SearchLog, read_search
+from orchestrator.search.log import SearchFencedError, SearchLog, TrialAsked, kept_trials, read_search
 from orchestrator.state import events
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.layout import artifact_folder, metrics_folder, search_log_folder
@@ -170,7 +168,7 @@ class Collections(RuleBasedStateMachine):
         before = contents(self.lab.store, self._reachable())
         jobs = [self.jobs[number] for number in sorted(chosen)]
         relied_on: list[Job] = []
-        begun: list[Asked] = []
+        begun: list[TrialAsked] = []
 
         def post() -> None:
             self.lab.post("black", jobs)
@@ -211,11 +209,11 @@ class Collections(RuleBasedStateMachine):
             assert self.lab.payload() == self._reachable()
             assert self.lab.trash() == set()
 
-    def _search_on(self) -> list[Asked]:
+    def _search_on(self) -> list[TrialAsked]:
         """An attempt at the search goes on from its log, or begins it: one more trial."""
         log = SearchLog(self.lab.store, self.search.key)
         number = len({event.trial for event in log.read()})
-        asked = Asked(trial=number, at_s=self.lab.clock(), key=self.trials[number % 4].key, params={})
+        asked = TrialAsked(trial=number, at_s=self.lab.clock(), key=self.trials[number % 4].key, params={})
         try:
             log.append([asked])
         except SearchFencedError:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import StrEnum
 from random import Random
 
-from orchestrator.backends.simulated import ClusterSpec, Ending, Fate, Hazards, JobWork, NodeGroup, Turbulence
+from orchestrator.backends.simulated import ClusterSpec, Fate, Hazards, JobWork, NodeGroup, SimulatedEnding, Turbulence
 from orchestrator.core.contract import JobKind, Resources
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job
@@ -89,7 +89,7 @@ def _without_room(base: Scenario, seed: int) -> Scenario:
     random = Random(f"{seed}/room")  # noqa: S311 - a simulation
     if random.random() > 1 / 3:
         return base
-    no_room = Fate(ending=Ending.NO_ROOM)
+    no_room = Fate(ending=SimulatedEnding.NO_ROOM)
     waiting = {key: (no_room,) * random.randint(1, 3) for key in _some(base, random, 0.2)}
     flaws = {key: (*waiting.get(key, ()), *base.flaws.get(key, ())) for key in {**base.flaws, **waiting}}
     return replace(base, cluster=replace(base.cluster, grows=True), flaws=flaws)
@@ -100,7 +100,10 @@ def _clients(base: Scenario, random: Random) -> Scenario:
     return replace(
         _calm(base),
         works={key: _long(work, random) for key, work in base.works.items()},
-        flaws={key: (Fate(ending=random.choice((Ending.DEAF, Ending.HANG))),) for key in _some(base, random, 0.3)},
+        flaws={
+            key: (Fate(ending=random.choice((SimulatedEnding.DEAF, SimulatedEnding.HANG))),)
+            for key in _some(base, random, 0.3)
+        },
         asks=tuple(sorted(asks, key=lambda ask: ask.at_s)),
     )
 

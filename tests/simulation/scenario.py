@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from orchestrator.backends.simulated import ClusterSpec, Ending, Fate, Hazards, JobWork, NodeGroup, Turbulence
+from orchestrator.backends.simulated import ClusterSpec, Fate, Hazards, JobWork, NodeGroup, SimulatedEnding, Turbulence
 from orchestrator.core.contract import Execution, JobKind, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.ids import make_key
@@ -29,13 +29,13 @@ _FLAWS = (
 FEATURES = frozenset({"hangs", "pause", "stop", "cancel_jobs", "retry", "set_priority", "drain"})
 """What the product knows beyond submit and cancel."""
 _ENDINGS = (
-    Ending.FAIL,
-    Ending.FAIL,
-    Ending.DIE,
-    Ending.COMMIT_AND_DIE,
-    Ending.PRETEND,
-    Ending.GHOST,
-    Ending.HANG,
+    SimulatedEnding.FAIL,
+    SimulatedEnding.FAIL,
+    SimulatedEnding.DIE,
+    SimulatedEnding.COMMIT_AND_DIE,
+    SimulatedEnding.PRETEND,
+    SimulatedEnding.GHOST,
+    SimulatedEnding.HANG,
 )
 _DOOMS = (FailureKind.USER_ERROR, FailureKind.NUMERICS)
 DOOMED_STEP = 50
@@ -147,7 +147,7 @@ def _broken_gpu(random: Random) -> Fate:
     kind = random.choice((FailureKind.NODE_LOST, FailureKind.NUMERICS))
     message = _ECC if kind is FailureKind.NODE_LOST else "loss is nan"
     rank = random.randrange(16)
-    return Fate(ending=Ending.FAIL, kind=kind, at_fraction=random.random(), message=message, rank=rank)
+    return Fate(ending=SimulatedEnding.FAIL, kind=kind, at_fraction=random.random(), message=message, rank=rank)
 
 
 def make_scenario(seed: int, *, num_jobs: int = 0, features: frozenset[str] = FEATURES) -> Scenario:
@@ -269,8 +269,8 @@ def _flaws(random: Random, *, hangs: bool) -> list[Fate]:
     for _ in range(random.choice((1, 1, 2))):
         ending = random.choice(_ENDINGS)
         kind = random.choice(_FLAWS)
-        if ending is Ending.HANG and not hangs:
-            ending, kind = Ending.FAIL, FailureKind.HANG
+        if ending is SimulatedEnding.HANG and not hangs:
+            ending, kind = SimulatedEnding.FAIL, FailureKind.HANG
         speed = random.choice((1.0, 0.3))
         fates.append(Fate(ending=ending, kind=kind, at_fraction=random.random(), speed=speed))
     return fates

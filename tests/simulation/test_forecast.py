@@ -10,9 +10,7 @@ from orchestrator.backends.simulated import LLAMA3_GPU_MTBF_H, ClusterSpec, Haza
 from orchestrator.cli.app import app
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.simulation import Assumptions, Forecast, forecast
-from orchestrator.simulation.gantt import make_chart
-from orchestrator.simulation.gantt_html import render_html
-from orchestrator.simulation.gantt_png import render_png
+from orchestrator.simulation.gantt import make_chart, render_html, render_png
 from orchestrator.state.transitions import SweepState
 from tests.simulation.sweeps import training_sweep
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from orchestrator.backends.protocol import AttemptStatus, Placement
 from orchestrator.backends.simulated import (
-    Account,
     ClusterSpec,
-    Ending,
     Fate,
     Hazards,
     JobWork,
     NodeGroup,
     Purpose,
+    ResourceAccount,
     SimulatedBackend,
     SimulatedCluster,
+    SimulatedEnding,
     Stint,
     VirtualClock,
 )
@@ -132,7 +132,7 @@ def test_stopped_attempt_keeps_all_of_its_work() -> None:
 
 
 def test_hung_attempt_runs_until_it_is_killed() -> None:
-    scene = Scene(None, Fate(ending=Ending.HANG, at_fraction=0.5))
+    scene = Scene(None, Fate(ending=SimulatedEnding.HANG, at_fraction=0.5))
     attempt = scene.launch()
     scene.clock.jump(50_000.0)
     assert scene.status(attempt) is AttemptStatus.RUNNING
@@ -143,7 +143,7 @@ def test_hung_attempt_runs_until_it_is_killed() -> None:
 
 
 def test_ghost_is_reported_lost_and_commits_all_the_same() -> None:
-    scene = Scene(None, Fate(ending=Ending.GHOST, at_fraction=0.5))
+    scene = Scene(None, Fate(ending=SimulatedEnding.GHOST, at_fraction=0.5))
     attempt = scene.launch(key="probe-a")
     scene.clock.jump(600.0)
     assert scene.status(attempt) is AttemptStatus.LOST
@@ -226,7 +226,10 @@ def test_stint_saves_no_more_than_it_has_done_and_ends_with_all_of_it(
 
 @given(seed=st.integers(0, 30))
 def test_booked_time_is_all_that_was_held(seed: int) -> None:
-    fates = [Fate(ending=ending, at_fraction=0.3) for ending in (Ending.DIE, Ending.FAIL, Ending.COMMIT)]
+    fates = [
+        Fate(ending=ending, at_fraction=0.3)
+        for ending in (SimulatedEnding.DIE, SimulatedEnding.FAIL, SimulatedEnding.COMMIT)
+    ]
     scene = Scene(Hazards(spot_loss_per_h=0.9, replace_s=20.0), *fates)
     random = Random(seed)  # noqa: S311 - a simulation
     for _ in range(6):
@@ -234,7 +237,7 @@ def test_booked_time_is_all_that_was_held(seed: int) -> None:
         scene.clock.jump(scene.clock() + random.uniform(1.0, 2000.0))
     scene.cluster.calm()
     scene.clock.jump(scene.clock() + 20_000.0)
-    account: Account = scene.cluster.account
+    account: ResourceAccount = scene.cluster.account
     held = sum(sum(span.gpus) * (span.ended_at_s - span.placed_at_s) for span in account.spans)
     assert account.allocated_s == pytest.approx(held)
     assert min(account.seconds.values()) >= -1e-6

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.core.errors import UserError
-from orchestrator.simulation.study import join_plans
+from orchestrator.simulation.forecast import join_plans
 from tests.scripted_sweep import make_job, make_plan
 
 DATA, SHARED = make_job("dataset/tree"), make_job("pretrain/shared", "dataset/tree")

@@ -8,7 +8,7 @@ from collections import defaultdict
 from random import Random
 from typing import Any
 
-from orchestrator.backends.simulated import Ending, Fate, Turbulence, VirtualClock
+from orchestrator.backends.simulated import Fate, SimulatedEnding, Turbulence, VirtualClock
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import FailureKind
@@ -81,8 +81,8 @@ class World:
         if doom is not None:
             at_fraction = random.random()
             if doom is FailureKind.NUMERICS:  # no attempt may get past the step that it fails at
-                return Fate(ending=Ending.FAIL, kind=doom, at_fraction=0.0, step=DOOMED_STEP)
-            return Fate(ending=Ending.FAIL, kind=doom, at_fraction=at_fraction)
+                return Fate(ending=SimulatedEnding.FAIL, kind=doom, at_fraction=0.0, step=DOOMED_STEP)
+            return Fate(ending=SimulatedEnding.FAIL, kind=doom, at_fraction=at_fraction)
         number = self._num_tries[request.key]
         self._num_tries[request.key] += 1
         flaws = () if self._is_calm else self.scenario.flaws.get(request.key, ())

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.planning.graph.class_mixing import SPREAD_FIELD, ClassSpread, Shuffle, sorted_shards
+from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle, sorted_shards
 from orchestrator.storage.artifacts import read_record
 from orchestrator.sweepfile.load import load_sweep
 from tests.data_jobs import DataPlane, Member, encoded, tar_of

@@ -6,9 +6,9 @@ import pytest
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError
-from orchestrator.planning.graph import clusters
+from orchestrator.planning.graph import data_checks
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.planning.graph.clusters import kmeans_operations, long_clusterings
+from orchestrator.planning.graph.data_checks import kmeans_operations, long_clusterings
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile import load_sweep, parse_sweep
 from workloads.labels.cluster_space import LADDER
@@ -215,7 +215,7 @@ def test_plan_says_how_long_large_clusterings_take() -> None:
 
 
 def test_ladder_of_both_planes_is_the_same() -> None:
-    assert clusters._LADDER == LADDER
+    assert data_checks._LADDER == LADDER
 
 
 def test_shipped_clusters_sweep_has_eight_kinds() -> None:

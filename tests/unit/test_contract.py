@@ -18,6 +18,7 @@ from orchestrator.core.contract import (
     Timings,
 )
 from orchestrator.core.errors import FailureKind, OrchestratorError, SourceLocation, SpecError
+from orchestrator.core.job_kinds import KINDS
 
 REQUEST = JobRequest(
     attempt_id="k.1",
@@ -73,3 +74,9 @@ def test_spec_error_through_pickle_keeps_its_problems() -> None:
     restored = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     assert restored.problems == error.problems
     assert str(restored) == "sweep.yaml:14:7: unknown key"
+
+
+def test_every_kind_has_one_row_in_order() -> None:
+    assert list(KINDS) == list(JobKind)
+    assert all(row.handler for row in KINDS.values() if row.trains)
+    assert all(row.resources and row.code_version for row in KINDS.values() if row.handler)

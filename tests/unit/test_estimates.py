@@ -9,13 +9,13 @@ import pytest
 
 from orchestrator.core.contract import JobKind, Resources, Spot
 from orchestrator.core.errors import UserError
-from orchestrator.planning.estimate.accelerators import PEAKS, Machine, find_accelerator
 from orchestrator.planning.estimate.costs import PriceTable
-from orchestrator.planning.estimate.estimates import Source, estimate, known_accelerator
-from orchestrator.planning.estimate.flops import Fit, network_of, start_s, steady_s
-from orchestrator.planning.estimate.history import History, Measurement, measure
-from orchestrator.planning.estimate.volumes import DatasetSize, Volumes, subject_of
+from orchestrator.planning.estimate.estimates import estimate, known_accelerator
+from orchestrator.planning.estimate.flops import PEAKS, Fit, Machine, find_accelerator, network_of, start_s, steady_s
+from orchestrator.planning.estimate.history import EstimateSource, Measurement, SpeedHistory, measure
+from orchestrator.planning.estimate.volumes import DatasetSize, Volumes
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.identity import subject_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.reuse import repeated_jobs
 from orchestrator.services.outlook import make_outlook
@@ -99,7 +99,7 @@ def test_volume_of_a_data_set_of_unknown_size_says_so_until_it_is_told() -> None
 
 def test_estimate_all_kinds_without_history_come_from_the_model() -> None:
     estimates = estimate(plan_of())
-    assert set(estimates.sources) == {Source.MODEL}
+    assert set(estimates.sources) == {EstimateSource.MODEL}
     assert all(job.seconds > 0 and job.kept_bytes > 0 for job in estimates.jobs.values())
     assert estimates.gpu_hours == 0
     assert estimates.cpu_hours > 0
@@ -128,10 +128,10 @@ def test_estimate_history_of_the_same_model_sets_its_seconds() -> None:
     plan = plan_of()
     job = plan.by_name()[PRETRAIN]
     subject = subject_of(job.identity)
-    history = History([measurement(JobKind.PRETRAIN, subject, 3.0, setup_s=0.5)])
+    history = SpeedHistory([measurement(JobKind.PRETRAIN, subject, 3.0, setup_s=0.5)])
     found = estimate(plan, history=history).jobs[PRETRAIN]
     work = Volumes(plan).of(job).work.without_evaluation()
-    assert found.source is Source.HISTORY
+    assert found.source is EstimateSource.HISTORY
     assert found.num_results == 1
     assert found.seconds == pytest.approx(0.5 + 3.0 * steady_s(work, Machine()))
 
@@ -139,12 +139,12 @@ def test_estimate_history_of_the_same_model_sets_its_seconds() -> None:
 def test_estimate_history_of_another_model_corrects_the_models_seconds() -> None:
     plan, other = plan_of(), '{"image_size": 64, "kwargs": {}, "name": "resnet50"}'
     plain = estimate(plan).jobs[PRETRAIN]
-    history = History([measurement(JobKind.FINETUNE, other, ratio) for ratio in (1.0, 2.0, 9.0)])
+    history = SpeedHistory([measurement(JobKind.FINETUNE, other, ratio) for ratio in (1.0, 2.0, 9.0)])
     found = estimate(plan, history=history).jobs[PRETRAIN]
     work = Volumes(plan).of(plan.by_name()[PRETRAIN]).work
-    assert found.source is Source.CALIBRATED
+    assert found.source is EstimateSource.CALIBRATED
     assert found.seconds == pytest.approx(start_s(Machine()) + 2.0 * steady_s(work.without_evaluation(), Machine()))
-    assert plain.source is Source.MODEL
+    assert plain.source is EstimateSource.MODEL
 
 
 def test_estimate_of_far_larger_work_leaves_out_results_of_a_few_seconds() -> None:
@@ -153,16 +153,16 @@ def test_estimate_of_far_larger_work_leaves_out_results_of_a_few_seconds() -> No
     model_s = steady_s(Volumes(plan).of(job).work, Machine())
     toy = replace(measurement(JobKind.PRETRAIN, subject_of(job.identity), 1.0), seconds=9.0, model_s=model_s / 101)
     cases = {
-        Source.MODEL: toy,
-        Source.HISTORY: replace(toy, seconds=11.0),  # long enough to tell of steps
-        Source.CALIBRATED: replace(toy, subject='{"name": "resnet50"}', model_s=model_s / 99),  # near enough
+        EstimateSource.MODEL: toy,
+        EstimateSource.HISTORY: replace(toy, seconds=11.0),  # long enough to tell of steps
+        EstimateSource.CALIBRATED: replace(toy, subject='{"name": "resnet50"}', model_s=model_s / 99),  # near enough
     }
     for source, result in cases.items():
-        assert estimate(plan, history=History([result])).jobs[PRETRAIN].source is source
+        assert estimate(plan, history=SpeedHistory([result])).jobs[PRETRAIN].source is source
     # A smaller job of the same network in the same plan goes by it.
     small = replace(job, name="pretrain/small", identity=_with_epochs(job, 0.5))
-    both = estimate(replace(plan, jobs=(*plan.jobs, small)), history=History([toy])).jobs
-    assert (both[PRETRAIN].source, both["pretrain/small"].source) == (Source.MODEL, Source.HISTORY)
+    both = estimate(replace(plan, jobs=(*plan.jobs, small)), history=SpeedHistory([toy])).jobs
+    assert (both[PRETRAIN].source, both["pretrain/small"].source) == (EstimateSource.MODEL, EstimateSource.HISTORY)
 
 
 def _with_epochs(job: Job, factor: float) -> dict[str, object]:
@@ -173,22 +173,22 @@ def _with_epochs(job: Job, factor: float) -> dict[str, object]:
 
 def test_estimate_history_of_another_accelerator_says_nothing() -> None:
     subject = subject_of(plan_of().by_name()[PRETRAIN].identity)
-    history = History([measurement(JobKind.PRETRAIN, subject, 3.0, "H100")])
-    assert estimate(plan_of(), history=history).jobs[PRETRAIN].source is Source.MODEL
+    history = SpeedHistory([measurement(JobKind.PRETRAIN, subject, 3.0, "H100")])
+    assert estimate(plan_of(), history=history).jobs[PRETRAIN].source is EstimateSource.MODEL
     on_h100 = estimate(on_gpus(plan_of()), history=history).jobs[PRETRAIN]
-    assert (on_h100.source, on_h100.accelerator) == (Source.HISTORY, "H100")  # what the GPUs here usually are
+    assert (on_h100.source, on_h100.accelerator) == (EstimateSource.HISTORY, "H100")  # what the GPUs here usually are
 
 
 def test_estimate_networks_that_kwargs_change_correct_no_others() -> None:
     unknown = measurement(JobKind.PRETRAIN, '{"name": "x"}', 50.0)
-    history = History([replace(unknown, is_known=False)])
-    assert estimate(plan_of(), history=history).jobs[PRETRAIN].source is Source.MODEL
+    history = SpeedHistory([replace(unknown, is_known=False)])
+    assert estimate(plan_of(), history=history).jobs[PRETRAIN].source is EstimateSource.MODEL
     assert history.model_error() is None
 
 
 def test_model_error_tells_the_factor_that_nine_of_ten_stay_within() -> None:
     ratios = [1.0] * 5 + [2.0, 0.5, 2.0, 0.5, 8.0]
-    error = History([measurement(JobKind.PRETRAIN, "", ratio) for ratio in ratios]).model_error()
+    error = SpeedHistory([measurement(JobKind.PRETRAIN, "", ratio) for ratio in ratios]).model_error()
     assert error is not None
     assert (error.num_results, error.median_ratio, error.within) == (10, 1.0, 2.0)
 
@@ -286,10 +286,10 @@ def test_estimate_probes_on_cached_features_decode_no_image_and_trust_no_history
     assert {job.kind for job in jobs} == {JobKind.PROBE, JobKind.KNN}
     assert {volumes.of(job).work.images for job in jobs} == {0}
     online = measurement(JobKind.PROBE, subject_of(jobs[0].identity), 1000.0)
-    found = estimate(plan, history=History([online]))
-    assert {found.jobs[job.name].source for job in jobs} == {Source.MODEL}
+    found = estimate(plan, history=SpeedHistory([online]))
+    assert {found.jobs[job.name].source for job in jobs} == {EstimateSource.MODEL}
     assert {source for name, job in found.jobs.items() if name.startswith("embed") for source in [job.source]} == {
-        Source.MODEL
+        EstimateSource.MODEL
     }
 
 

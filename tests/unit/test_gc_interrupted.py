@@ -7,7 +7,7 @@ from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.gc_layout import tombstones_name
 from orchestrator.retention.gc_lock import LOCK_DURATION_S
 from orchestrator.retention.retention import forget
-from orchestrator.search.kept import kept_trials
+from orchestrator.search.log import kept_trials
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from tests.gc_store import GRACE_S, TRASH_S, Lab, crash, make_job, make_search

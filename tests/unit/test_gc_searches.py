@@ -10,9 +10,7 @@ from orchestrator.retention.gc import Action
 from orchestrator.retention.gc_lock import LOCK_DURATION_S
 from orchestrator.retention.gc_rules import Reason
 from orchestrator.retention.retention import RootReader, forget
-from orchestrator.search.events import Asked
-from orchestrator.search.kept import kept_trials
-from orchestrator.search.log import SearchLog, read_search
+from orchestrator.search.log import SearchLog, TrialAsked, kept_trials, read_search
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import search_log_folder, search_log_head
 from orchestrator.storage.trials import Trial, TrialState, read_trials, write_trial
@@ -56,9 +54,9 @@ def test_trial_that_was_asked_for_after_the_roots_were_read_is_among_the_next_on
     world.submit(SEARCH)
     world.tick_until(lambda: world.is_running("search/lr"))
     log, reader = SearchLog(world.store, SEARCH.key), RootReader(world.store)
-    log.append([Asked(trial=0, at_s=1.0, key="pretrain-a-0", params={})])
+    log.append([TrialAsked(trial=0, at_s=1.0, key="pretrain-a-0", params={})])
     assert reader().keys == {SEARCH.key, "pretrain-a-0"}
-    log.append([Asked(trial=1, at_s=2.0, key="pretrain-b-0", params={})])
+    log.append([TrialAsked(trial=1, at_s=2.0, key="pretrain-b-0", params={})])
     assert reader().keys == {SEARCH.key, "pretrain-a-0", "pretrain-b-0"}
 
 
@@ -147,10 +145,10 @@ def test_collect_search_that_begins_anew_at_every_request_keeps_all_that_it_writ
         lab.clock.advance(GRACE_S + 1)
         lab.collect()
         lab.clock.advance(TRASH_S + 1)
-        log, told = SearchLog(lab.store, SEARCHED.key), [Asked(trial=0, at_s=9.0, key="pretrain-new-0", params={})]
+        log, told = SearchLog(lab.store, SEARCHED.key), [TrialAsked(trial=0, at_s=9.0, key="pretrain-new-0", params={})]
         view = Trial(number=0, params={"lr": 9.0}, state=TrialState.RUNNING, started_s=9.0)
 
-        def begin(lab: Lab = lab, log: SearchLog = log, told: list[Asked] = told, view: Trial = view) -> None:
+        def begin(lab: Lab = lab, log: SearchLog = log, told: list[TrialAsked] = told, view: Trial = view) -> None:
             lab.post("again", [SEARCHED])
             if not is_committed(lab.store, SEARCHED.key) and not log.read():
                 log.append(told)
@@ -167,7 +165,7 @@ def test_collect_search_that_begins_anew_at_every_request_keeps_all_that_it_writ
         if events == told:
             num_anew += 1
             assert read_trials(lab.store, SEARCHED.key) == [view]
-            log.append([Asked(trial=1, at_s=9.0, key="pretrain-newer-0", params={})])
+            log.append([TrialAsked(trial=1, at_s=9.0, key="pretrain-newer-0", params={})])
             # Where the record of the old one came back, the search is over, and none of its trials goes on.
             is_over = is_committed(lab.store, SEARCHED.key)
             kept = set() if is_over else {"pretrain-new-0", "pretrain-newer-0"}
@@ -198,7 +196,7 @@ def test_collect_log_of_which_a_segment_is_gone_is_not_brought_back() -> None:
     lab.post("again", [SEARCHED])
     lab.collect()
     assert not lab.store.exists(search_log_head(SEARCHED.key))
-    SearchLog(lab.store, SEARCHED.key).append([Asked(trial=0, at_s=9.0, key="pretrain-new-0", params={})])
+    SearchLog(lab.store, SEARCHED.key).append([TrialAsked(trial=0, at_s=9.0, key="pretrain-new-0", params={})])
     assert kept_trials(lab.store, SEARCHED.key) == (
         set() if is_committed(lab.store, SEARCHED.key) else {"pretrain-new-0"}
     )

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import BadDataError, NotFoundError
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.planning.graph.declared_counts import miscounted
+from orchestrator.planning.graph.data_checks import miscounted
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.artifacts import read_record
 from orchestrator.sweepfile import load_sweep

@@ -12,8 +12,7 @@ import timm
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import ControllerError, SpecError
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.published import Published
+from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.inputs import Committed
 from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.report import compute_report

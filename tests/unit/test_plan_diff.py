@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.planning.graph.diff import Change, diff_plans
-from orchestrator.planning.graph.explain import ABSENT, FieldChange, causes, changes, nearest
+from orchestrator.planning.graph.diff import ABSENT, Change, FieldChange, causes, changes, diff_plans, nearest
 from tests.planning_cases import TEXT, job_of, made_plan, plan_of
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planning.graph.sharing import load_shared
+from orchestrator.planning.graph.plan import load_shared
 
 LEAVES = st.none() | st.booleans() | st.integers(-2, 2) | st.floats(-2, 2) | st.sampled_from(["", "a", "1"])
 VALUES = st.recursive(

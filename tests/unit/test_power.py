@@ -20,6 +20,7 @@ from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.power import (
     MOST_SEEDS,
+    Comparisons,
     Design,
     Noise,
     power_of,
@@ -28,7 +29,6 @@ from orchestrator.planning.estimate.power import (
     weak_designs,
 )
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.planning.graph.comparisons import Comparisons
 from orchestrator.report.power_curve import PowerPanel, draw_power
 from orchestrator.report.statistics import SeedPair
 from orchestrator.report.variance import noise_of

@@ -12,8 +12,8 @@ from orchestrator.cli.resubmit import Former
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import KINDS
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.planning.graph.identity import CODE_VERSIONS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.remote.answer import Verdict
 from orchestrator.remote.payload import Payload, Program
@@ -122,7 +122,7 @@ def test_plan_of_a_program_that_computes_something_else_is_refused() -> None:
 def test_search_whose_trials_are_computed_otherwise_here_is_refused() -> None:
     plan = quickstart()
     versions = {"trial": {"kind": "finetune", "code_version": 98}, "probe": {"code_version": 99}}
-    identity = {"code_version": CODE_VERSIONS[JobKind.SEARCH], "parameters": versions}
+    identity = {"code_version": KINDS[JobKind.SEARCH].code_version, "parameters": versions}
     search = replace(plan.jobs[-1], kind=JobKind.SEARCH, identity=identity)
     with pytest.raises(UserError, match=r"finetune 98 .*probe 99"):
         _check_versions(replace(plan, jobs=(*plan.jobs, search)))

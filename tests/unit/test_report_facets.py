@@ -10,7 +10,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
-from orchestrator.planning.graph.published import Published
+from orchestrator.planning.graph.plan import Published
 from orchestrator.report.answers import answers
 from orchestrator.report.numbers import fixed, number, p_text
 from orchestrator.report.render_terminal import render_terminal

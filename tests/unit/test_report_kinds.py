@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.planning.graph.published import Published
+from orchestrator.planning.graph.plan import Published
 from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.render_markdown import markdown_table
 from orchestrator.report.results import Row, Table

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core.contract import JobKind, Resources
 from orchestrator.planning.estimate.estimates import estimate
-from orchestrator.planning.estimate.search_work import num_full_trials
+from orchestrator.planning.estimate.volumes import num_full_trials
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.inputs import Committed
 from orchestrator.report.learning import Learning

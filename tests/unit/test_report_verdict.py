@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from orchestrator.planning.graph.comparisons import Comparisons
+from orchestrator.planning.estimate.power import Comparisons
 from orchestrator.report.ablation_text import pairs_table
 from orchestrator.report.answers import answers, verdict
 from orchestrator.report.compare import compare_sweeps

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import UserError
-from orchestrator.search.asha import Ladder, Rule, cutoff_of
-from orchestrator.search.samplers import Answered, InOrder, OptunaSampler, RandomSampler, mark_of
-from orchestrator.search.space import Dimension, Space
+from orchestrator.search.asha import AshaRule, Ladder, cutoff_of
+from orchestrator.search.samplers import Answered, Dimension, InOrder, OptunaSampler, RandomSampler, Space, mark_of
 
 ENDS = st.tuples(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3)).filter(lambda pair: pair[1] > 1.01 * pair[0])
 UNIT = st.floats(0, math.nextafter(1, 0))
@@ -25,7 +24,7 @@ UNIT = st.floats(0, math.nextafter(1, 0))
     [(1, 3, 9, (1, 3)), (1, 3, 10, (1, 3, 9)), (2, 2, 16, (2, 4, 8)), (5, 3, 5, ()), (1, 4, 1.5, (1,)), (9, 3, 4, ())],
 )
 def test_rungs_are_powers_before_the_end(grace, reduction, epochs, rungs):
-    assert Rule(grace_epochs=grace, reduction=reduction, max_epochs=epochs).rungs == rungs
+    assert AshaRule(grace_epochs=grace, reduction=reduction, max_epochs=epochs).rungs == rungs
 
 
 def goes_on(ladder: Ladder, trial: int, epoch: float, value: float) -> bool:

@@ -9,10 +9,16 @@ import pytest
 
 from orchestrator.core.contract import Evaluation, JobFailure, JobResult, Outcome
 from orchestrator.core.errors import FailureKind, UserError
-from orchestrator.search.commit import commit_search
-from orchestrator.search.events import decode_search_event, encode_search_event, fold_search
-from orchestrator.search.kept import kept_trials
-from orchestrator.search.log import SearchFencedError, SearchLog, read_search
+from orchestrator.search.log import (
+    SearchFencedError,
+    SearchLog,
+    decode_search_event,
+    encode_search_event,
+    fold_search,
+    kept_trials,
+    read_search,
+)
+from orchestrator.search.outcome import commit_search
 from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError, TrialTask
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment

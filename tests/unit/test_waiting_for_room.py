@@ -11,13 +11,13 @@ import pytest
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
 from orchestrator.backends.simulated import (
     ClusterSpec,
-    Ending,
     Fate,
     Hazards,
     JobWork,
     NodeGroup,
     SimulatedBackend,
     SimulatedCluster,
+    SimulatedEnding,
     VirtualClock,
 )
 from orchestrator.cli.standing import Standing, standing_document, used_hours
@@ -28,7 +28,7 @@ from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.occupancy import ROOM_KEPT_S
-from orchestrator.simulation.loop import ControllerLoop, Pace
+from orchestrator.simulation.forecast import ControllerLoop, Pace
 from orchestrator.state import events
 from orchestrator.state.commands import LaunchJob
 from orchestrator.state.policy import Retry, judge
@@ -247,7 +247,7 @@ def test_gang_whose_room_never_comes_waits_with_one_attempt_and_spends_no_budget
 
 
 def test_gang_that_others_forestall_again_and_again_runs_in_the_end() -> None:
-    grown = Grown(0.0, *[Fate(ending=Ending.NO_ROOM)] * 20)
+    grown = Grown(0.0, *[Fate(ending=SimulatedEnding.NO_ROOM)] * 20)
     grown.clock.jump(24 * HOUR_S)
     assert grown.snapshot.state is SweepState.SUCCEEDED
     assert dict(grown.view.failures) == {FailureKind.NO_ROOM: 20}

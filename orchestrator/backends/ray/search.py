@@ -16,7 +16,7 @@ from orchestrator.backends.ray.search_desk import SearchDesk
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Outcome
 from orchestrator.core.errors import PreemptedError
-from orchestrator.search.commit import commit_search
+from orchestrator.search.outcome import commit_search
 from orchestrator.search.study import Study
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.open import open_store

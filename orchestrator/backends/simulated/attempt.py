@@ -1,20 +1,210 @@
-"""One attempt on a simulated cluster, its reports, its commit, and the bill at its end."""
+"""One attempt on a simulated cluster: its work, its end, its reports, its commit, and the bill."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Placement
-from orchestrator.backends.simulated.account import Account, Purpose, Span
 from orchestrator.backends.simulated.clock import Alarm
-from orchestrator.backends.simulated.work import Fate, JobWork, Stint
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
 from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 
+NO_ROOM_S = 240.0
+"""As a gang of the Ray backend that was sent to nodes where others came first."""
 PREEMPTED = (FailureKind.PREEMPTED, "asked to stop: wrote a checkpoint and ended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWork:
+    """What one job needs on its planned resources."""
+
+    work_s: float
+    """Seconds of work proper, without start-up, checkpoints and interruptions."""
+    checkpoint_every_s: float = 0.0
+    """Seconds of work between two checkpoints; 0 = none, so that every interruption loses all."""
+    checkpoint_stall_s: float = 0.0
+    """For how long a checkpoint holds up the work."""
+    cold_start_s: float = 0.0
+    """From placement to the first step where a process, or a gang, must start first."""
+    warm_start_s: float = 0.0
+    """The same on a warm runner."""
+    stop_s: float = 0.0
+    """From a stop to the end of the attempt: the step that runs, and a checkpoint."""
+    steps: int = 100
+    """Training steps, evenly spread over the work: what progress is told in."""
+
+
+class SimulatedEnding(StrEnum):
+    """How an attempt ends if nothing happens to its nodes and nobody stops it."""
+
+    COMMIT = "commit"
+    FAIL = "fail"
+    """With a failure of ``Fate.kind``."""
+    HANG = "hang"
+    """It makes no step any more and does not end by itself."""
+    DIE = "die"
+    """Its runner is gone."""
+    COMMIT_AND_DIE = "commit_and_die"
+    """Its runner is gone after the commit and before the report."""
+    PRETEND = "pretend"
+    """It reports a success, and nothing is committed: its record was lost, or its code is wrong."""
+    GHOST = "ghost"
+    """It is reported lost, goes on all the same and commits: a node that the cluster has given up too early."""
+    DEAF = "deaf"
+    """It commits, and does not end when it is asked to."""
+    NO_ROOM = "no_room"
+    """It never gets its room, and is given up after ``NO_ROOM_S``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of one attempt."""
+
+    ending: SimulatedEnding = SimulatedEnding.COMMIT
+    kind: FailureKind = FailureKind.UNKNOWN
+    at_fraction: float = 1.0
+    """Where in the work that is left the end comes, in [0, 1]; COMMIT and its kin need all of it."""
+    speed: float = 1.0
+    """Of this attempt, relative to the job's: a slow node, or another number of GPUs."""
+    message: str = ""
+    rank: int = -1
+    """Of a gang, the rank at fault, counted as often around as needed; -1 = none can be named."""
+    step: int | None = None
+    """Of a failure of numerics, where it is whatever ``at_fraction`` says; None = where the attempt has come."""
+
+
+COMMITTING = frozenset(
+    {
+        SimulatedEnding.COMMIT,
+        SimulatedEnding.COMMIT_AND_DIE,
+        SimulatedEnding.PRETEND,
+        SimulatedEnding.GHOST,
+        SimulatedEnding.DEAF,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stint:
+    """The working time of one attempt, from its first step on."""
+
+    work: JobWork
+    saved_s: float
+    """Seconds of work that an earlier attempt's checkpoint holds."""
+    start_s: float
+    """When the first step begins."""
+    speed: float = 1.0
+
+    @property
+    def end_s(self) -> float:
+        """When all work is done; no checkpoint is written at the very end."""
+        left_s = max(0.0, self.work.work_s - self.saved_s)
+        return self.start_s + left_s / self.speed + self._num_checkpoints(left_s) * self.work.checkpoint_stall_s
+
+    def time_at(self, fraction: float) -> float:
+        """When a fraction of the work that is left is done."""
+        return self.start_s + fraction * (self.end_s - self.start_s)
+
+    def done_at(self, at_s: float) -> float:
+        """Seconds of work done by then, those of earlier attempts included."""
+        elapsed_s = min(max(0.0, at_s - self.start_s), self.end_s - self.start_s)
+        every_s = self.work.checkpoint_every_s
+        if not every_s:
+            return min(self.work.work_s, self.saved_s + elapsed_s * self.speed)
+        num_full, rest_s = divmod(elapsed_s, self._period_s)
+        return min(self.work.work_s, self.saved_s + num_full * every_s + min(every_s, rest_s * self.speed))
+
+    def saved_at(self, at_s: float) -> float:
+        """Seconds of work in the newest checkpoint by then."""
+        elapsed_s = min(max(0.0, at_s - self.start_s), self.end_s - self.start_s)
+        if not self.work.checkpoint_every_s:
+            return self.saved_s
+        num_full = math.floor(elapsed_s / self._period_s + 1e-9)
+        return min(self.work.work_s, self.saved_s + num_full * self.work.checkpoint_every_s)
+
+    @property
+    def _period_s(self) -> float:
+        return self.work.checkpoint_every_s / self.speed + self.work.checkpoint_stall_s
+
+    def _num_checkpoints(self, left_s: float) -> int:
+        every_s = self.work.checkpoint_every_s
+        return max(0, math.ceil(left_s / every_s - 1e-9) - 1) if every_s else 0
+
+
+def young_interval_s(stall_s: float, mtbf_s: float) -> float:
+    """Seconds between checkpoints that lose the least time: ``sqrt(2 * stall * mtbf)`` (Young 1974, CACM 17(9))."""
+    return math.sqrt(2.0 * stall_s * mtbf_s)
+
+
+class Purpose(StrEnum):
+    """What an attempt's resources were held for."""
+
+    WORK = "work"
+    """Work that was kept: it is in a checkpoint that counted, or in the committed result."""
+    START = "start"
+    CHECKPOINT = "checkpoint"
+    """The loop stood still while one was taken, at a stop too."""
+    LOST = "lost"
+    """Work after the last checkpoint of an attempt that was interrupted."""
+    IDLE = "idle"
+    """Held without work: hung, or the rest of a gang until its death was noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One attempt on its nodes: what a Gantt chart draws."""
+
+    sweep: str
+    job: str
+    attempt_id: str
+    nodes: tuple[str, ...]
+    gpus: tuple[float, ...]
+    """On each of the nodes."""
+    placed_at_s: float
+    worked_from_s: float
+    ended_at_s: float
+    ending: str
+    """``committed``, or what ended it: ``gpu``, ``spot``, ``rack``, ``preempted``, a kind of failure, ..."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ResourceAccount:
+    """Resource-seconds by purpose. The resource is GPUs where the cluster has any, else CPUs."""
+
+    seconds: dict[Purpose, float] = field(default_factory=lambda: dict.fromkeys(Purpose, 0.0))
+    lost_by_cause: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Work lost, and time idle, by what ended the attempts."""
+    num_ends: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Attempts by how they ended."""
+    spans: list[Span] = field(default_factory=list)
+    available_s: float = 0.0
+    """Resource-seconds of nodes that were up, from the first moment to the latest measurement."""
+
+    @property
+    def allocated_s(self) -> float:
+        """All that attempts held."""
+        return sum(self.seconds.values())
+
+    @property
+    def goodput(self) -> float:
+        """Effective training time by allocated time, start-up included, in [0, 1]; 1 if nothing was allocated."""
+        return self.seconds[Purpose.WORK] / self.allocated_s if self.allocated_s else 1.0
+
+    @property
+    def utilisation(self) -> float:
+        """Allocated by available time, in [0, 1]."""
+        return self.allocated_s / self.available_s if self.available_s else 0.0
+
+    def add(self, purpose: Purpose, amount_s: float, *, cause: str = "") -> None:
+        """Book some resource-seconds."""
+        self.seconds[purpose] += amount_s
+        if amount_s > 0.0 and cause and purpose in {Purpose.LOST, Purpose.IDLE}:
+            self.lost_by_cause[cause] += amount_s
 
 
 class Phase(StrEnum):
@@ -164,7 +354,7 @@ def lost(attempt: LiveAttempt, reason: str) -> AttemptReport:
     )
 
 
-def book_end(account: Account, attempt: LiveAttempt, ending: str, *, freed_at_s: float) -> None:
+def book_end(account: ResourceAccount, attempt: LiveAttempt, ending: str, *, freed_at_s: float) -> None:
     """Divide the time of an attempt that has ended into purposes; what adds up is all that it held."""
     account.num_ends[ending] += 1
     stint = attempt.stint

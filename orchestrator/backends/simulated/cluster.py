@@ -13,11 +13,17 @@ from random import Random
 from typing import TypeAlias
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Placement
-from orchestrator.backends.simulated.account import Account
 from orchestrator.backends.simulated.attempt import (
+    COMMITTING,
+    NO_ROOM_S,
     PREEMPTED,
+    Fate,
+    JobWork,
     LiveAttempt,
     Phase,
+    ResourceAccount,
+    SimulatedEnding,
+    Stint,
     book_end,
     commit,
     failed,
@@ -26,7 +32,6 @@ from orchestrator.backends.simulated.attempt import (
 )
 from orchestrator.backends.simulated.clock import VirtualClock
 from orchestrator.backends.simulated.hardware import ClusterSpec, Hazards, SimulatedNode, build_nodes
-from orchestrator.backends.simulated.work import COMMITTING, NO_ROOM_S, Ending, Fate, JobWork, Stint
 from orchestrator.core.contract import JobRequest, Outcome, Resources
 from orchestrator.core.errors import FailureKind, OrchestratorError
 from orchestrator.storage.protocol import ObjectStore
@@ -62,7 +67,7 @@ class SimulatedCluster:
         self.nodes = {node.name: node for node in build_nodes(spec)}
         self.attempts: dict[str, LiveAttempt] = {}
         """All that are not released yet."""
-        self.account = Account()
+        self.account = ResourceAccount()
         self.epoch = 0
         """The highest that any controller announced."""
         self.on_news: Callable[[], None] = lambda: None
@@ -101,7 +106,7 @@ class SimulatedCluster:
         )
         self.attempts[request.attempt_id] = attempt
         self._waiting.append(attempt)
-        if fate.ending is Ending.NO_ROOM:
+        if fate.ending is SimulatedEnding.NO_ROOM:
             attempt.rearm(self.clock.after(NO_ROOM_S, lambda: self._give_up_waiting(attempt)))
         self._place_waiting()
 
@@ -110,7 +115,7 @@ class SimulatedCluster:
         attempt = self.attempts.get(attempt_id)
         if attempt is None or attempt.report is not None or attempt.is_stopping:
             return
-        if attempt.fate.ending is Ending.DEAF and attempt.phase is not Phase.WAITING:
+        if attempt.fate.ending is SimulatedEnding.DEAF and attempt.phase is not Phase.WAITING:
             return
         attempt.is_stopping, attempt.stopped_at_s = True, self.clock()
         if attempt.phase is Phase.WAITING:
@@ -148,7 +153,7 @@ class SimulatedCluster:
 
     def _place_waiting(self) -> None:
         for attempt in list(self._waiting):
-            places = None if attempt.fate.ending is Ending.NO_ROOM else self._find_places(attempt)
+            places = None if attempt.fate.ending is SimulatedEnding.NO_ROOM else self._find_places(attempt)
             if places is not None:
                 self._waiting.remove(attempt)
                 self._place(attempt, places)
@@ -186,7 +191,7 @@ class SimulatedCluster:
         attempt.resumed_s = saved_s
         fate = attempt.fate
         at_s = attempt.stint.end_s if fate.ending in COMMITTING else attempt.stint.time_at(fate.at_fraction)
-        if fate.ending is Ending.GHOST:
+        if fate.ending is SimulatedEnding.GHOST:
             self.clock.at(attempt.stint.time_at(fate.at_fraction), lambda: self._give_up(attempt))
         attempt.rearm(self.clock.at(at_s, lambda: self._end_fated(attempt)))
 
@@ -194,20 +199,20 @@ class SimulatedCluster:
     def _end_fated(self, attempt: LiveAttempt) -> None:
         fate = attempt.fate
         match fate.ending:
-            case Ending.COMMIT | Ending.DEAF:
+            case SimulatedEnding.COMMIT | SimulatedEnding.DEAF:
                 self._end_committed(attempt)
-            case Ending.COMMIT_AND_DIE:
+            case SimulatedEnding.COMMIT_AND_DIE:
                 with suppress(OrchestratorError):
                     commit(self._store, attempt, self.clock())
                 self._end(attempt, lost(attempt, "its runner died after the commit"), ending="committed")
-            case Ending.PRETEND:
+            case SimulatedEnding.PRETEND:
                 self._end(attempt, succeeded(attempt, Outcome.COMMITTED, self.clock()), ending="pretend")
-            case Ending.GHOST:
+            case SimulatedEnding.GHOST:
                 # Nobody waits for it any more: what it does now must harm nothing.
                 with suppress(OrchestratorError):
                     commit(self._store, attempt, self.clock())
                 self._end(attempt, lost(attempt, "given up before"), ending="ghost")
-            case Ending.FAIL:
+            case SimulatedEnding.FAIL:
                 report = failed(
                     attempt,
                     fate.kind,
@@ -216,9 +221,9 @@ class SimulatedCluster:
                     step=self._wrong_step(attempt),
                 )
                 self._end(attempt, report, ending=fate.kind.value, keeps_runner=fate.kind is FailureKind.PREEMPTED)
-            case Ending.DIE:
+            case SimulatedEnding.DIE:
                 self._end(attempt, lost(attempt, "its runner died"), ending="runner")
-            case Ending.HANG:
+            case SimulatedEnding.HANG:
                 attempt.phase, attempt.hung_at_s = Phase.HUNG, self.clock()
 
     def _give_up_waiting(self, attempt: LiveAttempt) -> None:
@@ -297,7 +302,7 @@ class SimulatedCluster:
         now_s = self.clock()
         up = sum(self._weight(node.group.shape) for node in self.nodes.values() if node.is_up)
         self.account.available_s += up * (now_s - self._since_s)
-        self.account.measured_until_s = self._since_s = now_s
+        self._since_s = now_s
 
     def lose(self, nodes: list[SimulatedNode], cause: str) -> None:
         """Nodes vanish at once, with all that runs there; others take their places later."""

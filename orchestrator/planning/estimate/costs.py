@@ -19,7 +19,7 @@ _MAX_CURRENCY = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class ResourcePrice:
     """Of one GPU, or of one CPU core, for an hour."""
 
     hour: float
@@ -31,7 +31,7 @@ class Price:
 class PriceTable:
     """Prices by name of the accelerator; ``cpu`` is a core's, charged only for jobs without GPUs."""
 
-    prices: Mapping[str, Price]
+    prices: Mapping[str, ResourcePrice]
     currency: str = ""
 
     @classmethod
@@ -72,7 +72,7 @@ def _currency(given: Any, file: str) -> str:  # noqa: ANN401 - whatever the file
     return str(given)
 
 
-def _price(name: str, entry: Any, file: str) -> Price:  # noqa: ANN401 - whatever the file holds
+def _price(name: str, entry: Any, file: str) -> ResourcePrice:  # noqa: ANN401 - whatever the file holds
     fields = entry if isinstance(entry, Mapping) else {"hour": entry}
     unknown = sorted(set(map(str, fields)) - set(_FIELDS))
     if unknown or "hour" not in fields:
@@ -82,4 +82,4 @@ def _price(name: str, entry: Any, file: str) -> Price:  # noqa: ANN401 - whateve
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise UserError(f"{file}: {name}.{field} is {value!r}; a price is a number from 0 up: {_EXAMPLE}")
     spot = fields.get("spot")
-    return Price(hour=float(fields["hour"]), spot=None if spot is None else float(spot))
+    return ResourcePrice(hour=float(fields["hour"]), spot=None if spot is None else float(spot))

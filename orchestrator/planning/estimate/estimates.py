@@ -2,25 +2,35 @@
 
 Each job's work (``volumes``) becomes seconds by the model of speed (``flops``) times a correction from results that the
 store already holds (``history``). Jobs named in ``skip`` have their result and take nothing.
+
+The budget guard compares the sums with what the plan's policy allows.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 
 from orchestrator.core.contract import JobKind, Spot
-from orchestrator.planning.estimate.accelerators import CPU, DEFAULT_ACCELERATOR, PEAKS, Machine, find_accelerator
+from orchestrator.core.units import format_duration, format_money
 from orchestrator.planning.estimate.costs import PriceTable
-from orchestrator.planning.estimate.flops import start_s, steady_s
-from orchestrator.planning.estimate.history import FAR_LARGER, Correction, History, Source
+from orchestrator.planning.estimate.eta import Makespan
+from orchestrator.planning.estimate.flops import (
+    CPU,
+    DEFAULT_ACCELERATOR,
+    PEAKS,
+    Machine,
+    find_accelerator,
+    start_s,
+    steady_s,
+)
+from orchestrator.planning.estimate.history import FAR_LARGER, Correction, EstimateSource, SpeedHistory
 from orchestrator.planning.estimate.volumes import DatasetSize, Volume, Volumes
 from orchestrator.planning.graph.plan import Job, Plan
-
-__all__ = ["Estimates", "JobEstimate", "Source", "estimate"]
 
 _HOUR_S = 3600.0
 
@@ -39,7 +49,7 @@ class JobEstimate:
     """At most, while it runs."""
     cost: float | None = None
     """None without a price."""
-    source: Source = Source.MODEL
+    source: EstimateSource = EstimateSource.MODEL
     num_results: int = 0
     """That the correction comes from."""
     note: str = ""
@@ -93,10 +103,10 @@ class Estimates:
         return sum(known) if len(known) == len(costs) and self.prices is not None else None
 
     @property
-    def sources(self) -> Mapping[Source, int]:
+    def sources(self) -> Mapping[EstimateSource, int]:
         """Number of jobs by where their estimate comes from, best first."""
         counts = Counter(job.source for job in self.jobs.values())
-        return {source: counts[source] for source in Source if counts[source]}
+        return {source: counts[source] for source in EstimateSource if counts[source]}
 
     @property
     def notes(self) -> Mapping[str, int]:
@@ -111,7 +121,7 @@ class Estimates:
 def estimate(
     plan: Plan,
     *,
-    history: History | None = None,
+    history: SpeedHistory | None = None,
     sizes: Mapping[str, DatasetSize] | None = None,
     accelerator: str = "",
     prices: PriceTable | None = None,
@@ -127,7 +137,7 @@ def estimate(
         prices: for ``cost``.
         skip: names of jobs that need not run.
     """
-    known = history or History()
+    known = history or SpeedHistory()
     volumes = Volumes(plan, {**(sizes or {}), **_indexed(plan, known)})
     usual = accelerator or known.usual_accelerator()
     estimator, estimates, assumed = _Estimator(known, prices), {}, False
@@ -147,19 +157,10 @@ def known_accelerator(name: str) -> str:
     return exact.get(name.lower()) or find_accelerator(name)
 
 
-def with_ancestors(plan: Plan, names: Iterable[str]) -> set[str]:
-    """Some jobs and all that they need."""
-    wanted = set(names)
-    for job in reversed(plan.jobs):
-        if job.name in wanted:
-            wanted.update(job.needs)
-    return wanted
-
-
 class _Estimator:
     """Jobs by the thousand share a few corrections, which are found once."""
 
-    def __init__(self, history: History, prices: PriceTable | None) -> None:
+    def __init__(self, history: SpeedHistory, prices: PriceTable | None) -> None:
         self._history, self._prices = history, prices
         self._brief_s = history.brief_model_s()
         self._corrections: dict[tuple[JobKind, str, Machine, str, int], Correction] = {}
@@ -169,7 +170,7 @@ class _Estimator:
         correction = self._correction(job.kind, volume, machine)
         seconds, prices = _seconds(volume, machine, correction), self._prices
         is_spot = job.resources.spot is Spot.REQUIRE
-        is_measured = correction.source is Source.HISTORY
+        is_measured = correction.source is EstimateSource.HISTORY
         return JobEstimate(
             seconds=seconds,
             gpus=job.resources.gpus,
@@ -212,5 +213,63 @@ def _seconds(volume: Volume, machine: Machine, correction: Correction) -> float:
     return begin_s + correction.ratio * steady_s(work, machine)
 
 
-def _indexed(plan: Plan, history: History) -> dict[str, DatasetSize]:
+def _indexed(plan: Plan, history: SpeedHistory) -> dict[str, DatasetSize]:
     return {job.name: history.sizes[job.key] for job in plan.jobs if job.key in history.sizes}
+
+
+def refusals(plan: Plan, estimates: Estimates, makespan: Makespan | None, *, now: float) -> list[str]:
+    """Why the plan must not start, each with its arithmetic; empty if it may.
+
+    ``now`` is in unix seconds; without a ``makespan`` (no cluster is known) the deadline is checked against nothing.
+    """
+    return [*_over_gpu_hours(plan, estimates), *_over_cost(plan, estimates), *_too_late(plan, makespan, now)]
+
+
+def _over_gpu_hours(plan: Plan, estimates: Estimates) -> Iterator[str]:
+    allowed = plan.policy.gpu_hours
+    if allowed is not None and estimates.gpu_hours > allowed:
+        over = estimates.gpu_hours - allowed
+        yield (
+            f"policy.budget.gpu_hours allows {allowed:,.1f} GPU-hours; {len(estimates.jobs)} jobs to run take about "
+            f"{estimates.gpu_hours:,.1f}, {over:,.1f} too many; raise the budget or plan less"
+        )
+
+
+def _over_cost(plan: Plan, estimates: Estimates) -> Iterator[str]:
+    allowed, price, prices = plan.policy.cost, plan.policy.gpu_hour_price, estimates.prices
+    if allowed is None or not estimates.jobs:
+        return
+    arithmetic = f"{estimates.gpu_hours:,.1f} GPU-hours"
+    cost = estimates.cost
+    if prices is None and price:
+        cost, arithmetic = estimates.gpu_hours * price, f"{arithmetic} at {price:g}"
+    show = prices.show if prices else format_money
+    if cost is None:
+        lacking = f" (the table has no price of {', '.join(estimates.unpriced())})" if prices else ""
+        yield f"policy.budget.cost allows {show(allowed)}, but the price is not known: give --prices FILE{lacking}"
+    elif cost > allowed:
+        yield (
+            f"policy.budget.cost allows {show(allowed)}; the jobs to run cost about {show(cost)} ({arithmetic}), "
+            f"{show(cost - allowed)} too much; raise it or plan less"
+        )
+
+
+def _too_late(plan: Plan, makespan: Makespan | None, now: float) -> Iterator[str]:
+    policy = plan.policy
+    ends_s = [policy.deadline_s] if policy.deadline_s is not None else []
+    ends_s += [now + policy.time_limit_s] if policy.time_limit_s is not None else []
+    if not ends_s or makespan is None:
+        return
+    deadline_s = min(ends_s)
+    end_s = now + makespan.seconds
+    if end_s > deadline_s:
+        left, takes = format_duration(max(0.0, deadline_s - now)), format_duration(makespan.seconds)
+        yield (
+            f"policy's deadline is {_moment(deadline_s)}, in {left}; the jobs to run take about {takes} here, "
+            f"until {_moment(end_s)}; ask for more GPUs (the critical path alone takes "
+            f"{format_duration(makespan.critical_s)}), plan less, or move the deadline"
+        )
+
+
+def _moment(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,15 +1,213 @@
-"""How long a running sweep still takes: its estimates, corrected by what its own jobs took. Pure."""
+"""When a plan ends: on an empty cluster, and of a running sweep from now on, corrected by what its own jobs took. Pure.
+
+The schedule is list scheduling by the longest path to the end: whenever room comes free, the ready jobs with the
+longest chain behind them start first and shorter ones fill what is left. Graham's bound holds: never more than twice
+the best schedule for one-GPU jobs (R. L. Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17,
+1969). No failures, no other sweeps, no waiting for nodes: ``orchestrator forecast`` has those.
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
-from orchestrator.core.contract import JobKind
-from orchestrator.planning.estimate.makespan import Fleet, list_schedule
-from orchestrator.planning.estimate.volumes import subject_of
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.core.contract import Resources
+from orchestrator.planning.graph.plan import DurationClass, Job, Plan
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """Jobs in the order in which they run, and their seconds together."""
+
+    jobs: tuple[str, ...]
+    seconds: float
+
+
+def seconds_to_end(plan: Plan, durations_s: Mapping[str, float]) -> dict[str, float]:
+    """For each job the seconds of the longest chain from its start to the end of the plan.
+
+    Jobs that ``durations_s`` does not name take no time.
+    """
+    after: dict[str, float] = {}
+    for job in reversed(plan.jobs):
+        to_end = after[job.name] = after.get(job.name, 0.0) + durations_s.get(job.name, 0.0)
+        for need in job.needs:
+            if to_end > after.get(need, -1.0):
+                after[need] = to_end
+    return after
+
+
+def critical_path(plan: Plan, durations_s: Mapping[str, float]) -> CriticalPath:
+    """The longest chain; of equal ones the one that the plan names first. Empty if nothing has to run."""
+    to_end = seconds_to_end(plan, durations_s)
+    waiting: dict[str, list[str]] = {}
+    for job in plan.jobs:
+        for need in job.needs:
+            waiting.setdefault(need, []).append(job.name)
+    chain: list[str] = []
+    heads = [job.name for job in plan.jobs if not job.needs]
+    while heads:
+        name = max(heads, key=to_end.__getitem__)
+        chain.append(name)
+        heads = waiting.get(name, [])
+    jobs = tuple(name for name in chain if durations_s.get(name, 0.0) > 0)
+    return CriticalPath(jobs=jobs, seconds=to_end[chain[0]] if chain else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What a cluster has; ``name`` is what people call it."""
+
+    nodes: tuple[Resources, ...]
+    name: str = ""
+
+    @property
+    def gpus(self) -> float:
+        """Of all nodes."""
+        return sum(node.gpus for node in self.nodes)
+
+    @property
+    def cpus(self) -> float:
+        """Of all nodes."""
+        return sum(node.cpus for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Makespan:
+    """From the first launch to the last commit."""
+
+    seconds: float
+    critical_s: float
+    """The longest chain: more GPUs do not help below it."""
+    busy_s: float
+    """All work spread evenly over the cluster."""
+    starts_s: Mapping[str, float] = field(default_factory=dict)
+    """By job, of those that run."""
+    never: tuple[str, ...] = ()
+    """Jobs that ask for more than the cluster has, and those that need them."""
+
+    @property
+    def bound_s(self) -> float:
+        """No schedule is shorter."""
+        return max(self.critical_s, self.busy_s)
+
+
+def list_schedule(
+    plan: Plan, durations_s: Mapping[str, float], fleet: Fleet, *, running: Collection[str] = ()
+) -> Makespan:
+    """Schedule the jobs that ``durations_s`` names; others have their result already.
+
+    Those of ``running`` have their room from the first moment on.
+    """
+    schedule = _Schedule(plan, durations_s, fleet, running)
+    schedule.run()
+    started = [job for job in plan.jobs if job.name in schedule.starts_s]
+    gpu_s = sum(job.resources.gpus * durations_s[job.name] for job in started)
+    cpu_s = sum(job.resources.cpus * durations_s[job.name] for job in started)
+    busy_s = max(gpu_s / fleet.gpus if fleet.gpus else 0.0, cpu_s / fleet.cpus if fleet.cpus else 0.0)
+    ran = {job.name: durations_s[job.name] for job in started}
+    return Makespan(
+        seconds=schedule.now_s,
+        critical_s=critical_path(plan, ran).seconds,
+        busy_s=busy_s,
+        starts_s=schedule.starts_s,
+        never=tuple(job.name for job in plan.jobs if job.name in durations_s and job.name not in ran),
+    )
+
+
+class _Room:
+    """What is free on each node; a gang may lie on several."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._free = [[node.gpus, node.cpus] for node in fleet.nodes]
+
+    def take(self, job: Job) -> list[tuple[int, float, float]] | None:
+        """Where each worker of a job gets its share: fullest nodes first. None, and nothing taken, if it does not fit.
+
+        Memory is left out: what a node's jobs reserve of it is rarely what holds others up.
+        """
+        workers = job.execution.num_workers
+        gpus, cpus = job.resources.gpus / workers, job.resources.cpus / workers
+        taken: list[tuple[int, float, float]] = []
+        left = workers
+        for node, free in enumerate(self._free):
+            while left and free[0] >= gpus - _TOLERANCE and free[1] >= cpus - _TOLERANCE:
+                free[0], free[1], left = free[0] - gpus, free[1] - cpus, left - 1
+                taken.append((node, gpus, cpus))
+        if left:
+            self.give(taken)
+            return None
+        return taken
+
+    def give(self, taken: list[tuple[int, float, float]]) -> None:
+        """Return what a job had."""
+        for node, gpus, cpus in taken:
+            self._free[node][0] += gpus
+            self._free[node][1] += cpus
+
+
+class _Schedule:
+    def __init__(self, plan: Plan, durations_s: Mapping[str, float], fleet: Fleet, running: Collection[str]) -> None:
+        self._durations_s, self._room = durations_s, _Room(fleet)
+        self._rank = seconds_to_end(plan, durations_s) | dict.fromkeys(running, math.inf)
+        self._order = {job.name: number for number, job in enumerate(plan.jobs)}
+        # Jobs that have their result take neither time nor room, but the controller, too, waits for what they need.
+        self._jobs = plan.by_name()
+        self._missing = {name: len(set(job.needs)) for name, job in self._jobs.items()}
+        self._waiting: dict[str, list[str]] = {}
+        for name, job in self._jobs.items():
+            for need in set(job.needs):
+                self._waiting.setdefault(need, []).append(name)
+        # One heap per shape: once a job does not fit, no other of its shape does.
+        self._ready: dict[tuple[Resources, int], list[tuple[float, int, str]]] = {}
+        self._running: list[tuple[float, int, str, list[tuple[int, float, float]]]] = []
+        self.now_s = 0.0
+        self.starts_s: dict[str, float] = {}
+
+    def run(self) -> None:
+        for name, count in self._missing.items():
+            if not count:
+                self._queue(name)
+        self._launch()
+        while self._running:
+            self.now_s = self._running[0][0]
+            while self._running and self._running[0][0] <= self.now_s:
+                _, _, name, taken = heapq.heappop(self._running)
+                self._room.give(taken)
+                for follower in self._waiting.get(name, ()):
+                    self._missing[follower] -= 1
+                    if not self._missing[follower]:
+                        self._queue(follower)
+            self._launch()
+
+    def _queue(self, name: str) -> None:
+        job = self._jobs[name]
+        if name not in self._durations_s:
+            heapq.heappush(self._running, (self.now_s, self._order[name], name, []))
+            return
+        shape = (replace(job.resources, memory_gib=0.0), job.execution.num_workers)
+        heapq.heappush(self._ready.setdefault(shape, []), (-self._rank[name], self._order[name], name))
+
+    def _launch(self) -> None:
+        """Start what fits, longest chains first over all shapes."""
+        full: set[tuple[Resources, int]] = set()
+        while True:
+            heads = [(heap[0], shape) for shape, heap in self._ready.items() if heap and shape not in full]
+            if not heads:
+                return
+            (_, order, name), shape = min(heads, key=lambda head: head[0])
+            taken = self._room.take(self._jobs[name])
+            if taken is None:
+                full.add(shape)
+                continue
+            heapq.heappop(self._ready[shape])
+            self.starts_s[name] = self.now_s
+            heapq.heappush(self._running, (self.now_s + self._durations_s[name], order, name, taken))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +250,7 @@ def time_left(
     for job in plan.jobs:
         if job.name in done:
             continue
-        ratio = corrections.get(_setting(job)) or corrections.get((job.kind, "")) or 1.0
+        ratio = corrections.get(job.duration_class) or corrections.get((job.kind, "")) or 1.0
         expected_s = durations_s.get(job.name, 0.0) * ratio - elapsed.get(job.name, 0.0)
         left[job.name] = max(0.0, running_left_s.get(job.name, expected_s))
     makespan = list_schedule(plan, left, fleet, running={*running_left_s, *elapsed})
@@ -62,16 +260,12 @@ def time_left(
 
 def _corrections(
     plan: Plan, durations_s: Mapping[str, float], measured_s: Mapping[str, float]
-) -> dict[tuple[JobKind, str], float]:
-    """Median of measured / estimated by kind and model, and under the empty model by kind."""
-    ratios: dict[tuple[JobKind, str], list[float]] = {}
+) -> dict[DurationClass, float]:
+    """Median of measured / estimated by class, and under the empty model by kind."""
+    ratios: dict[DurationClass, list[float]] = {}
     for job in plan.jobs:
         took_s, expected_s = measured_s.get(job.name, 0.0), durations_s.get(job.name, 0.0)
         if took_s > 0 and expected_s > 0:
-            for setting in {_setting(job), (job.kind, "")}:
-                ratios.setdefault(setting, []).append(took_s / expected_s)
-    return {setting: median(found) for setting, found in ratios.items()}
-
-
-def _setting(job: Job) -> tuple[JobKind, str]:
-    return job.kind, subject_of(job.identity)
+            for alike in {job.duration_class, (job.kind, "")}:
+                ratios.setdefault(alike, []).append(took_s / expected_s)
+    return {alike: median(found) for alike, found in ratios.items()}

@@ -17,9 +17,8 @@ from functools import cache
 from statistics import median
 from typing import Any
 
-from orchestrator.core.contract import JobKind
-from orchestrator.planning.estimate.accelerators import CPU, Machine, find_accelerator
-from orchestrator.planning.estimate.flops import Fit, Work, network_of, steady_s
+from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, TRAINING_KINDS, JobKind
+from orchestrator.planning.estimate.flops import CPU, Fit, Machine, Work, find_accelerator, network_of, steady_s
 from orchestrator.planning.estimate.volumes import (
     DatasetSize,
     builtin_size,
@@ -27,19 +26,17 @@ from orchestrator.planning.estimate.volumes import (
     is_cached,
     label_work,
     scan_work,
-    subject_of,
     training_work,
     writing_work,
 )
+from orchestrator.planning.graph.identity import subject_of
 
-TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE})
-_FULL_TRAINING = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE})
 _BRIEF_S = 10.0
 FAR_LARGER = 100.0
 """Times the work of a result: beyond that, one of less than ``_BRIEF_S`` seconds is not extrapolated."""
 
 
-class Source(StrEnum):
+class EstimateSource(StrEnum):
     """Where an estimate comes from, the best first."""
 
     HISTORY = "history"
@@ -87,7 +84,7 @@ class Correction:
     setup_s: float | None = None
     """Measured seconds of the start; None = as the model says."""
     num_results: int = 0
-    source: Source = Source.MODEL
+    source: EstimateSource = EstimateSource.MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +101,7 @@ class ModelError:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SpeedHistory:
     """Measurements of a store; an empty one leaves estimates to the model."""
 
     measurements: Sequence[Measurement] = ()
@@ -126,13 +123,14 @@ class History:
         model_s = steady_s(work, machine)
         found_there = (m for m in self.measurements if m.machine.accelerator == machine.accelerator)
         device = [m for m in found_there if not m.is_too_brief_for(model_s)]
-        similar: tuple[tuple[Source, Callable[[Measurement], bool]], ...] = (
-            (Source.HISTORY, lambda m: _is_same(m, kind, subject, machine, work)),
-            (Source.HISTORY, lambda m: (m.kind, m.subject) == (kind, subject)),
-            (Source.HISTORY, lambda m: m.subject == subject and _alike(m.kind, kind)),
-            (Source.HISTORY, lambda m: _architecture(m.subject) == _architecture(subject) and _alike(m.kind, kind)),
-            (Source.CALIBRATED, lambda m: m.is_known and m.precision == work.precision and _alike(m.kind, kind)),
-            (Source.CALIBRATED, lambda m: m.is_known and _alike(m.kind, kind)),
+        same, calibrated = EstimateSource.HISTORY, EstimateSource.CALIBRATED
+        similar: tuple[tuple[EstimateSource, Callable[[Measurement], bool]], ...] = (
+            (same, lambda m: _is_same(m, kind, subject, machine, work)),
+            (same, lambda m: (m.kind, m.subject) == (kind, subject)),
+            (same, lambda m: m.subject == subject and _alike(m.kind, kind)),
+            (same, lambda m: _architecture(m.subject) == _architecture(subject) and _alike(m.kind, kind)),
+            (calibrated, lambda m: m.is_known and m.precision == work.precision and _alike(m.kind, kind)),
+            (calibrated, lambda m: m.is_known and _alike(m.kind, kind)),
         )
         for source, is_similar in similar:
             if found := [m for m in device if is_similar(m)]:
@@ -145,7 +143,7 @@ class History:
 
     def model_error(self) -> ModelError | None:
         """Of the model of speed, over all results of jobs that train known networks; None without any."""
-        found = [m for m in self.measurements if m.kind in TRAINING and m.is_known]
+        found = [m for m in self.measurements if m.kind in TRAINING_KINDS and m.is_known]
         if not found:
             return None
         by_device: dict[str, list[float]] = {}
@@ -214,7 +212,7 @@ def _done(
     parameters: Mapping[str, Any] = identity["parameters"]
     if is_cached(identity):
         raise LookupError("how many features a probe was trained on does not stand in its record")
-    if kind in TRAINING and "images_per_s" in measured:
+    if kind in TRAINING_KINDS and "images_per_s" in measured:
         recipe, model = parameters["recipe"], parameters["model"]
         # All of the job, though the rate is that of its last attempt.
         images = metrics["num_steps"] * recipe["batch_size"]
@@ -264,10 +262,10 @@ def _architecture(subject: str) -> str:
 
 def _alike(kind: JobKind, other: JobKind) -> bool:
     """Whether jobs of two kinds compute the same way."""
-    return kind is other or {kind, other} <= _FULL_TRAINING
+    return kind is other or {kind, other} <= BACKBONE_TRAINING_KINDS
 
 
-def _correction(found: Sequence[Measurement], source: Source) -> Correction:
+def _correction(found: Sequence[Measurement], source: EstimateSource) -> Correction:
     starts = [m.setup_s for m in found if m.setup_s > 0]
     return Correction(
         ratio=median(m.ratio for m in found),

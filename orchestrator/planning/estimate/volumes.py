@@ -6,14 +6,13 @@ the sweep.yaml declares, and 0 if it declares nothing: estimates then say so.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.flops import (
     FORWARD_PASSES_PER_STEP,
     OPERATIONS_PER_MAC,
@@ -22,8 +21,9 @@ from orchestrator.planning.estimate.flops import (
     Work,
     network_of,
 )
-from orchestrator.planning.estimate.search_work import filled, num_full_trials, times, typical_trial
+from orchestrator.planning.graph.identity import subject_of
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.transfers import LABEL_SPACE
 from orchestrator.sweepfile.resolve_datasets import digits_split
 
 _FLOAT_BYTES = 4
@@ -131,12 +131,6 @@ class Volumes:
         return DatasetSize(num_train=declared.get("train", 0), num_val=declared.get("val", 0))
 
 
-def subject_of(identity: Mapping[str, Any]) -> str:
-    """The model that an identity names, as text; empty without one."""
-    model = identity["parameters"].get("model")
-    return json.dumps(model, sort_keys=True) if model else ""
-
-
 def builtin_size(parameters: Mapping[str, Any]) -> DatasetSize:
     """Samples of a built-in data set, by its parameters."""
     num_train, num_val = parameters.get("num_train", 0), parameters.get("num_val", 0)
@@ -207,6 +201,59 @@ def thinned(size: DatasetSize, subset: Mapping[str, Any], num_classes: int) -> D
         left = min(left, subset["max_per_class"] * num_classes)
     left = min(left, subset.get("num_samples") or left)
     return DatasetSize(num_train=math.ceil(left), num_val=size.num_val)
+
+
+def filled(recipe: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A recipe with typical values of the fields that a search is to find: the middle of a range or list."""
+    return {**recipe, **{field: _typical(values) for field, values in space.items() if field != LABEL_SPACE}}
+
+
+def typical_trial(job: Job) -> Job:
+    """The job that a search's middle trial is, with the search's name and inputs."""
+    parameters, trial = job.identity["parameters"], job.identity["parameters"]["trial"]
+    recipe = filled(trial["parameters"]["recipe"], parameters["space"])
+    own = {**trial["parameters"], "recipe": recipe}
+    labels = next((key for role, key in job.identity["inputs"].items() if role.startswith("labels")), "")
+    inputs = {"labels": labels, **job.identity["inputs"]}
+    identity = {**job.identity, "kind": trial["kind"], "parameters": own, "inputs": inputs}
+    return replace(job, kind=JobKind(trial["kind"]), identity=identity)
+
+
+def num_full_trials(job: Job) -> float:
+    """Whole trials that a search's trials are worth: at each rung all but the best ``1 / reduction`` are stopped."""
+    parameters = job.identity["parameters"]
+    number, options = float(parameters["trials"]), parameters["algorithm"].get("asha")
+    epochs = float(typical_trial(job).identity["parameters"]["recipe"].get("epochs", 0.0))
+    if options is None or not epochs:
+        return number
+    rung, left, done = float(options["grace_epochs"] or 1), number, 0.0
+    before = 0.0
+    while rung < epochs:
+        done += left * (rung - before)
+        before, rung, left = rung, rung * options["reduction"], max(1.0, left / options["reduction"])
+    return (done + left * (epochs - before)) / epochs
+
+
+def times(work: Work, factor: float) -> Work:
+    """So many times the work."""
+    return replace(
+        work,
+        operations=work.operations * factor,
+        eval_operations=work.eval_operations * factor,
+        images=work.images * factor,
+        eval_images=work.eval_images * factor,
+        num_steps=round(work.num_steps * factor),
+        core_s=work.core_s * factor,
+    )
+
+
+def _typical(values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - recipe fields are of any JSON type
+    ((scale, content),) = values.items()
+    if scale == "values":
+        return content[len(content) // 2]
+    low, high = content
+    middle = (low * high) ** 0.5 if scale.startswith("log") else (low + high) / 2
+    return round(middle) if "integer" in scale else middle
 
 
 def _of_training(volumes: Volumes, job: Job) -> Volume:

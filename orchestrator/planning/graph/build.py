@@ -6,14 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.contract import Execution, JobKind
-from orchestrator.planning.graph.clusters import SPLITS, cluster_job, embed_job
-from orchestrator.planning.graph.datasets import listing_job, part_jobs, whole_job
-from orchestrator.planning.graph.draft import Draft, pretrain_job
+from orchestrator.core.contract import Execution
+from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
+from orchestrator.planning.graph.features import SPLITS, cluster_job, embed_job
 from orchestrator.planning.graph.identity import KeyMaker, make_identity
-from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.published import Published
-from orchestrator.planning.graph.sources import backbone_job, dataset_job, labels_job
+from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.planning.graph.pretraining import (
+    Draft,
+    backbone_job,
+    dataset_job,
+    labels_job,
+    listing_job,
+    part_jobs,
+    pretrain_job,
+    whole_job,
+)
 from orchestrator.planning.graph.transfers import transfer_jobs
 from orchestrator.sweepfile.model import Clustering, Dataset, InitialBackbone, LabelSpace, Pretrain, Sweep
 
@@ -27,7 +34,7 @@ def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
         sweep=sweep.name,
         revision=revision,
         store_uri=store_uri,
-        jobs=tuple(_Builder(sweep).build()),
+        jobs=tuple(_PlanBuilder(sweep).build()),
         baseline=sweep.baseline,
         metric=sweep.metric,
         tracking_uri=sweep.tracking_uri,
@@ -39,7 +46,7 @@ def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
     )
 
 
-class _Builder:
+class _PlanBuilder:
     """Makes each job once, in time that is linear in their number."""
 
     def __init__(self, sweep: Sweep) -> None:
@@ -114,7 +121,7 @@ class _Builder:
     def _compute(self, kind: JobKind) -> Mapping[str, Any]:
         if kind is JobKind.EMBED:
             return {"deterministic": self._sweep.compute["deterministic"]}
-        return self._sweep.compute if kind in {JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE} else {}
+        return self._sweep.compute if kind in TRAINING_KINDS else {}
 
     def _location(self, job: str) -> Mapping[str, Any]:
         """Where the shards of an ``index`` job's data set lie; nothing for any other job."""

@@ -1,7 +1,8 @@
-"""The features that cached probes and nearest neighbours read: jobs that all of them share.
+"""The jobs that embed images, and that cluster what was embedded.
 
-An ``embed`` job is the same one, by its key, for every transfer, label fraction, seed, grid cell and sweep that sees
-the same images under the same backbone; so its name says what is embedded, never for whom.
+An ``embed`` job of a transfer is the same one, by its key, for every transfer, label fraction, seed, grid cell and
+sweep that sees the same images under the same backbone; so its name says what is embedded, never for whom. Label spaces
+of clusters have embed jobs of their own, and k-means on them.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.core.contract import JobKind
-from orchestrator.planning.graph.draft import Draft, model_parameters
-from orchestrator.sweepfile.model import Pretrain
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.identity import readable_rule
+from orchestrator.planning.graph.pretraining import Draft, model_parameters, pretrain_job
+from orchestrator.sweepfile.model import Clustering, Embedding, LabelSpace, Pretrain, Sweep
 
 CENTER = "center"
 # The recipe language's defaults: features are those of images as the backbone saw them in pretraining.
-PRETRAINED_LOOK: Mapping[str, Any] = {
+DEFAULT_PREPROCESSING: Mapping[str, Any] = {
     "resize": None,
     "interpolation": "bilinear",
     "decoder": "pillow",
     "mean": None,
     "std": None,
 }
+SPLITS = ("train", "val")
 
 
 def is_cached(protocol: JobKind, recipe: Mapping[str, Any]) -> bool:
@@ -50,12 +53,12 @@ class Features:
         """The embed jobs."""
         model = self.pretrain.model
         for split, view in self._views().values():
-            look = {"view": view, **self.look()}
+            preprocessing = {"view": view, **self.preprocessing()}
             yield Draft(
                 kind=JobKind.EMBED,
                 name=self._name(split, view),
                 readable=f"{model.name}-{split}",
-                parameters={"split": split, **look, "model": model_parameters(model), **self.checkpoint},
+                parameters={"split": split, **preprocessing, "model": model_parameters(model), **self.checkpoint},
                 inputs={"index": f"index/{self.dataset}", self.role: self.backbone},
                 facets={"dataset": self.dataset},
             )
@@ -70,20 +73,20 @@ class Features:
         trained = {"train" if view == CENTER else f"train_{view}": ("train", view) for view in views}
         return {**trained, "val": ("val", CENTER)}
 
-    def look(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, Any]:
         """How images are seen: as the recipe says; where it is silent, as in pretraining.
 
         A recipe of an optimiser says all, by its own defaults, as it does for probes that are trained on images.
         """
-        recipe, pretrained = self.recipe, _pretrained_look(self.pretrain)
-        silent = PRETRAINED_LOOK if "lr" in recipe else pretrained
-        look = {name: silent[name] if recipe.get(name) is None else recipe[name] for name in PRETRAINED_LOOK}
-        return {**look, "precision": recipe.get("precision", "fp32")}
+        recipe, defaults = self.recipe, DEFAULT_PREPROCESSING
+        silent = defaults if "lr" in recipe else _preprocessing_of_pretraining(self.pretrain)
+        found = {name: silent[name] if recipe.get(name) is None else recipe[name] for name in defaults}
+        return {**found, "precision": recipe.get("precision", "fp32")}
 
     def _name(self, split: str, view: str) -> str:
-        """Its last part tells looks apart that are not those of the pretraining."""
-        usual, look = {**_pretrained_look(self.pretrain), "precision": "fp32"}, self.look()
-        unusual = [f"{name}={_text(look[name])}" for name in look if look[name] != usual[name]]
+        """Its last part says what of the preprocessing is not as in the pretraining."""
+        usual, mine = {**_preprocessing_of_pretraining(self.pretrain), "precision": "fp32"}, self.preprocessing()
+        unusual = [f"{name}={_text(mine[name])}" for name in mine if mine[name] != usual[name]]
         parts = (
             "embed",
             self.backbone.partition("/")[2],
@@ -96,9 +99,52 @@ class Features:
         return "/".join(part for part in parts if part)
 
 
-def _pretrained_look(pretrain: Pretrain) -> dict[str, Any]:
-    return {name: pretrain.recipe.get(name, default) for name, default in PRETRAINED_LOOK.items()}
+def _preprocessing_of_pretraining(pretrain: Pretrain) -> dict[str, Any]:
+    return {name: pretrain.recipe.get(name, default) for name, default in DEFAULT_PREPROCESSING.items()}
 
 
 def _text(value: object) -> str:
     return ";".join(f"{item:g}" for item in value) if isinstance(value, list | tuple) else str(value)
+
+
+def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: Sweep) -> Draft:
+    """The features of a split; a backbone of the sweep must be planned already."""
+    inputs = {"index": f"index/{space.dataset}"}
+    parameters: dict[str, Any] = {"split": split, **_preprocessing_of_embedding(embedding, sweep)}
+    model = embedding.model or sweep.pretrain(embedding.pretrain).model
+    parameters["model"] = model_parameters(model)
+    if embedding.backbone is None:
+        # A file's place is execution, its sha256 identity.
+        parameters["initial"] = {name: value for name, value in embedding.initial.items() if name != "uri"}
+    else:
+        inputs["backbone"] = pretrain_job(embedding.pretrain, embedding.backbone, embedding.seed)
+    return Draft(
+        kind=JobKind.EMBED,
+        name=f"embed/{space.entry}/{split}",
+        readable=f"{model.name}-{split}",
+        parameters=parameters,
+        inputs=inputs,
+        facets={"dataset": space.dataset},
+        execution={"initial_uri": embedding.initial.get("uri", ""), "label_files": space.files},
+    )
+
+
+def cluster_job(space: LabelSpace, clustering: Clustering, features: Mapping[str, str]) -> Draft:
+    """k-means on features, by split the names of their jobs."""
+    return Draft(
+        kind=JobKind.CLUSTER,
+        name=f"cluster/{space.name}",
+        readable=readable_rule(space.space),
+        parameters=clustering.parameters,
+        inputs={"index": f"index/{space.dataset}", **features},
+        facets={"dataset": space.dataset},
+        execution={"label_files": space.files},
+    )
+
+
+def _preprocessing_of_embedding(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:
+    if embedding.backbone is None:
+        return {**embedding.look, "decoder": embedding.look["decoder"] or "pillow"}
+    recipe = sweep.pretrain(embedding.pretrain).recipe
+    trained = {name: recipe.get(name, default) for name, default in DEFAULT_PREPROCESSING.items()}
+    return {name: trained.get(name) if value is None else value for name, value in embedding.look.items()}

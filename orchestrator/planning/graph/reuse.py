@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 
 
@@ -30,7 +30,7 @@ class Disposition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class JobGroup:
     """Jobs of one kind, label space and transfer: a line of the table."""
 
     kind: str
@@ -74,7 +74,7 @@ def count_by_kind(plan: Plan, found: Mapping[str, Disposition]) -> dict[str, Cou
     return counts
 
 
-def group_jobs(plan: Plan, found: Mapping[str, Disposition]) -> list[Group]:
+def group_jobs(plan: Plan, found: Mapping[str, Disposition]) -> list[JobGroup]:
     """Jobs by kind, and within it by block, transfer and label space, in plan order."""
     grouped: dict[tuple[str, str], list[Job]] = {}
     for job in plan.jobs:
@@ -82,7 +82,7 @@ def group_jobs(plan: Plan, found: Mapping[str, Disposition]) -> list[Group]:
     kinds = list(dict.fromkeys(kind for kind, _ in grouped))
     ordered = sorted(grouped.items(), key=lambda item: kinds.index(item[0][0]))
     return [
-        Group(kind=kind, title=title, jobs=tuple(jobs), counts=Counter(found[job.name] for job in jobs))
+        JobGroup(kind=kind, title=title, jobs=tuple(jobs), counts=Counter(found[job.name] for job in jobs))
         for (kind, title), jobs in ordered
     ]
 

@@ -1,8 +1,8 @@
-"""How well a shuffle order mixes classes that lie together in shards. Pure.
+"""What to know of a sweep's data before it starts: absent files, wrong counts, sorted shards, long clusterings. Pure.
 
-Samples are shuffled inside blocks of shards, so a batch sees the classes of its block alone. Where shards are sorted by
-class that is a few of them, and training suffers without a word. The measure is the expected number of distinct leaf
-classes in a batch, against that of a full shuffle; it follows from the index and the recipe alone.
+Sorted shards: samples are shuffled inside blocks of shards, so a batch sees the classes of its block alone. Where
+shards are sorted by class that is a few of them, and training suffers without a word. The measure is the expected
+number of distinct leaf classes in a batch, against that of a full shuffle; it follows from the index and the recipe.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.sweepfile.model import Clustering, LabelSpace, Sweep
+from orchestrator.sweepfile.timm_table import shipped_models
 
 SPREAD_FIELD: Final = "class_spread"
 """Of an index record's summary, and of the answer of ``data index``."""
@@ -24,6 +26,12 @@ _POOR: Final = 0.8
 _REPAIRED: Final = 0.95
 _CHUNKS: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 """Longer runs cost fewer reads, so the longest one that mixes well is advised."""
+
+
+_LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.labels.cluster_space, which a test compares
+_WORTH_SAYING = 1e13
+"""Operations: minutes on a core or two."""
+_TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +135,7 @@ def sorted_shards(plan: Plan, summaries: Mapping[str, Mapping[str, Any]]) -> Ite
     for job in plan.jobs:
         index_key, recipe = job.identity["inputs"].get("index", ""), job.identity["parameters"].get("recipe", {})
         spread = summaries.get(index_key, {}).get(SPREAD_FIELD, {}).get("train")
-        if job.kind not in {JobKind.PRETRAIN, JobKind.FINETUNE} or not spread or "batch_size" not in recipe:
+        if job.kind not in BACKBONE_TRAINING_KINDS or not spread or "batch_size" not in recipe:
             continue
         shuffle = Shuffle.of(recipe)
         if (index_key, shuffle) not in told:
@@ -152,3 +160,58 @@ def _missed(units: float, held: float, drawn: float) -> float:
         return 0.0
     terms = math.lgamma(units - held + 1) - math.lgamma(units - held - drawn + 1)
     return min(1.0, math.exp(terms + math.lgamma(units - drawn + 1) - math.lgamma(units + 1)))
+
+
+def miscounted(plan: Plan, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Why the plan must not start: numbers of samples that are not those of an index that will not be made again.
+
+    Args:
+        plan: the plan.
+        metrics: of committed records, by key.
+    """
+    for job in plan.jobs:
+        if job.kind is not JobKind.INDEX or job.key not in metrics:
+            continue
+        found = metrics[job.key]
+        for split, number in job.execution.data_location.get("num_samples", {}).items():
+            good, bad = found.get(f"num_{split}"), found.get(f"num_bad_{split}", 0)
+            # Samples that were left out as bad may be among those that were declared, or not.
+            if number is None or good is None or good <= number <= good + bad:
+                continue
+            left_out = f" and {bad:.0f} bad ones" if bad else ""
+            message = f"datasets.{job.name.partition('/')[2]}.num_{split} declares {number} samples, but its index, "
+            yield f"{message}{job.key}, has {good:.0f}{left_out}; correct the number, or the URIs if they name others"
+
+
+def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Sweep) -> float:
+    """Floating-point operations of a k-means at most; 0 if the number of features is not known.
+
+    Per iteration, and once more at the end, 2 N k D, whether the N samples are clustered together or class by class.
+    """
+    model = clustering.embedding.model or sweep.pretrain(clustering.embedding.pretrain).model
+    known, rule = shipped_models().find(model.name), clustering.parameters
+    dim = 0 if known is None or model.kwargs else known.num_features or 0
+    num_clusters: int = rule["k"] if "k" in rule else sum(_LADDER)
+    passes: int = (rule["iterations"] + 1) * rule["num_init"]
+    return 2.0 * sweep.datasets[space.dataset].num_train * num_clusters * dim * passes
+
+
+def long_clusterings(sweep: Sweep) -> list[str]:
+    """One line for each k-means that takes more than minutes on a few cores."""
+    lines = []
+    for space in sweep.labels.values():
+        found = kmeans_operations(space, space.clustering, sweep) if space.clustering is not None else 0.0
+        if found >= _WORTH_SAYING:
+            num_train, hours = sweep.datasets[space.dataset].num_train, found / _TERA / 3600
+            line = f"cluster/{space.name}: k-means of {num_train:,} samples takes at most {found:.1e} operations, "
+            lines.append(f"{line}{hours:.2g} h at 1 TFLOP/s (resources.cluster: some 30 cores, or less than one GPU)")
+    return lines
+
+
+def missing_datasets(sweep: Sweep) -> list[str]:
+    """One line for each data set that is planned from its declaration, because it cannot be read."""
+    return [
+        f"{dataset.missing}; planned from what the file declares: it cannot be submitted, and its keys are not final"
+        for dataset in sweep.datasets.values()
+        if dataset.missing
+    ]

@@ -1,0 +1,157 @@
+"""The kinds of jobs: whatever is said of a kind stands in its row of ``KINDS``; sets of kinds follow from the rows.
+
+Invariants:
+
+- Every ``JobKind`` has exactly one row. The order of the rows is that in which kinds are listed to people.
+- ``code_version`` is part of every key. It rises by hand whenever the code of a kind computes another result from the
+  same parameters, and never falls.
+- The handler is a string, so that the control plane imports nothing of the data plane.
+
+A new kind is a member and a row here, a builder in ``orchestrator.planning.graph``, what it computes and writes in
+``orchestrator.planning.estimate.volumes``, and its handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal
+
+
+class JobKind(StrEnum):
+    """What a job does; the first part of its name and key."""
+
+    DATASET = "dataset"
+    INDEX = "index"
+    EMBED = "embed"
+    CLUSTER = "cluster"
+    LABELS = "labels"
+    PRETRAIN = "pretrain"
+    FINETUNE = "finetune"
+    PROBE = "probe"
+    KNN = "knn"
+    SEARCH = "search"
+    ANALYZE = "analyze"
+    THEORY = "theory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRow:
+    """Everything that is said of one kind."""
+
+    code_version: int | None = None
+    """None = this version plans no such jobs."""
+    resources: Literal["data", "embed", "cluster", "pretrain", "transfer"] | None = None
+    """The group of ``resources`` in a sweep.yaml that it runs with."""
+    default_s: float
+    """Seconds of a job that nobody has estimated; measured ratios soon correct them."""
+    handler: str = ""
+    """``module:function`` of the data plane; empty = the backend itself runs it, or nothing does."""
+    trains: Literal["", "head", "backbone"] = ""
+    """What it trains on images: a head on a frozen backbone, all weights, or nothing."""
+    saves: bool = False
+    """Whether an attempt that was stopped goes on from a checkpoint."""
+    is_measured: bool = False
+    """Whether its record tells how much work took how long, so that estimates learn from it."""
+    result: Literal["", "backbone", "transfer"] = ""
+    """What a report compares it as; empty = it is no result."""
+    in_report: Literal["", "time", "content"] = ""
+    """``content``: a report lacks something until it is committed; ``time``: a report counts its seconds alone."""
+    makes_data: bool = False
+    """Whether it writes or indexes a data set."""
+
+
+KINDS: Final[Mapping[JobKind, KindRow]] = {
+    JobKind.DATASET: KindRow(
+        code_version=1,
+        resources="data",
+        default_s=60.0,
+        handler="workloads.data.jobs:run_dataset",
+        is_measured=True,
+        makes_data=True,
+    ),
+    JobKind.INDEX: KindRow(
+        code_version=2,
+        resources="data",
+        default_s=30.0,
+        handler="workloads.data.jobs:run_index",
+        is_measured=True,
+        makes_data=True,
+    ),
+    JobKind.EMBED: KindRow(
+        code_version=1,
+        resources="embed",
+        default_s=300.0,
+        handler="workloads.embed.job:run_embed",
+        is_measured=True,
+        in_report="time",
+    ),
+    JobKind.CLUSTER: KindRow(
+        code_version=1,
+        resources="cluster",
+        default_s=120.0,
+        handler="workloads.labels.cluster_job:run_cluster",
+    ),
+    JobKind.LABELS: KindRow(
+        code_version=1,
+        resources="data",
+        default_s=10.0,
+        handler="workloads.labels.jobs:run_labels",
+        is_measured=True,
+        in_report="content",
+    ),
+    JobKind.PRETRAIN: KindRow(
+        code_version=1,
+        resources="pretrain",
+        default_s=3600.0,
+        handler="workloads.train.pretrain:run_pretrain",
+        trains="backbone",
+        saves=True,
+        is_measured=True,
+        result="backbone",
+        in_report="content",
+    ),
+    JobKind.FINETUNE: KindRow(
+        code_version=1,
+        resources="transfer",
+        default_s=900.0,
+        handler="workloads.transfer.finetune:run_finetune",
+        trains="backbone",
+        saves=True,
+        is_measured=True,
+        result="transfer",
+        in_report="content",
+    ),
+    JobKind.PROBE: KindRow(
+        code_version=1,
+        resources="transfer",
+        default_s=300.0,
+        handler="workloads.transfer.protocols:run_probe",
+        trains="head",
+        saves=True,
+        is_measured=True,
+        result="transfer",
+        in_report="content",
+    ),
+    JobKind.KNN: KindRow(
+        code_version=1,
+        resources="transfer",
+        default_s=60.0,
+        handler="workloads.transfer.knn:run_knn",
+        result="transfer",
+        in_report="content",
+    ),
+    JobKind.SEARCH: KindRow(code_version=1, resources="transfer", default_s=3600.0, saves=True, in_report="time"),
+    # Names that are taken: no version plans or runs such jobs yet.
+    JobKind.ANALYZE: KindRow(default_s=60.0),
+    JobKind.THEORY: KindRow(default_s=60.0),
+}
+
+DATA_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.makes_data)
+TRAINING_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.trains)
+BACKBONE_TRAINING_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.trains == "backbone")
+TRANSFER_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.result == "transfer")
+RESULT_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.result)
+REPORTED_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.in_report == "content")
+TIMED_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.in_report)
