@@ -27,8 +27,7 @@ from orchestrator.services.fleets import StatedCluster
 from orchestrator.services.look_up import look_up
 from orchestrator.services.outlook import make_outlook
 from orchestrator.services.sources import read_sweep
-from orchestrator.state.job_view import JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore

@@ -17,8 +17,7 @@ from orchestrator.cli.selection import Condition, select
 from orchestrator.cli.status import open_existing_store, require_sweep, revive_killed_stack
 from orchestrator.core.errors import NotFoundError
 from orchestrator.core.units import format_duration
-from orchestrator.state.job_view import JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import Consent, SweepLedger

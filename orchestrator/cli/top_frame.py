@@ -12,7 +12,7 @@ from orchestrator.cli.watch import Watching
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration
-from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps

@@ -20,6 +20,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.events import AttemptEvent, AttemptFailed, AttemptLost, AttemptSucceeded
+from orchestrator.state.failure_policy import POLICY
 from orchestrator.state.snapshot import Attempt
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import attempt_name
@@ -27,8 +28,6 @@ from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.storage.seals import seal
 
 _MAX_TEXT = 4000
-_WITHOUT_ROOM = frozenset({FailureKind.PREEMPTED, FailureKind.NODE_LOST, FailureKind.HANG})
-"""How an attempt that waits for room may end, which then means no more than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +138,7 @@ def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
         return ""
     if failure is None:
         return report.lost_reason or "its runner is gone"
-    return failure.message if failure.kind in _WITHOUT_ROOM else ""
+    return failure.message if POLICY[failure.kind].ends_wait else ""
 
 
 def _place_at_fault(failure: JobFailure, node: str) -> str:

@@ -25,8 +25,8 @@ from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, FailureKind, OrchestratorError
 from orchestrator.metrics.counters import CounterBook
 from orchestrator.metrics.sweeps import Observed
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.state.commands import Command, LaunchJob
+from orchestrator.scheduling.commands import Command, LaunchJob
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Running
 from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.transitions import SweepState
@@ -356,8 +356,8 @@ class Controller:
         snapshots += [replace(snapshot, state=SweepState.PAUSED, pause=None) for snapshot in fleet.shelved()]
         capacity = self._backend.capacity()
         self._terms.look(capacity)
-        commands = self._scheduler.decide(
-            snapshots,
+        view = ClusterView(
+            snapshots=snapshots,
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
@@ -367,13 +367,13 @@ class Controller:
             max_live_attempts=self._max_live_attempts,
             durations=self._durations.of(snapshots),
             remaining_s=self._remaining_s,
-            whereabouts=self._whereabouts,
+            node_by_attempt=self._whereabouts,
             user_caps=self._quotas,
             former=[one.snapshot for one in fleet.holdings() if one.snapshot.state.is_final and one.snapshot.excluded],
             steps=self._heartbeats.steps,
             stepping=None if self._preflight is PreflightRule.NEVER else self._heartbeats.stepping,
         )
-        commands = [command for command in commands if command.sweep in served]
+        commands = [command for command in self._scheduler.decide(view) if command.sweep in served]
         if self._drain is not None or fleet.is_blind:
             commands = [command for command in commands if not isinstance(command, LaunchJob)]
         return self._executor.without_repeats(commands)

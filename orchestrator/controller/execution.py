@@ -21,8 +21,7 @@ from orchestrator.core.errors import (
     OrchestratorError,
 )
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.state import events
-from orchestrator.state.commands import (
+from orchestrator.scheduling.commands import (
     CancelJob,
     Command,
     ExcludeNode,
@@ -35,8 +34,9 @@ from orchestrator.state.commands import (
     StopAttempt,
     TripSweep,
 )
+from orchestrator.state import events
 from orchestrator.state.events import Event
-from orchestrator.state.reliability import observed_mtbf_s
+from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import read_record

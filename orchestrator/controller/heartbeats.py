@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from orchestrator.core.contract import Progress
-from orchestrator.state.preflight import NUM_STEPS
+from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.sweeps.limits import HangLimits
 
 _WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})

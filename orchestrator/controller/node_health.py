@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from orchestrator.backends.protocol import Backend
 from orchestrator.controller.fleet import Fleet, Holding
-from orchestrator.scheduling.breaker import MAX_EXCLUDED, REPEATED_S, excluded_nodes
+from orchestrator.scheduling.node_exclusion import MAX_EXCLUDED, REPEATED_S, excluded_nodes
 from orchestrator.state import events
 
 RECHECK_S = 900.0

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from orchestrator.core.contract import Outcome, Resources, Timings
 from orchestrator.core.errors import ControllerError, FailureKind
 from orchestrator.state.codec import decode_value
-from orchestrator.state.spending import Lot
+from orchestrator.state.spending import PricedAllocation
 
 
 class SweepStatus(StrEnum):
@@ -194,7 +194,7 @@ class AttemptLaunched(AttemptEvent):
     """Ranks that it was given; 0 = what its job asks for."""
     reason: str = ""
     """Why it was launched here and now, where that is not plain."""
-    lots: tuple[Lot, ...] = ()
+    lots: tuple[PricedAllocation, ...] = ()
     """Sorts and prices of its nodes, where these are known; see ``AttemptPlaced``."""
     awaits_room: bool = False
     """Whether the cluster has no room for it yet and is to grow: its hours count from ``AttemptPlaced`` on."""
@@ -208,7 +208,7 @@ class AttemptPlaced(AttemptEvent):
 
     nodes: tuple[str, ...]
     """One per worker of a gang."""
-    lots: tuple[Lot, ...]
+    lots: tuple[PricedAllocation, ...]
     since_s: float = 0.0
     """Seconds before ``at_s`` at which it got its room: nobody may have looked just then."""
 

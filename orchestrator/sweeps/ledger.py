@@ -27,8 +27,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.sharing import load_shared
 from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, decode_event, encode_event
 from orchestrator.state.fold import apply
-from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.stored import decode_snapshot, encode_snapshot
+from orchestrator.state.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from orchestrator.storage.bounds import PLAN_BYTES
 from orchestrator.storage.journal import Journal, JournalDamagedError, JournalFencedError
 from orchestrator.storage.layout import journal_segment, plan_name, spec_name

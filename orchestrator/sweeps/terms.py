@@ -9,7 +9,7 @@ from orchestrator.core.contract import Resources
 from orchestrator.state.events import AttemptPlaced, Event, NodeDescribed
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Attempt, Snapshot
-from orchestrator.state.spending import Lot, lots_of
+from orchestrator.state.spending import PricedAllocation, priced_allocations
 
 
 class Terms:
@@ -27,14 +27,14 @@ class Terms:
             self._machines = capacity.machines
             self._nodes.update({node.name: node for node in self._machines if node.name})
 
-    def lots(self, nodes: Sequence[str], resources: Resources, num_workers: int) -> tuple[Lot, ...]:
+    def lots(self, nodes: Sequence[str], resources: Resources, num_workers: int) -> tuple[PricedAllocation, ...]:
         """Of an attempt on these nodes; empty where nothing is known of one. See ``lots_of``.
 
         Without nodes it runs on the backend's one machine, if it has only one.
         """
         if not nodes:
             return () if self._host is None else (_lot_on(self._host, num_workers),)
-        return lots_of(nodes, self._nodes, resources, num_workers)
+        return priced_allocations(nodes, self._nodes, resources, num_workers)
 
     def news(self, snapshot: Snapshot, reports: Mapping[str, AttemptReport], now: float) -> list[Event]:
         """Events that say where attempts run, where their launch could not, and what their nodes are; once each."""
@@ -66,8 +66,8 @@ class Terms:
         )
 
 
-def _lot_on(host: Node, num_workers: int) -> Lot:
-    return Lot(num_workers=num_workers, accelerator=host.accelerator, is_spot=host.is_spot)
+def _lot_on(host: Node, num_workers: int) -> PricedAllocation:
+    return PricedAllocation(num_workers=num_workers, accelerator=host.accelerator, is_spot=host.is_spot)
 
 
 def _is_elsewhere(attempt: Attempt, report: AttemptReport) -> bool:

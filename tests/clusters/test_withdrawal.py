@@ -8,10 +8,10 @@ import pytest
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.scheduling.withdrawal import MARGIN_S
+from orchestrator.scheduling.commands import LaunchJob, PreemptAttempt, StopAttempt
+from orchestrator.scheduling.preemption import MARGIN_S
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
-from orchestrator.state.commands import LaunchJob, PreemptAttempt, StopAttempt
 from orchestrator.state.nodes import Node
 from tests.scheduler_cases import after, decide, launched, of_type, plan_of
 from tests.scripted_sweep import make_job
@@ -98,4 +98,7 @@ def test_job_that_fits_only_a_leaving_node_is_not_given_up():
 
 def test_cluster_of_leaving_nodes_starts_nothing():
     nothing = Resources(cpus=0.0)  # what a backend counts without the nodes that leave
-    assert Scheduler().decide([after(plan_of("sweep", JOB))], total=nothing, nodes=(GOES,), now=NOW) == []
+    assert (
+        Scheduler().decide(ClusterView(snapshots=[after(plan_of("sweep", JOB))], total=nothing, nodes=(GOES,), now=NOW))
+        == []
+    )

@@ -165,26 +165,26 @@ MUTANTS = (
     # Policy
     Mutant(
         name="preemptions are charged",
-        where="orchestrator.state.policy:judge",
+        where="orchestrator.state.failure_policy:judge",
         old="if POLICY[kind].charge is Charge.JOB)",
         new=")",
     ),
     Mutant(
         name="backoff is ignored",
-        where="orchestrator.state.policy:_backoff_s",
+        where="orchestrator.state.failure_policy:_backoff_s",
         old="return min(",
         new="return 0.0 * min(",
     ),
     Mutant(
         name="failures are never too many",
-        where="orchestrator.state.policy:_spent_budget",
+        where="orchestrator.state.failure_policy:_spent_budget",
         old="if rule.charge is Charge.JOB and charged >= max_failures:",
         new="if False:",
     ),
     Mutant(
         name="what cannot succeed is retried",
-        where="orchestrator.state.policy:_spent_budget",
-        old="if rule.action is Action.FAIL_JOB:",
+        where="orchestrator.state.failure_policy:_spent_budget",
+        old="if rule.action is FailureAction.FAIL_JOB:",
         new="if False:",
     ),
     Mutant(
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         name="claims of others are not looked at",
         where="orchestrator.scheduling.scheduler:Scheduler.decide",
-        old="keys = set(claimed).union(",
+        old="keys = set(view.claimed).union(",
         new="keys = set().union(",
     ),
     Mutant(
@@ -235,8 +235,8 @@ MUTANTS = (
     Mutant(
         name="caps of a sweep are ignored",
         where=f"{_LAUNCHING}._cap_refusal",
-        old="def _cap_refusal(self, turn: Turn, size: Demand) -> str:",
-        new="def _cap_refusal(self, turn: Turn, size: Demand) -> str:\n    return ''",
+        old="def _cap_refusal(self, queue: SweepQueue, size: AttemptDemand) -> str:",
+        new="def _cap_refusal(self, queue: SweepQueue, size: AttemptDemand) -> str:\n    return ''",
     ),
     Mutant(
         name="paused sweep goes on",
@@ -274,7 +274,7 @@ MUTANTS = (
     ),
     Mutant(
         name="job is launched before all that it needs",
-        where="orchestrator.state.sweep_index:SweepIndex._enter",
+        where="orchestrator.scheduling.sweep_index:SweepIndex._enter",
         old="if self._unmet[place]:",
         new="if self._unmet[place] > 1:",
     ),
@@ -288,20 +288,20 @@ MUTANTS = (
     ),
     Mutant(
         name="wrong numbers at one step are tried again and again",
-        where="orchestrator.state.policy:_repetition",
+        where="orchestrator.state.failure_policy:_repetition",
         old="if not is_same_step(first, later):",
         new="if first is not None:",
     ),
     Mutant(
         name="the node that passed a step is blamed for the one that did not",
-        where="orchestrator.scheduling.breaker:_not_repeated",
+        where="orchestrator.scheduling.node_exclusion:_not_repeated",
         old="last = view.numerics[-1]",
         new="last = replace(view.numerics[-1], node=(view.attempt.nodes or ('',))[0] if view.attempt else '')",
     ),
     # Shares
     Mutant(
         name="who waits falls behind",
-        where="orchestrator.scheduling.fairness:aging",
+        where="orchestrator.scheduling.queues:aging",
         old="return min(MAX_AGING, max(0, ",
         new="return -min(MAX_AGING, max(0, ",
         family=Family.SHARES,
@@ -309,13 +309,13 @@ MUTANTS = (
     Mutant(
         name="waiting does not count",
         where="orchestrator.scheduling.scheduler:_ranked",
-        old="turn.base_priority + aging(",
-        new="turn.base_priority + 0 * aging(",
+        old="queue.base_priority + aging(",
+        new="queue.base_priority + 0 * aging(",
         family=Family.SHARES,
     ),
     Mutant(
         name="waiting counts without end",
-        where="orchestrator.scheduling.fairness:aging",
+        where="orchestrator.scheduling.queues:aging",
         old="min(MAX_AGING, ",
         new="max(0, ",
         family=Family.SHARES,
@@ -323,27 +323,27 @@ MUTANTS = (
     Mutant(
         name="weights are not looked at",
         where="orchestrator.scheduling.fairness:entitle",
-        old="standing.weight / total",
-        new="1.0 / len(standings)",
+        old="fair_share.weight / total",
+        new="1.0 / len(fair_shares)",
         family=Family.SHARES,
     ),
     Mutant(
         name="who has most goes first",
-        where="orchestrator.scheduling.fairness:Standing.key",
+        where="orchestrator.scheduling.fairness:FairShare.key",
         old="return 0, share / self.weight",
         new="return 0, -share / self.weight",
         family=Family.SHARES,
     ),
     Mutant(
         name="nobody's due is kept",
-        where="orchestrator.scheduling.fairness:Standing.key",
+        where="orchestrator.scheduling.fairness:FairShare.key",
         old="if after <= self.entitlement + 1e-9:",
         new="if after <= 2.0:",
         family=Family.SHARES,
     ),
     Mutant(
         name="no share grows while a round goes on",
-        where="orchestrator.scheduling.fairness:Standing.add",
+        where="orchestrator.scheduling.fairness:FairShare.add",
         old="self.live = plus(self.live, asked)",
         new="del asked",
         family=Family.SHARES,

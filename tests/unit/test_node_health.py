@@ -13,7 +13,7 @@ from orchestrator.controller.fleet import Fleet, Holding
 from orchestrator.controller.node_health import RECHECK_S
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind, StorageError
-from orchestrator.scheduling.breaker import EXCLUDED_S, REPEATED_S
+from orchestrator.scheduling.node_exclusion import EXCLUDED_S, REPEATED_S
 from orchestrator.state import events
 from orchestrator.state.nodes import Node
 from orchestrator.storage.local import LocalStore

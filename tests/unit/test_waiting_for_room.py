@@ -27,12 +27,11 @@ from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.scheduling.commands import LaunchJob
 from orchestrator.scheduling.occupancy import ROOM_KEPT_S
 from orchestrator.simulation.loop import ControllerLoop, Pace
 from orchestrator.state import events
-from orchestrator.state.commands import LaunchJob
-from orchestrator.state.policy import Retry, judge
-from orchestrator.state.reliability import observed_mtbf_s
+from orchestrator.state.failure_policy import RetryAt, judge, observed_mtbf_s
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
@@ -93,7 +92,7 @@ def test_job_that_found_no_room_is_tried_again_without_end() -> None:
     failed = waiting(had_no_room(HOUR_S)).jobs[GANG.name]
     for count in (1, 100, 10_000):
         verdict = judge(replace(failed, failures={FailureKind.NO_ROOM: count}), max_failures=1)
-        assert isinstance(verdict, Retry)
+        assert isinstance(verdict, RetryAt)
         assert "waits for room on the cluster: no node came" in verdict.reason
         assert verdict.at_s - HOUR_S <= 400.0
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from orchestrator.core.contract import JobKind
-from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state.job_view import Attempt, JobView
+from orchestrator.state.failure_policy import POLICY
+from orchestrator.state.snapshot import Attempt, JobView
 
-Sort: TypeAlias = tuple[JobKind, str]
+DurationClass: TypeAlias = tuple[JobKind, str]
 """Kind and model: jobs of one sort are misjudged alike."""
 
 DEFAULT_S: Mapping[JobKind, float] = {
@@ -36,7 +36,6 @@ SAVES = frozenset({JobKind.PRETRAIN, JobKind.FINETUNE, JobKind.PROBE, JobKind.SE
 RESTART_S = 60.0
 """What it costs to stop an attempt and to start its next one: saving, loading, warming up."""
 
-_STOPPED = frozenset({FailureKind.PREEMPTED, FailureKind.NO_ROOM})
 _PRIOR_JOBS = 2.0
 _STEP = math.log(1.1)
 _MAX_STEPS = 100
@@ -45,7 +44,7 @@ _OVERRUN = 0.25
 _LEAST_OVERRUN_S = 30.0
 
 
-def sort_of(job: Job) -> Sort:
+def duration_class(job: Job) -> DurationClass:
     """Kind and model of a job; jobs without a model are told apart by kind alone."""
     model = job.identity.get("parameters", {}).get("model")
     return job.kind, str(model.get("name", "")) if isinstance(model, Mapping) else ""
@@ -56,7 +55,7 @@ def estimate_s(job: Job, durations: Mapping[str, float]) -> float:
     return max(0.001, durations.get(job.name, DEFAULT_S[job.kind]))
 
 
-class Measured:
+class MeasuredDurations:
     """Sums over finished jobs of one sort. In whole milliseconds: they come out the same in any order."""
 
     __slots__ = ("actual_ms", "estimated_ms", "num_jobs")
@@ -91,7 +90,7 @@ def correction(steps: int) -> float:
 
 def left_s(job: Job, view: JobView, full_s: float) -> float:
     """Seconds that the next attempt needs at full size: one that was stopped goes on from its checkpoint."""
-    stopped = view.last_failure is not None and view.last_failure.kind in _STOPPED
+    stopped = view.last_failure is not None and POLICY[view.last_failure.kind].was_stopped
     if job.kind not in SAVES or not stopped:
         return full_s
     return max(_LEAST_LEFT * full_s, full_s - view.ran_s)

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from orchestrator.sweepfile.policy import Policy
 
 WARN_AT = 0.8
+ANYBODY = "*"
+"""Among users: the bounds of users who have none of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,15 @@ class Cap:
         if asked and self.max_gpus is not None and gpus + asked > self.max_gpus + 1e-6:
             return f"{whose} holds {gpus:g} GPUs and {asked:g} more would exceed max_gpus={self.max_gpus:g}"
         return ""
+
+
+@dataclass(slots=True, kw_only=True)
+class UserCount:
+    """What one user's sweeps hold, while one round of decisions is made."""
+
+    cap: Cap
+    gpus: float = 0.0
+    num_live: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
