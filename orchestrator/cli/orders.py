@@ -21,8 +21,8 @@ from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import Consent, SweepLedger
-from orchestrator.sweeps.inbox import Retry, Submit, read_inbox
 from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.requests import Retry, Submit, read_inbox
 
 WAIT_S = 5.0
 """For the controller to follow a message: it looks into inboxes every second."""

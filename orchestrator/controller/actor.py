@@ -28,8 +28,7 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger, list_sweeps
 from orchestrator.sweeps.lease import LeaseLostError
 from orchestrator.sweeps.limits import AttemptLimits
-from orchestrator.sweeps.presence import PresenceBoard
-from orchestrator.sweeps.publishing_trouble import PublishingTrouble
+from orchestrator.sweeps.progress import PresenceBoard, PublishingTrouble
 
 KEEP_ALIVE_EVERY_S = 10.0
 _LOG = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from orchestrator.controller.execution import Executor
 from orchestrator.controller.fleet import Fleet, Holding, Identification
 from orchestrator.controller.heartbeats import Heartbeats
 from orchestrator.controller.node_health import NodeHealth
-from orchestrator.controller.settlement import settle
 from orchestrator.controller.stops import Stops
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, FailureKind, OrchestratorError
@@ -32,10 +31,11 @@ from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
-from orchestrator.sweeps.inbox import Message, Retry, Submit, discard
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.sweeps.limits import AttemptLimits, PreflightRule
 from orchestrator.sweeps.quotas import Cap, read_quotas
+from orchestrator.sweeps.request_handling import handle_request
+from orchestrator.sweeps.requests import Message, Retry, Submit, discard
 from orchestrator.sweeps.terms import Terms
 
 INBOX_EVERY_S = 1.0
@@ -252,7 +252,7 @@ class Controller:
 
     def _settle(self, fleet: Fleet, holding: Holding, message: Message) -> None:
         if message.message_id not in holding.snapshot.handled:
-            events = settle(self._store, holding.ledger, message, now=self._now(), on_alive=self._stay_alive)
+            events = handle_request(self._store, holding.ledger, message, now=self._now(), on_alive=self._stay_alive)
             fleet.append(holding, events)
             if isinstance(message, Submit | Retry):  # somebody may have deleted results since
                 self._executor.forget_keys(holding.snapshot)

@@ -12,10 +12,10 @@ from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweeps.inbox import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.progress import ProgressBoard
+from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
 
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0

@@ -274,8 +274,7 @@ class SweepIndex:
         factors = {kind: correction(count) for kind, count in steps.items()}
         self.endings = RememberedEnds()
         self.full_s = [
-            estimate * factors.get(kind, 1.0)
-            for estimate, kind in zip(self._estimates_s, self._classes, strict=True)
+            estimate * factors.get(kind, 1.0) for estimate, kind in zip(self._estimates_s, self._classes, strict=True)
         ]
         self.paths_ms = longest_paths_ms(self.full_s, self.children)
         self.queues = {}

@@ -32,8 +32,8 @@ from orchestrator.storage.layout import (
 )
 from orchestrator.sweepfile import parse_sweep
 from orchestrator.sweeps.client import submit
-from orchestrator.sweeps.inbox import new_message_id
 from orchestrator.sweeps.ledger import SweepLedger
+from orchestrator.sweeps.requests import new_message_id
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.testing.scripted import ScriptedBackend
 from orchestrator.tracking.memory import MemoryFile

@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a missing artifact is not noticed",
-        where="orchestrator.sweeps.submission:missed_artifacts",
+        where="orchestrator.sweeps.request_handling:missed_artifacts",
         old="not is_committed(store, view.key)",
         new="False",
     ),

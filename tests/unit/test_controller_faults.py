@@ -13,7 +13,7 @@ from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_folder, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
-from orchestrator.sweeps.inbox import Ownership
+from orchestrator.sweeps.requests import Ownership
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
 from tests.scripted_sweep import World, diamond, make_job, make_plan
 

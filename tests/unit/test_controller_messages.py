@@ -15,8 +15,8 @@ from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_message
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Running
-from orchestrator.sweeps.inbox import new_message_id
 from orchestrator.sweeps.limits import GRACE_S
+from orchestrator.sweeps.requests import new_message_id
 from orchestrator.testing import Fail, Hang, Script, ScriptedBackend, Succeed
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 
