@@ -16,6 +16,7 @@ from orchestrator.backends.simulated import (
     VirtualClock,
 )
 from orchestrator.backends.simulated.clock import START_S
+from orchestrator.controller.attempt_tracker import AttemptLimits, PreflightRule
 from orchestrator.controller.controller import Controller
 from orchestrator.core.errors import ControllerError
 from orchestrator.planning.graph.plan import Plan
@@ -25,7 +26,6 @@ from orchestrator.simulation.works import Assumptions, Workload
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.sweeps import client
-from orchestrator.sweeps.limits import AttemptLimits, PreflightRule
 from orchestrator.testing.memory_store import MemoryStore
 
 __all__ = ["Assumptions", "Forecast", "forecast"]

@@ -40,9 +40,9 @@ def test_attempt_on_a_node_that_stays_is_left_alone():
 def test_attempt_for_which_the_cluster_grew_is_asked_where_it_came_to_be():
     """It was sent to no node, because its node was not there yet."""
     assert withdrawn(launched(JOB)) == []
-    (command,) = withdrawn(launched(JOB), whereabouts={ATTEMPT: "goes"})
+    (command,) = withdrawn(launched(JOB), node_by_attempt={ATTEMPT: "goes"})
     assert command.attempt_id == ATTEMPT
-    assert withdrawn(launched(JOB), whereabouts={ATTEMPT: "stays"}) == []
+    assert withdrawn(launched(JOB), node_by_attempt={ATTEMPT: "stays"}) == []
 
 
 def test_gang_is_asked_if_one_of_its_nodes_leaves():

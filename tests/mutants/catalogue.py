@@ -6,7 +6,7 @@ from tests.mutants.engine import Mutant
 from tests.simulation.families import Family
 
 _CONTROLLER = "orchestrator.controller.controller:Controller"
-_FLEET = "orchestrator.controller.fleet:Fleet"
+_OWNED_SWEEPS = "orchestrator.controller.owned_sweeps:OwnedSweeps"
 _EXECUTOR = "orchestrator.controller.execution:Executor"
 _LAUNCHING = "orchestrator.scheduling.launching:Launching"
 _FOLDING = "orchestrator.state.fold:_Folding"
@@ -15,7 +15,7 @@ MUTANTS = (
     # Fencing
     Mutant(
         name="new epoch is not announced to runners",
-        where=f"{_CONTROLLER}._new_fleet",
+        where=f"{_CONTROLLER}._adopt_sweeps",
         old="self._backend.announce(epoch)",
         new="self._backend.announce(1)",
         family=Family.DEATHS,
@@ -43,7 +43,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a sweep of an earlier epoch is not adopted",
-        where=f"{_FLEET}._load",
+        where=f"{_OWNED_SWEEPS}._load",
         old="needs_adoption = not is_ours or sweep in self._in_doubt",
         new="needs_adoption = snapshot.cluster != me.cluster",
         family=Family.DEATHS,
@@ -63,9 +63,9 @@ MUTANTS = (
     ),
     Mutant(
         name="memory is trusted after a failed append",
-        where=f"{_FLEET}.guard",
-        old="sweep in self._holdings and sweep not in self._in_doubt",
-        new="sweep in self._holdings",
+        where=f"{_OWNED_SWEEPS}.guard",
+        old="sweep in self._sweeps and sweep not in self._in_doubt",
+        new="sweep in self._sweeps",
         family=Family.STORMS,
     ),
     # Messages
@@ -73,20 +73,22 @@ MUTANTS = (
         name="message deleted before its event is durable",
         where=f"{_CONTROLLER}._settle",
         old="    if message.message_id not in",
-        new="    discard(self._store, holding.snapshot.sweep, message.message_id)\n    if message.message_id not in",
+        new=(
+            "    discard(self._store, owned_sweep.snapshot.sweep, message.message_id)\n    if message.message_id not in"
+        ),
         family=Family.DEATHS,
     ),
     Mutant(
         name="message settled twice",
         where=f"{_CONTROLLER}._settle",
-        old="message.message_id not in holding.snapshot.handled",
+        old="message.message_id not in owned_sweep.snapshot.handled",
         new="message.message_id",
         family=Family.DEATHS,
     ),
     Mutant(
         name="resubmitted sweep trusts what it knew of the store",
         where=f"{_CONTROLLER}._settle",
-        old="self._executor.forget_keys(holding.snapshot)",
+        old="self._keys.forget_all(owned_sweep.snapshot)",
         new="pass",
     ),
     Mutant(
@@ -112,40 +114,40 @@ MUTANTS = (
     Mutant(
         name="runner is not released",
         where=f"{_CONTROLLER}._record",
-        old="self._backend.release(event.attempt_id)",
+        old="self._tracker.release(event.attempt_id)",
         new="pass",
     ),
     Mutant(
         name="released before its end is on record",
         where=f"{_CONTROLLER}._record",
         old="ended.append(event)",
-        new="ended.append(event); self._backend.release(event.attempt_id)",
+        new="ended.append(event); self._tracker.release(event.attempt_id)",
         family=Family.DEATHS,
     ),
     Mutant(
         name="hang is not noticed",
-        where="orchestrator.controller.heartbeats:Heartbeats._verdict",
+        where="orchestrator.controller.attempt_tracker:Heartbeats._verdict",
         old="if silent_s <= limit_s:",
         new="if True:",
         family=Family.CLIENTS,
     ),
     Mutant(
         name="stop is followed by no end",
-        where="orchestrator.controller.stops:Stops.insist",
+        where="orchestrator.controller.attempt_tracker:StopRequests.retry_or_kill",
         old="if now >= stop.asked_at_s + stop.grace_s:",
         new="if False:",
         family=Family.CLIENTS,
     ),
     Mutant(
         name="attempts of sweeps in trouble are forgotten",
-        where=f"{_FLEET}.shelved",
+        where=f"{_OWNED_SWEEPS}.shelved",
         old="return [found[sweep] for sweep in sorted(found)]",
         new="return []",
         family=Family.STORMS,
     ),
     Mutant(
         name="controller that has not read all sweeps launches",
-        where=f"{_FLEET}.is_blind",
+        where=f"{_OWNED_SWEEPS}.is_blind",
         old="bool(self._unseen)",
         new="False",
         family=Family.ALL,
@@ -248,8 +250,8 @@ MUTANTS = (
     Mutant(
         name="drained cluster goes on",
         where=f"{_CONTROLLER}._decide",
-        old="if self._drain is not None or fleet.is_blind:",
-        new="if fleet.is_blind:",
+        old="if self._drain is not None or owned.is_blind:",
+        new="if owned.is_blind:",
         family=Family.CLIENTS,
     ),
     Mutant(

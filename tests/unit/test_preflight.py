@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.controller.heartbeats import Heartbeats
+from orchestrator.controller.attempt_tracker import Heartbeats
 from orchestrator.core.contract import Progress, Resources
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.commands import LaunchJob

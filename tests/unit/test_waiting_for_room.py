@@ -22,7 +22,7 @@ from orchestrator.backends.simulated import (
 )
 from orchestrator.cli.standing import Standing, standing_document, used_hours
 from orchestrator.cli.status import running_lines
-from orchestrator.controller.attempts import judge_report
+from orchestrator.controller.attempts import NodePricing, judge_report
 from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind
@@ -37,7 +37,6 @@ from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.policy import Policy
 from orchestrator.sweeps.client import load_snapshot, submit
-from orchestrator.sweeps.terms import Terms
 from orchestrator.testing.memory_store import MemoryStore
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, launched, of_type, plan_of
@@ -148,11 +147,11 @@ def test_end_is_judged_by_whether_there_ever_was_room(tmp_path, kind, awaits_roo
 
 def test_placement_is_told_once_from_when_it_was_on() -> None:
     report = AttemptReport(attempt_id=ID, status=AttemptStatus.RUNNING, placed_for_s=None)
-    assert Terms().news(waiting(), {ID: report}, 100.0) == []
-    (event,) = Terms().news(waiting(), {ID: replace(report, placed_for_s=30.0)}, 100.0)
+    assert NodePricing().placement_events(waiting(), {ID: report}, 100.0) == []
+    (event,) = NodePricing().placement_events(waiting(), {ID: replace(report, placed_for_s=30.0)}, 100.0)
     assert isinstance(event, events.AttemptPlaced)
     assert (event.at_s, event.since_s) == (100.0, 30.0)
-    assert Terms().news(waiting(event), {ID: replace(report, placed_for_s=30.0)}, 101.0) == []
+    assert NodePricing().placement_events(waiting(event), {ID: replace(report, placed_for_s=30.0)}, 101.0) == []
 
 
 def test_status_says_what_an_attempt_waits_for_and_since_when() -> None:
