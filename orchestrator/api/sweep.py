@@ -17,7 +17,7 @@ from orchestrator.api.status_view import StatusView
 from orchestrator.cli.money import read_prices
 from orchestrator.cli.plan import check_accelerator, choose_fleet
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.code import package_digest
 from orchestrator.core.errors import ControllerError, InfeasibleError, NotFoundError
 from orchestrator.planning.graph.build import build_plan

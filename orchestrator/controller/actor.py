@@ -16,8 +16,8 @@ from orchestrator.backends.ray.service import ACTIVE_PAUSE_S, BUSY_PAUSE_S, IDLE
 from orchestrator.backends.ray.settings import KEEP_ALIVE_VARIABLE, RunnerSettings
 from orchestrator.controller.attempt_tracker import AttemptLimits
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.foreground import new_holder
 from orchestrator.controller.notifying import start_notifying
+from orchestrator.controller.run_inprocess import new_holder
 from orchestrator.core.errors import OrchestratorError, StorageThrottledError, StorageTimeoutError
 from orchestrator.metrics import catalog
 from orchestrator.metrics.exporter import Exporter, RayExporter

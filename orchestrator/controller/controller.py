@@ -118,14 +118,14 @@ class Controller:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every sweep in its hands has ended, or rests because the cluster is drained (false at first)."""
+        """Whether every sweep that it owns has ended, or the cluster is drained and at rest (false at first)."""
         if self._owned is None:
             return False
         return not self._owned.active() or (self._drain is not None and self._drain.drained_at_s is not None)
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """All sweeps in its hands, those that have ended included."""
+        """All sweeps that it owns, those that have ended included."""
         return [] if self._owned is None else [owned_sweep.snapshot for owned_sweep in self._owned.all()]
 
     @property
@@ -316,11 +316,11 @@ class Controller:
 
     def _drain_sweeps(self, owned: OwnedSweeps) -> None:
         """Ask for checkpoints where a pause or a drain wants them, and note when a drained cluster rests."""
-        wish, active = self._drain, owned.active()
+        drain, active = self._drain, owned.active()
         for owned_sweep in active:
             reason = ""
-            if wish is not None and wish.running is Running.CHECKPOINT:
-                reason = f"cluster {self._cluster} is drained" + (f": {wish.reason}" if wish.reason else "")
+            if drain is not None and drain.running is Running.CHECKPOINT:
+                reason = f"cluster {self._cluster} is drained" + (f": {drain.reason}" if drain.reason else "")
             elif owned_sweep.snapshot.pause is Running.CHECKPOINT:
                 reason = "the sweep is paused"
             if reason:
@@ -328,7 +328,7 @@ class Controller:
                     self._executor.preempt(owned, owned_sweep, reason, self._now())
         snapshots = [*(owned_sweep.snapshot for owned_sweep in owned.active()), *owned.shelved()]
         is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._tracker.orphans
-        if wish is not None and wish.drained_at_s is None and is_at_rest:
+        if drain is not None and drain.drained_at_s is None and is_at_rest:
             note_drained(self._store, self._cluster, self._now())
 
     def _act(self, owned: OwnedSweeps) -> None:

@@ -1,4 +1,12 @@
-"""The sweeps that one controller owns, and what happens when one of them cannot be read or written."""
+"""The sweeps that one controller owns, and what happens when one of them cannot be read or written.
+
+Invariants:
+
+- A sweep is owned once an adoption of ours is its journal's latest; then no earlier writer can append any more.
+- After an append whose outcome is unknown, memory is put aside and the journal read again. A failed read leaves memory
+  true.
+- A sweep that cannot be served keeps its live attempts, their room and their keys: see ``shelved``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +38,7 @@ _OUTAGES = (StorageTimeoutError, StorageThrottledError)  # the store's, which pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedSweep:
-    """One sweep in this controller's hands."""
+    """One sweep that this controller owns."""
 
     ledger: SweepLedger
     board: ProgressBoard
@@ -85,7 +93,7 @@ class OwnedSweeps:
         self._shelved: dict[str, Snapshot] = {}
         """What was last known of sweeps that must be read again: what ran for them runs on."""
         self._troubled: set[str] = set()
-        """Sweeps in hand that the store did not answer for in this round: nothing more is tried for them."""
+        """Owned sweeps that the store did not answer for in this round: nothing more is tried for them."""
         self._contested: dict[str, OwnedSweep] = {}
         """Sweeps to whose journal somebody else has appended."""
         self._half_read: dict[str, SweepLedger] = {}
@@ -126,11 +134,11 @@ class OwnedSweeps:
         return bool(self._contested or self.fenced)
 
     def all(self) -> list[OwnedSweep]:
-        """All sweeps in hand, finished ones included."""
+        """All of them, finished ones included."""
         return list(self._sweeps.values())
 
     def get(self, sweep: str) -> OwnedSweep | None:
-        """A sweep in hand."""
+        """One of them."""
         return self._sweeps.get(sweep)
 
     def take_loaded(self) -> list[OwnedSweep]:
@@ -152,7 +160,7 @@ class OwnedSweeps:
             del self._retry_at_s[sweep]
             with self.guard(sweep):
                 self._load(sweep)
-                self._shelved.pop(sweep, None)  # it is in hand again, or another cluster's
+                self._shelved.pop(sweep, None)  # it is owned again, or another cluster's
 
     def check_fences(self) -> None:
         """Drop the sweeps that another cluster has taken over."""

@@ -54,7 +54,7 @@ class Budget:
         if bound is None or not gpu_hours or self.used + self.promised + gpu_hours <= bound + 1e-9:
             return ""
         return (
-            f"{self._told(bound)}: {self.used:.3g} GPU-hours are used, running attempts will take {self.promised:.3g} "
+            f"{self._name(bound)}: {self.used:.3g} GPU-hours are used, running attempts will take {self.promised:.3g} "
             f"more and the next job about {gpu_hours:.3g}"
         )
 
@@ -68,9 +68,9 @@ class Budget:
         if bound is None or self.used + self.promised < WARN_AT * bound:
             return ""
         part = (self.used + self.promised) / bound
-        return f"{self._told(bound)}: {self.used:.3g} GPU-hours are used, with the running attempts {part:.0%} of it"
+        return f"{self._name(bound)}: {self.used:.3g} GPU-hours are used, with the running attempts {part:.0%} of it"
 
-    def _told(self, bound: float) -> str:
+    def _name(self, bound: float) -> str:
         if self.policy.gpu_hours == bound:
             return f"the budget is {bound:g} GPU-hours (policy.budget.gpu_hours)"
         price = self.policy.gpu_hour_price

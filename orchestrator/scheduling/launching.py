@@ -1,4 +1,11 @@
-"""One round of starting attempts: whose turn, where, at which size, and what waits for which reason. Pure."""
+"""One round of starting attempts: whose turn, where, at which size, and what waits for which reason. Pure.
+
+Invariants:
+
+- What is started takes its room at once, so that nothing later in the round counts on it.
+- A sweep is ranked again after each of its starts: shares are compared as they are then.
+- What goes ahead of a blocked job ends before that one's reservation begins, or leaves what it needs.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +193,7 @@ class Launching:
             keep(self._room, reservation)
             if not made_room:
                 self._reserved_node_sets.add(nodes)
-            queue.wait(place, self._told(full, reservation))
+            queue.wait(place, self._waits_for(full, reservation))
         else:
             left_out = self._left_out(full, demand)
             queue.wait(place, f"waits for {full.resources}: {self._free()}{f'; {left_out}' if left_out else ''}")
@@ -300,7 +307,7 @@ class Launching:
     def _gpu_hours(self, queue: SweepQueue, place: int, size: AttemptDemand) -> float:
         return size.gpus * self._length_s(queue, place, size) / 3600.0 if size.gpus else 0.0
 
-    def _told(self, size: AttemptDemand, reservation: Reservation) -> str:
+    def _waits_for(self, size: AttemptDemand, reservation: Reservation) -> str:
         names = [self._node_filter.machines.names[place] for place, _ in reservation.spread]
         where = f" on {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names[0] else ""
         return f"waits for {size.resources}{where}, expected in {reservation.start_s - self._now:.0f} s; {self._free()}"

@@ -10,7 +10,7 @@ from orchestrator.scheduling.demand import AttemptDemand, amount_of, count_worke
 from orchestrator.scheduling.placement import Machines
 from orchestrator.state.nodes import ZONE_LABEL, Node
 
-_MAX_SHAPES_TOLD = 4
+_MAX_SHAPES_NAMED = 4
 _SEVERAL = 2
 
 
@@ -79,7 +79,7 @@ class NodeFilter:
         shapes = _largest(sort or nodes)
         told = f"the largest node{' of that sort' if 0 < len(sort) < len(nodes) else ''} has {shapes[0]}"
         if len(shapes) > 1:
-            told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_TOLD])
+            told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_NAMED])
         if not sort and nodes:
             told = f"no node is of that sort; {told}"
         asked = str(demand.resources)

@@ -34,7 +34,7 @@ class Preflight:
         by_group: dict[_Group, list[int]] = {}
         for place, (job, demand) in enumerate(zip(jobs, demands, strict=True)):
             if demand.gpus:
-                by_group.setdefault((job.kind, _told(job), demand), []).append(place)
+                by_group.setdefault((job.kind, _model_and_recipe(job), demand), []).append(place)
         members = [
             places
             for (_, _, demand), places in by_group.items()
@@ -74,6 +74,6 @@ class Preflight:
         return number if number in self._open else None
 
 
-def _told(job: Job) -> str:
+def _model_and_recipe(job: Job) -> str:
     parameters = job.identity.get("parameters", {})
     return json.dumps([parameters.get("model"), parameters.get("recipe")], sort_keys=True, default=str)

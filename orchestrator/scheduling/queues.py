@@ -74,7 +74,7 @@ class SweepQueue:
         self.waits: dict[str, str] = {}
         self.behind: dict[str, int] = {}
         """By job of ``waits``: how many more ready jobs wait for the same, and are not told one by one."""
-        self._told: dict[str, str] = {}
+        self._first_by_reason: dict[str, str] = {}
         self.spent = ""
         """Why its budget keeps something from starting."""
         self._round = round_state
@@ -111,9 +111,9 @@ class SweepQueue:
         self._blocked.add(demand)
         self.wait(place, why)
         name = self.index.jobs[place].name
-        told = name if name in self.waits else self._told.get(why, "")
+        told = name if name in self.waits else self._first_by_reason.get(why, "")
         if told:  # of more shapes than are told, the first one that waits for the same speaks for all
-            self._told.setdefault(why, told)
+            self._first_by_reason.setdefault(why, told)
             num_behind = len(self.index.queues[demand]) - self._at[demand] + (told != name)
             self.behind[told] = self.behind.get(told, 0) + num_behind
 

@@ -72,7 +72,7 @@ MAX_LOSSES = 1000
 _WORKERS_PER_NODE = 4
 SAME_STEPS, SAME_PART = 20, 0.01
 """Failures of numerics so many steps apart, or this part of the steps before, are the same one."""
-_MAX_TOLD = 200
+_MAX_QUOTED = 200
 """Characters of a message that a reason quotes."""
 
 POLICY: dict[FailureKind, FailureRule] = {
@@ -167,7 +167,7 @@ def judge(job: JobView, *, max_failures: int, num_workers: int = 1) -> RetryAt |
 
 def _first_line(message: str) -> str:
     line = message.strip().partition("\n")[0]
-    return line if len(line) <= _MAX_TOLD else f"{line[:_MAX_TOLD]}..."
+    return line if len(line) <= _MAX_QUOTED else f"{line[:_MAX_QUOTED]}..."
 
 
 _MEANS = {

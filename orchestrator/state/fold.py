@@ -1,4 +1,11 @@
-"""From a journal's events to a snapshot. The fold of any prefix of a journal is a valid snapshot."""
+"""From a journal's events to a snapshot.
+
+Invariants:
+
+- The fold of any prefix of a journal is a valid snapshot, and ``apply(fold(a), b) == fold(a + b)``.
+- Nothing but the events counts: no clock, no store, no order of keys.
+- An event that the table of transitions does not list raises; the snapshot given is never changed.
+"""
 
 from __future__ import annotations
 

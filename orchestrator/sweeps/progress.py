@@ -240,24 +240,24 @@ class PublishingTrouble:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._told: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
 
     def tell(self, sweep: str, why: str) -> bool:
         """Note why a sweep is not published now; whether that is news."""
-        if self._told.get(sweep) == why:
+        if self._problems.get(sweep) == why:
             return False
-        self._told[sweep] = why
+        self._problems[sweep] = why
         try:
             self._store.put(publication_name(sweep), json.dumps({"problem": redacted(why)}).encode())
         except OrchestratorError:  # the store's own outage is told by everybody else
-            self._told.pop(sweep)
+            self._problems.pop(sweep)
         return True
 
     def clear(self, sweep: str) -> None:
         """Note that a sweep is published."""
-        if self._told.get(sweep) != "":
+        if self._problems.get(sweep) != "":
             self._store.delete(publication_name(sweep))
-            self._told[sweep] = ""
+            self._problems[sweep] = ""
 
 
 def read_trouble(store: ObjectStore, sweep: str) -> tuple[str, ...]:

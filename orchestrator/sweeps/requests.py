@@ -89,8 +89,8 @@ class Submit(ClientMessage):
 class LifecycleRequest(ClientMessage):
     """A request about a sweep that is there: it becomes one event, or is refused."""
 
-    WISH: ClassVar[str]
-    """What nobody can do where it is refused: ``pause it``."""
+    ACTION: ClassVar[str]
+    """In words, as a refusal says it: ``pause it``."""
 
     @abstractmethod
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:
@@ -109,7 +109,7 @@ class LifecycleRequest(ClientMessage):
             why = "it is on its way to its end; wait for that, then retry it"
         else:
             why = "it is on its way to its end; wait for that, then submit it again"
-        raise RefusalError(f"sweep {snapshot.sweep} is {snapshot.state}, so nobody can {self.WISH}: {why}")
+        raise RefusalError(f"sweep {snapshot.sweep} is {snapshot.state}, so nobody can {self.ACTION}: {why}")
 
     def _settled_by(
         self,
@@ -127,7 +127,7 @@ class Cancel(LifecycleRequest):
     """End the sweep: stop what runs, start nothing. With ``jobs`` only these: names, or patterns as of a shell."""
 
     NAME: ClassVar[str] = "cancel"
-    WISH: ClassVar[str] = "cancel some of its jobs"
+    ACTION: ClassVar[str] = "cancel some of its jobs"
     jobs: tuple[str, ...] = ()
 
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:
@@ -148,7 +148,7 @@ class Pause(LifecycleRequest):
     """Start nothing new until told to resume."""
 
     NAME: ClassVar[str] = "pause"
-    WISH: ClassVar[str] = "pause it"
+    ACTION: ClassVar[str] = "pause it"
     running: Running = Running.FINISH
 
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:
@@ -161,7 +161,7 @@ class Resume(LifecycleRequest):
     """Go on after a pause."""
 
     NAME: ClassVar[str] = "resume"
-    WISH: ClassVar[str] = "resume it"
+    ACTION: ClassVar[str] = "resume it"
 
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:
         """The end of a pause."""
@@ -173,7 +173,7 @@ class Stop(LifecycleRequest):
     """Start nothing new any more, let what runs end, then end the sweep."""
 
     NAME: ClassVar[str] = "stop"
-    WISH: ClassVar[str] = "stop it"
+    ACTION: ClassVar[str] = "stop it"
 
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:
         """The beginning of the sweep's end."""
@@ -185,7 +185,7 @@ class Retry(LifecycleRequest):
     """Give jobs that ended without an artifact a new chance; without ``jobs`` all that failed or were skipped."""
 
     NAME: ClassVar[str] = "retry"
-    WISH: ClassVar[str] = "retry its jobs"
+    ACTION: ClassVar[str] = "retry its jobs"
     jobs: tuple[str, ...] = ()
 
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:
@@ -208,7 +208,7 @@ class SetPriority(LifecycleRequest):
     """Give the sweep another priority; higher goes first."""
 
     NAME: ClassVar[str] = "set_priority"
-    WISH: ClassVar[str] = "change its priority"
+    ACTION: ClassVar[str] = "change its priority"
     priority: int
 
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:

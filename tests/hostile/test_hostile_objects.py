@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.errors import ControllerError, NotFoundError, OrchestratorError, StorageError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan

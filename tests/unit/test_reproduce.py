@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.code import package_digest
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.cli.money import cost_lines, sweep_bill
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import UserError
 from orchestrator.core.units import format_money
