@@ -25,6 +25,7 @@ from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.state.codec import decode_value
 from orchestrator.state.snapshot import Attempt
 
+# --------------------------------------------------------------------------------------------------------------- limits
 GRACE_S = 120.0
 """Time for a checkpoint: a network of 1e9 parameters with its optimizer is 16 GB, which takes a minute to write."""
 
@@ -86,6 +87,7 @@ class AttemptLimits:
         return decode_value(cls, document)
 
 
+# ---------------------------------------------------------------------------------------------------------------- hangs
 _WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})
 """Phases in which an attempt waits for the cluster, which is no fault of its own."""
 MAX_GAP_S = 30.0
@@ -164,6 +166,7 @@ class Heartbeats:
         )
 
 
+# ------------------------------------------------------------------------------------------------------ requests to end
 _ASK_EVERY_S = 10.0
 """A request may be lost on its way; asking again changes nothing."""
 
@@ -212,6 +215,7 @@ class StopRequests:
         self._backend.stop(attempt_id)
 
 
+# ---------------------------------------------------------------------------------------------------------- the tracker
 class AttemptTracker:
     """All that a controller remembers of live attempts beside their journals; a new controller starts over."""
 

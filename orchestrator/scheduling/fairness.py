@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from orchestrator.scheduling.demand import NOTHING, Amount, AttemptDemand, DemandTable, dominant, plus, times
 from orchestrator.state.snapshot import Attempt
 
+# ------------------------------------------------------------------------------------------------------------- past use
 HALF_LIFE_S = 24 * 3600.0
 """Use counts half as much after a day: long enough for gangs that run half a day, as Slurm's default of a week."""
 _BUCKET_S = 3600.0
@@ -55,6 +56,7 @@ class UsageHistory:
         return cpus, gpus, memory
 
 
+# ----------------------------------------------------------------------------------------------------- what is held now
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Held:
     """A live attempt and the room that it holds: ``nodes`` maps names to numbers of workers, empty = anywhere."""
@@ -135,6 +137,7 @@ class Holdings:
             del self.keys[key]
 
 
+# ---------------------------------------------------------------------------------------------------------- fair shares
 @dataclass(slots=True, kw_only=True)
 class FairShare:
     """What a sweep holds and held, beside its weight; ``live`` grows while a round of decisions is made."""

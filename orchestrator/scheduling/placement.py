@@ -22,6 +22,7 @@ from orchestrator.scheduling.demand import Amount, AttemptDemand, amount_of, cou
 from orchestrator.state.nodes import Node
 
 
+# ------------------------------------------------------------------------------------------------------------ the nodes
 @dataclass(slots=True, init=False)
 class Machines:
     """The nodes of a cluster as columns, those with the fewest GPUs first; or all of it as one pool.
@@ -68,6 +69,7 @@ class Machines:
         return [place for place, node in enumerate(self.nodes) if node.suits(asked)]
 
 
+# --------------------------------------------------------------------------------------------------------- what is free
 Spread = tuple[tuple[int, int], ...]
 """Places of nodes and how many workers each gets."""
 
@@ -180,6 +182,7 @@ def pack(num_workers: int, room: dict[int, int]) -> Spread | None:
     return tuple(sorted(chosen))
 
 
+# --------------------------------------------------------------------------------------------------------- reservations
 STARVING_AFTER_S = 6 * 3600.0
 """A shape that nothing of it has started for so long gets nodes to itself, whatever the estimates say."""
 

@@ -23,6 +23,7 @@ from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 
+# ---------------------------------------------------------------------------------------- for others of higher priority
 _NOBODY = -(10**9)  # below all priorities
 MIN_RUN_S = 600.0
 """An attempt whose job made room before is left alone for so long, and twice as long after each time."""
@@ -177,6 +178,7 @@ def _pruned(stage: _Stage, chosen: list[Candidate]) -> list[Candidate]:
     return chosen
 
 
+# -------------------------------------------------------------------------------------------------------------- to grow
 GROWS_AFTER_S = 900.0
 """An attempt that started later is not moved again to grow."""
 MIN_GROWTH = 1.5
@@ -230,6 +232,7 @@ def _growth(
     return None, 0.0
 
 
+# ---------------------------------------------------------------------------------------------------- off leaving nodes
 MARGIN_S = 15.0
 """An attempt that says it ends so long before its node does is left alone: a commit takes seconds."""
 

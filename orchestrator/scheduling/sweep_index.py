@@ -35,6 +35,7 @@ from orchestrator.state.failure_policy import GiveUp, judge
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
+# ---------------------------------------------------------------------------------------------- failures that are alike
 Likeness: TypeAlias = tuple[JobKind, FailureKind, str]
 """Failures with the same likeness are one problem: kind of job, kind of failure and what its message says."""
 
@@ -90,6 +91,7 @@ def _keep(names: set[str], name: str, count: int) -> None:
         names.discard(name)
 
 
+# ------------------------------------------------------------------------------------------------------------ the index
 Ticket = tuple[int, int]
 """A ready job in its queue: minus the milliseconds of its longest remaining path, and its place in the plan."""
 

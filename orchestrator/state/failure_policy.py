@@ -21,6 +21,7 @@ from orchestrator.core.errors import FailureKind
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 
 
+# ------------------------------------------------------------------------------------------------------------ the table
 class FailureAction(StrEnum):
     """What follows a failure of one kind."""
 
@@ -141,6 +142,7 @@ class GiveUp:
     reason: str
 
 
+# ---------------------------------------------------------------------------------------------------------- the verdict
 def judge(job: JobView, *, max_failures: int, num_workers: int = 1) -> RetryAt | GiveUp:
     """What to do with a pending job, given all its failures since the sweep was last submitted.
 
@@ -235,6 +237,7 @@ def _backoff_s(rule: FailureRule, count: int, attempt_id: str) -> float:
     return min(MAX_BACKOFF_S, rule.backoff_s * 2.0 ** min(count - 1, 30)) * spread
 
 
+# ----------------------------------------------------------------------------------------------------------- signatures
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
     """One known cause."""
@@ -347,6 +350,7 @@ def signature_of(text: str) -> Signature | None:
     return next((signature for signature in SIGNATURES if signature.pattern.search(text)), None)
 
 
+# ----------------------------------------------------------------------------------------------- how often attempts die
 def observed_mtbf_s(snapshots: Sequence[Snapshot], *, prior_s: float, now: float) -> float:
     """Mean time between deaths of an attempt, seconds: what was expected counts as one death after ``prior_s``.
 

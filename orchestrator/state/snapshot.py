@@ -24,6 +24,7 @@ from orchestrator.state.spending import PricedAllocation, ResourceUse, added, us
 from orchestrator.state.transitions import JobState, SweepState
 
 
+# -------------------------------------------------------------------------------------------------------------- one job
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A live attempt: launched, and not known to have ended."""
@@ -140,6 +141,7 @@ class JobView:
         return max(0.0, self.ended_at_s - self.launched_at_s - self.room_s - spent_s)
 
 
+# ------------------------------------------------------------------------------------------------------------- all jobs
 _CHUNK = 64
 """Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
 
@@ -234,6 +236,7 @@ class JobTable(Mapping[str, JobView]):
         return f"JobTable({dict(self)!r})"
 
 
+# ------------------------------------------------------------------------------------------------------------ the sweep
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
     """A node that attempts should avoid until ``until_s`` (unix seconds)."""
@@ -312,6 +315,7 @@ class Snapshot:
         return all(self.jobs[need].state.is_done for need in job.needs)
 
 
+# ------------------------------------------------------------------------------------------------------ the stored form
 SNAPSHOT_VERSION = 4
 """Raise it whenever the fold of the same events gives another state, or a state another meaning."""
 _APART = {"plan", "jobs"}

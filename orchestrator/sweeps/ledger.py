@@ -276,6 +276,7 @@ def plan_content(document: Mapping[str, object], revision: int) -> bytes:
     return json.dumps({**document, "revision": revision}, sort_keys=True).encode()
 
 
+# ------------------------------------------------------------------------------------------------------ what is written
 def redact_event(event: Event) -> Event:
     """The event with its prose redacted: the last filter before it is stored, shown and published.
 
@@ -344,6 +345,7 @@ def _seeds(plan: Plan) -> Mapping[str, list[int]]:
     return {name: sorted(values) for name, values in sorted(found.items())}
 
 
+# -------------------------------------------------------------------------------------------------------- what is there
 def list_sweeps(store: ObjectStore) -> list[str]:
     """Names of all sweeps in the store, sorted."""
     return store.list_children("sweeps/")

@@ -21,6 +21,7 @@ from orchestrator.storage.bounds import PROGRESS_BYTES
 from orchestrator.storage.layout import nodes_name, progress_name, publication_name
 from orchestrator.storage.protocol import ObjectStore
 
+# -------------------------------------------------------------------------------------------------- progress of a sweep
 WRITE_EVERY_S = 1.0
 SLOW_FROM = 1.5
 """A rank is slow whose own time per step is so many times that of the others."""
@@ -169,6 +170,7 @@ def read_progress(store: ObjectStore, sweep: str) -> Mapping[str, LiveProgress]:
     }
 
 
+# --------------------------------------------------------------------------------------------------- nodes of a cluster
 PRESENCE_EVERY_S = 5.0
 
 
@@ -231,6 +233,7 @@ def _presence(node: Node, idle_runners: int) -> NodePresence:
     )
 
 
+# ------------------------------------------------------------------------------------------------ trouble of publishing
 class PublishingTrouble:
     """What the publisher of a store last told of each sweep; use from one thread.
 
