@@ -79,9 +79,9 @@ class NodeHealth:
         return last_s is None or ((node in excluded or node in self._faults) and now - last_s >= RECHECK_S)
 
     def _let_in(self, owned: OwnedSweeps, node: str, now: float) -> None:
-        told = f"node {node} is let back in: it has passed its check"
+        reason = f"node {node} is let back in: it has passed its check"
         for owned_sweep in _who_excludes(owned, node, now):
-            self._append(owned, owned_sweep, node, told, now, until_s=now)
+            self._append(owned, owned_sweep, node, reason, now, until_s=now)
 
     def _leave_out(self, owned: OwnedSweeps, now: float) -> None:
         """Not more nodes than the breaker leaves out: what fails everywhere is no fault of the nodes."""
@@ -95,9 +95,9 @@ class NodeHealth:
                     self._told_full.add(node)
                     _LOG.warning("node %s stays in use, %d are left out already: %s", node, most, fault)
                 continue
-            told = f"node {node} is left out until it passes a check: {fault}"
+            reason = f"node {node} is left out until it passes a check: {fault}"
             for owned_sweep in _who_excludes(owned, node, now) or owned.active()[:1]:
-                self._append(owned, owned_sweep, node, told, now, until_s=until_s)
+                self._append(owned, owned_sweep, node, reason, now, until_s=until_s)
             if _excluded(owned, now).get(node, 0.0) >= until_s:  # else the append has failed: once more next time
                 self._forget(node)
 

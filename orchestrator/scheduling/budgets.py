@@ -84,8 +84,8 @@ def overdue(policy: Policy, accepted_at_s: float, now: float) -> str:
     ends = _ends(policy, accepted_at_s)
     if not ends or now < min(ends)[0]:
         return ""
-    at_s, told = min(ends)
-    return f"{told} has passed: it was {datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    at_s, which = min(ends)
+    return f"{which} has passed: it was {datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def time_left_s(policy: Policy, accepted_at_s: float, now: float) -> float | None:

@@ -64,8 +64,8 @@ def exclusions(
             room -= 1
             sweep = sweep or next(one.plan.sweep for one in indexes if node in one.failures.by_node)
             until_s = now + _exclusion_s(indexes, node, now)
-            told = f"node {node} is left out for {(until_s - now) / 3600.0:g} h: {reason}"
-            yield ExcludeNode(sweep=sweep, node=node, reason=told, until_s=until_s)
+            notice = f"node {node} is left out for {(until_s - now) / 3600.0:g} h: {reason}"
+            yield ExcludeNode(sweep=sweep, node=node, reason=notice, until_s=until_s)
 
 
 def _nodes_with_failures(indexes: Iterable[SweepIndex]) -> set[str]:

@@ -77,19 +77,19 @@ class NodeFilter:
         nodes = [*self.machines.nodes, *self._maximum]
         sort = [node for node in nodes if node.suits(demand.resources)]
         shapes = _largest(sort or nodes)
-        told = f"the largest node{' of that sort' if 0 < len(sort) < len(nodes) else ''} has {shapes[0]}"
+        available = f"the largest node{' of that sort' if 0 < len(sort) < len(nodes) else ''} has {shapes[0]}"
         if len(shapes) > 1:
-            told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_NAMED])
+            available = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_NAMED])
         if not sort and nodes:
-            told = f"no node is of that sort; {told}"
+            available = f"no node is of that sort; {available}"
         asked = str(demand.resources)
         if demand.num_workers > 1:
             asked += f" for {demand.num_workers} workers ({demand.resources.share(demand.num_workers)} each)"
-            told += "" if self.can_grow else f", the cluster {self._total}"
+            available += "" if self.can_grow else f", the cluster {self._total}"
         is_search = kind == JobKind.SEARCH
         less = "search.concurrent, or what its trials ask for," if is_search else f"`resources` of {kind} jobs"
         remedy = f"lower {less} in sweep.yaml, or add a larger node and resubmit"
-        return f"infeasible: it asks for {asked}, but {told}; {remedy}"
+        return f"infeasible: it asks for {asked}, but {available}; {remedy}"
 
     def _suitable(self, demand: AttemptDemand) -> frozenset[int]:
         asked = Resources(

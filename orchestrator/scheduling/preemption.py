@@ -261,8 +261,8 @@ def withdrawals(
         if snapshot.state is SweepState.CANCELLING:
             continue  # they are asked to end anyway
         for attempt in snapshot.live_attempts:
-            told = attempt.nodes or (node_by_attempt.get(attempt.attempt_id, ""),)
-            left_s, node = _time_left(told, leaving, now)
+            places = attempt.nodes or (node_by_attempt.get(attempt.attempt_id, ""),)
+            left_s, node = _time_left(places, leaving, now)
             if not node or attempt.preempting_at_s is not None or attempt.attempt_id in snapshot.leaving:
                 continue
             if remaining_s.get(attempt.attempt_id, math.inf) + MARGIN_S > left_s or math.isinf(left_s):

@@ -111,11 +111,11 @@ class SweepQueue:
         self._blocked.add(demand)
         self.wait(place, why)
         name = self.index.jobs[place].name
-        told = name if name in self.waits else self._first_by_reason.get(why, "")
-        if told:  # of more shapes than are told, the first one that waits for the same speaks for all
-            self._first_by_reason.setdefault(why, told)
-            num_behind = len(self.index.queues[demand]) - self._at[demand] + (told != name)
-            self.behind[told] = self.behind.get(told, 0) + num_behind
+        speaker = name if name in self.waits else self._first_by_reason.get(why, "")
+        if speaker:  # of more shapes than have a line, the first one that waits for the same speaks for all
+            self._first_by_reason.setdefault(why, speaker)
+            num_behind = len(self.index.queues[demand]) - self._at[demand] + (speaker != name)
+            self.behind[speaker] = self.behind.get(speaker, 0) + num_behind
 
     def wait(self, place: int, why: str) -> None:
         """Tell why a job waits; the first ones of a round are enough."""

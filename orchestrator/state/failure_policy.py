@@ -158,13 +158,13 @@ def judge(job: JobView, *, max_failures: int, num_workers: int = 1) -> RetryAt |
     if spent:
         return GiveUp(reason=f"{last.kind}: {last.message} ({spent})")
     wait_s = _backoff_s(rule, count, last.attempt_id)
-    told = f"after {last.kind}"
-    told += f", {count} of at most {allowed}{how}" if allowed is not None else ""
-    told += f"; {charged} of {max_failures} failures (policy.failures) are used" if rule.charge is Charge.JOB else ""
-    told += f"; backoff {wait_s:.3g} s, {_MEANS[rule.action]}"
+    reason = f"after {last.kind}"
+    reason += f", {count} of at most {allowed}{how}" if allowed is not None else ""
+    reason += f"; {charged} of {max_failures} failures (policy.failures) are used" if rule.charge is Charge.JOB else ""
+    reason += f"; backoff {wait_s:.3g} s, {_MEANS[rule.action]}"
     if rule.waits_for:
-        told += f"; waits for {rule.waits_for}: {_first_line(last.message)}"
-    return RetryAt(at_s=last.at_s + wait_s, reason=told)
+        reason += f"; waits for {rule.waits_for}: {_first_line(last.message)}"
+    return RetryAt(at_s=last.at_s + wait_s, reason=reason)
 
 
 def _first_line(message: str) -> str:

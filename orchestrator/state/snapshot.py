@@ -340,11 +340,11 @@ def decode_snapshot(document: Mapping[str, Any], plan: Plan | None) -> Snapshot:
         found = document["version"]
         message = f"the snapshot is of version {found}, this program knows {SNAPSHOT_VERSION}; it is passed over"
         raise ControllerError(message)
-    told = document["jobs"]
+    stored = document["jobs"]
     plain = decode_value(Snapshot, {name: value for name, value in document.items() if name not in _APART})
     planned = {job.name: job.key for job in plan.jobs} if plan else {}
     views = (
-        decode_value(JobView, told[name]) if name in told else JobView(name=name, key=key)
+        decode_value(JobView, stored[name]) if name in stored else JobView(name=name, key=key)
         for name, key in planned.items()
     )
     return replace(plain, plan=plan, jobs=JobTable(views))

@@ -283,8 +283,8 @@ def redact_event(event: Event) -> Event:
     Runners redact what they know; a controller may know secrets that a runner does not, and words of its own quote
     errors.
     """
-    told = {name: text for name in _PROSE if (text := getattr(event, name, ""))}
-    cleaned: dict[str, Any] = {name: clean for name, text in told.items() if (clean := redacted(text)) != text}
+    prose = {name: text for name in _PROSE if (text := getattr(event, name, ""))}
+    cleaned: dict[str, Any] = {name: clean for name, text in prose.items() if (clean := redacted(text)) != text}
     return replace(event, **cleaned) if cleaned else event
 
 
@@ -338,8 +338,8 @@ def _seeds(plan: Plan) -> Mapping[str, list[int]]:
     for job in plan.jobs:
         facets = {name: value for name, value in job.facets.items() if name.endswith(_SEED)}
         parameters = job.identity.get("parameters", {})
-        told = {**facets, **({job.kind.value: parameters[_SEED]} if _SEED in parameters else {})}
-        for name, value in told.items():
+        numbers = {**facets, **({job.kind.value: parameters[_SEED]} if _SEED in parameters else {})}
+        for name, value in numbers.items():
             if isinstance(value, int):
                 found.setdefault(name, set()).add(value)
     return {name: sorted(values) for name, values in sorted(found.items())}

@@ -48,9 +48,9 @@ class _Line:
 
     def to_json(self) -> dict[str, Any]:
         # ``asdict`` copies deeply, and takes ten times as long.
-        told = {name: getattr(self.progress, name) for name in Progress.__slots__}
+        shown = {name: getattr(self.progress, name) for name in Progress.__slots__}
         behind = {"num_behind": self.num_behind} if self.num_behind else {}
-        return {"attempt_id": self.attempt_id, "progress": told, **behind}
+        return {"attempt_id": self.attempt_id, "progress": shown, **behind}
 
 
 class ProgressBoard:
@@ -108,17 +108,17 @@ class ProgressBoard:
     def warn(self, *warnings: str) -> None:
         """Note what people should know of the sweep as a whole, in place of what was told before."""
         found = [warning for warning in warnings if warning]
-        for job, told in list(self._quarantined.items())[:1]:
+        for job, samples in list(self._quarantined.items())[:1]:
             others = f" and {len(self._quarantined) - 1} more jobs" if len(self._quarantined) > 1 else ""
-            found.append(f"{job}{others} did without samples that cannot be read: {'; '.join(told)}")
+            found.append(f"{job}{others} did without samples that cannot be read: {'; '.join(samples)}")
         slow = [f"{job}: {one}" for job, one in self._slowest.items() if one.slowdown >= SLOW_FROM]
         uncompiled = [job for job, one in self.running.items() if one.counters.get("uncompiled")]
         self._warnings = (*found, *_first(slow, ""), *_first(uncompiled, _UNCOMPILED))
 
-    def quarantine(self, job: str, told: tuple[str, ...]) -> None:
+    def quarantine(self, job: str, samples: tuple[str, ...]) -> None:
         """Note that a job has done without some of its samples; that stays."""
-        if told:
-            self._quarantined[job] = told
+        if samples:
+            self._quarantined[job] = samples
 
     def flush(self, now: float) -> None:
         """Write what has changed, when it is time."""
@@ -138,10 +138,10 @@ class ProgressBoard:
 _UNCOMPILED = " runs without torch.compile, although compute.compile asks for it: its log says why"
 
 
-def _first(found: Sequence[str], told: str) -> list[str]:
+def _first(found: Sequence[str], what: str) -> list[str]:
     """One line for all of them."""
     others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return [f"{found[0]}{told}{others}"] if found else []
+    return [f"{found[0]}{what}{others}"] if found else []
 
 
 def read_warnings(store: ObjectStore, sweep: str) -> tuple[str, ...]:
