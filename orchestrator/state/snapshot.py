@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from orchestrator.core.contract import Resources, Timings
 from orchestrator.core.errors import ControllerError, FailureKind
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.codec import decode_value, encode_value
 from orchestrator.state.events import Running
 from orchestrator.state.spending import PricedAllocation, ResourceUse, added, uses_of
@@ -309,10 +309,6 @@ class Snapshot:
     def counts(self) -> dict[JobState, int]:
         """Number of jobs in each state that occurs."""
         return {state: self.jobs.counts[state] for state in JobState if self.jobs.counts.get(state)}
-
-    def needs_are_done(self, job: Job) -> bool:
-        """Whether all artifacts that a job reads are committed."""
-        return all(self.jobs[need].state.is_done for need in job.needs)
 
 
 # ------------------------------------------------------------------------------------------------------ the stored form

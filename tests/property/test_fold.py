@@ -118,7 +118,8 @@ class Simulation:
 
     def launch(self, sweep: str, name: str) -> None:
         job = self.plans[sweep].by_name()[name]
-        assert self.snapshots[sweep].needs_are_done(job), "launched before its needs"
+        jobs = self.snapshots[sweep].jobs
+        assert all(jobs[need].state.is_done for need in job.needs), "launched before its needs"
         assert job.key not in {attempt.key for _, attempt in self.live()}, "one key live twice"
         assert job.key not in self.committed, "launched although committed"
         self.num_attempts += 1
