@@ -6,22 +6,21 @@ import heapq
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from orchestrator.core.contract import Outcome, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.scheduling.commands import Command, FinishSweep, LaunchJob, PreemptAttempt
+from orchestrator.scheduling.demand import NOTHING, Amount, DemandTable
+from orchestrator.scheduling.placement import FreeCapacity, Machines
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
+from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state import events
-from orchestrator.state.amounts import NOTHING, Amount
-from orchestrator.state.commands import Command, FinishSweep, LaunchJob, PreemptAttempt
-from orchestrator.state.demand import Demands
 from orchestrator.state.events import Event
 from orchestrator.state.fold import apply
-from orchestrator.state.machines import Machines
 from orchestrator.state.nodes import Node
-from orchestrator.state.room import Room
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.sweep_index import SweepIndex
 
 SAVING_S = 10.0
 """What an attempt that is asked to stop takes for its checkpoint; it loses nothing."""
@@ -33,6 +32,15 @@ class Decides(Protocol):
     def __call__(
         self, snapshots: Sequence[Snapshot], *, total: Resources, nodes: Sequence[Node], now: float
     ) -> list[Command]: ...
+
+
+def decides(scheduler: Scheduler, **options: Any) -> Decides:
+    """A scheduler's decisions, with more of the view than a makespan needs."""
+
+    def decide(snapshots: Sequence[Snapshot], **view: Any) -> list[Command]:
+        return scheduler.decide(ClusterView(snapshots=snapshots, **options, **view))
+
+    return decide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +187,7 @@ class Fifo:
     def __init__(self) -> None:
         self._line: dict[tuple[str, str], None] = {}
         self._seen: dict[str, set[str]] = {}
-        self._demands = Demands()
+        self._demands = DemandTable()
         self._indexes: dict[str, SweepIndex] = {}
 
     def decide(
@@ -193,7 +201,7 @@ class Fifo:
             used += [(machines.places[name], amount) for name, amount in index.holdings.by_node.items()]
             if all(state.is_final for state in snapshot.counts):
                 commands.append(FinishSweep(sweep=snapshot.sweep, status=events.SweepStatus.SUCCEEDED))
-        room, everywhere = Room(machines, used, NOTHING), frozenset(range(len(machines.names)))
+        room, everywhere = FreeCapacity(machines, used, NOTHING), frozenset(range(len(machines.names)))
         for sweep, name in self._in_line():
             index = self._indexes[sweep]
             demand = index.demands[index.places[name]]

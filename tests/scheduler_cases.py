@@ -5,11 +5,11 @@ from typing import Any
 from orchestrator.core.contract import Outcome, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.state import events
-from orchestrator.state.commands import (
+from orchestrator.scheduling.commands import (
     Command,
 )
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
+from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node
@@ -49,7 +49,7 @@ def failed(job: Job, kind: FailureKind, message: str = "", *, at_s: float = 2.0,
 
 def decide(*snapshots: Snapshot, nodes: tuple[Node, ...], now: float = 10.0, **options: Any) -> list[Command]:
     total = Resources(cpus=sum(node.resources.cpus for node in nodes), gpus=sum(node.resources.gpus for node in nodes))
-    return Scheduler().decide(snapshots, total=total, nodes=nodes, now=now, **options)
+    return Scheduler().decide(ClusterView(snapshots=snapshots, total=total, nodes=nodes, now=now, **options))
 
 
 def of_type(commands: list[Command], kind: type[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from orchestrator.api.status_view import StatusView
 from orchestrator.cli.money import read_prices
 from orchestrator.cli.plan import check_accelerator, choose_fleet
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.code import package_digest
 from orchestrator.core.errors import ControllerError, InfeasibleError, NotFoundError
 from orchestrator.planning.graph.build import build_plan
@@ -27,8 +27,7 @@ from orchestrator.services.fleets import StatedCluster
 from orchestrator.services.look_up import look_up
 from orchestrator.services.outlook import make_outlook
 from orchestrator.services.sources import read_sweep
-from orchestrator.state.job_view import JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from orchestrator.core.contract import JobFailure, JobRequest
 from orchestrator.core.errors import FailureKind, NumericsError, OrchestratorError
 from orchestrator.core.security.redaction import redacted
-from orchestrator.state.signatures import signature_of
+from orchestrator.state.failure_policy import signature_of
 
 # By class name, because the control plane does not import torch, and Ray only in its backend. Ray's errors:
 # https://docs.ray.io/en/latest/ray-core/api/exceptions.html

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.state.job_view import Failure
+from orchestrator.state.snapshot import Failure
 
 MAX_CHARACTERS = 160
 _MAX_REMEDY = 480

@@ -17,7 +17,7 @@ from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.look_up import read_seen
 from orchestrator.stack.description import read_stack
-from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import JobView
 from orchestrator.storage.layout import (
     artifact_folder,
     checkpoints_folder,

@@ -14,7 +14,7 @@ from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.reasons import Explanation, explain
 from orchestrator.services.sources import find_plan
-from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.sweeps.client import list_sweeps, load_snapshot

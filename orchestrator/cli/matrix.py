@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from orchestrator.core.job_kinds import TRANSFER_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobTable, Snapshot
 from orchestrator.state.transitions import JobState
 
 MAX_SEEDS = 4

@@ -17,13 +17,12 @@ from orchestrator.cli.selection import Condition, select
 from orchestrator.cli.status import open_existing_store, require_sweep, revive_killed_stack
 from orchestrator.core.errors import NotFoundError
 from orchestrator.core.units import format_duration
-from orchestrator.state.job_view import JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import Consent, SweepLedger
-from orchestrator.sweeps.inbox import Retry, Submit, read_inbox
 from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.requests import Retry, Submit, read_inbox
 
 WAIT_S = 5.0
 """For the controller to follow a message: it looks into inboxes every second."""

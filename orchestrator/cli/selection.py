@@ -10,8 +10,7 @@ import typer
 
 from orchestrator.core.errors import NotFoundError
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state.job_view import JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.sweepfile.suggest import did_you_mean
 
 _OWN = ("job", "kind", "state")

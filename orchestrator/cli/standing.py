@@ -14,7 +14,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration, format_money, format_percent
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.eta import TimeLeft
-from orchestrator.state.budgets import WARN_AT, overdue, time_left_s
+from orchestrator.scheduling.budgets import WARN_AT, overdue, time_left_s
 from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.spending import Bill
 from orchestrator.state.transitions import JobState, SweepState

@@ -12,11 +12,11 @@ from orchestrator.cli.watch import Watching
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration
-from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps
-from orchestrator.sweeps.presence import NodePresence, read_presence
+from orchestrator.sweeps.progress import NodePresence, read_presence
 
 MAX_JOBS = 200
 """Rows of jobs; the most urgent ones of more."""

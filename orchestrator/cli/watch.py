@@ -29,9 +29,7 @@ from orchestrator.cli.status import (
 )
 from orchestrator.core.errors import StorageError
 from orchestrator.core.units import format_duration
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.job_view import JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger
 

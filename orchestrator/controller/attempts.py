@@ -1,16 +1,22 @@
-"""Attempts: their numbers, their requests, and what the journal makes of a backend's report."""
+"""Attempts: their numbers, their requests, what their nodes cost, and what the journal makes of a backend's report.
+
+Invariants:
+
+- A number of a key is given out once, over all sweeps and clusters, by a conditional write.
+- Only the store's record makes a success, whatever a runner reports.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.backends.protocol import AttemptReport, AttemptStatus
-from orchestrator.core.contract import JobFailure, JobRequest, Outcome, Timings
+from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Capacity
+from orchestrator.core.contract import JobFailure, JobRequest, Outcome, Resources, Timings
 from orchestrator.core.errors import (
     CorruptObjectError,
     FailureKind,
@@ -19,16 +25,25 @@ from orchestrator.core.errors import (
     StorageError,
 )
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.state.events import AttemptEvent, AttemptFailed, AttemptLost, AttemptSucceeded
-from orchestrator.state.snapshot import Attempt
+from orchestrator.state.events import (
+    AttemptEvent,
+    AttemptFailed,
+    AttemptLost,
+    AttemptPlaced,
+    AttemptSucceeded,
+    Event,
+    NodeDescribed,
+)
+from orchestrator.state.failure_policy import POLICY
+from orchestrator.state.nodes import Node
+from orchestrator.state.snapshot import Attempt, Snapshot
+from orchestrator.state.spending import PricedAllocation, priced_allocations
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import attempt_name
 from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.storage.seals import seal
 
 _MAX_TEXT = 4000
-_WITHOUT_ROOM = frozenset({FailureKind.PREEMPTED, FailureKind.NODE_LOST, FailureKind.HANG})
-"""How an attempt that waits for room may end, which then means no more than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +154,7 @@ def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
         return ""
     if failure is None:
         return report.lost_reason or "its runner is gone"
-    return failure.message if failure.kind in _WITHOUT_ROOM else ""
+    return failure.message if POLICY[failure.kind].ends_wait else ""
 
 
 def _place_at_fault(failure: JobFailure, node: str) -> str:
@@ -220,3 +235,69 @@ def _told_of(split: str, reasons: Mapping[str, Mapping[str, Any]]) -> str:
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """JSON knows no NaN: a journal must stay readable whatever a workload measured."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+class NodePricing:
+    """Market, accelerator and price of every node that this controller has seen.
+
+    Remembered, because a node that is gone tells nothing any more.
+    """
+
+    def __init__(self) -> None:
+        self._host: Node | None = None
+        self._machines: tuple[Node, ...] = ()
+        self._nodes: dict[str, Node] = {}
+
+    def look(self, capacity: Capacity) -> None:
+        """Remember what a cluster is made of now. Once per decision: thousands of launches may follow from one."""
+        self._host = capacity.host
+        if capacity.machines is not self._machines:
+            self._machines = capacity.machines
+            self._nodes.update({node.name: node for node in self._machines if node.name})
+
+    def allocations(self, nodes: Sequence[str], resources: Resources, num_workers: int) -> tuple[PricedAllocation, ...]:
+        """Of an attempt on these nodes; empty where nothing is known of one. See ``lots_of``.
+
+        Without nodes it runs on the backend's one machine, if it has only one.
+        """
+        if not nodes:
+            return () if self._host is None else (_allocation_on(self._host, num_workers),)
+        return priced_allocations(nodes, self._nodes, resources, num_workers)
+
+    def placement_events(self, snapshot: Snapshot, reports: Mapping[str, AttemptReport], now: float) -> list[Event]:
+        """Events that say where attempts run, where their launch could not, and what their nodes are; once each."""
+        own = [(attempt, reports.get(attempt.attempt_id)) for attempt in snapshot.live_attempts]
+        placed = [self._placed(attempt, report, now) for attempt, report in own]
+        machines = {node: machine for _, report in own if report for node, machine in report.machines.items()}
+        described = [
+            NodeDescribed(at_s=now, node=node, machine=machine)
+            for node, machine in machines.items()
+            if node not in snapshot.nodes
+        ]
+        return [*described, *(event for event in placed if event is not None)]
+
+    def _placed(self, attempt: Attempt, report: AttemptReport | None, now: float) -> AttemptPlaced | None:
+        if report is None or (attempt.lots and not _is_elsewhere(attempt, report)):
+            return None
+        has_got_room = attempt.awaits_room and report.placed_for_s is not None
+        nodes = report.worker_nodes or ((report.node,) if report.node and attempt.num_workers == 1 else ())
+        lots = self.allocations(nodes, attempt.resources, attempt.num_workers) if nodes else ()
+        if not has_got_room and (not lots or lots == attempt.lots or attempt.awaits_room):
+            return None
+        return AttemptPlaced(
+            at_s=now,
+            job=attempt.job,
+            attempt_id=attempt.attempt_id,
+            nodes=nodes,
+            lots=lots,
+            since_s=(report.placed_for_s or 0.0) if has_got_room else 0.0,
+        )
+
+
+def _allocation_on(host: Node, num_workers: int) -> PricedAllocation:
+    return PricedAllocation(num_workers=num_workers, accelerator=host.accelerator, is_spot=host.is_spot)
+
+
+def _is_elsewhere(attempt: Attempt, report: AttemptReport) -> bool:
+    """Whether it did not go where it was sent, because that node was gone."""
+    return bool(report.node) and len(attempt.nodes) == 1 and report.node != attempt.nodes[0]

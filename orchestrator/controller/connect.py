@@ -20,11 +20,11 @@ from orchestrator.backends.ray.digest import code_digest
 from orchestrator.backends.ray.service import LoopActor
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.actor import ControllerActor, ControllerSettings, PublisherActor
+from orchestrator.controller.attempt_tracker import AttemptLimits
 from orchestrator.core.errors import ClusterError, ControllerError
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.lease import LEASE_DURATION_S, read_lease
-from orchestrator.sweeps.limits import AttemptLimits
 
 CONTROLLER_NAME = "controller"
 WATCHDOG_NAME = "watchdog"

@@ -1,42 +1,47 @@
 """The loop that owns all sweeps of a cluster: observe -> append -> fold -> decide -> execute.
 
 Everything it knows is in the store or comes from the backend, so it may die between any two lines: the next controller
-replays the journals, asks the backend about the attempts that these believe live, and goes on.
+replays the journals, asks the backend about the attempts that these believe live, and goes on. Invariants:
+
+- One controller per cluster acts: it keeps its lease before every round, and asks again before it believes that an
+  attempt is lost.
+- Events are durable before anything follows from them: launches, releases of runners, deletions of messages.
+- One sweep's fault never stops the others; what cannot be read keeps its room and its keys.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
-from orchestrator.controller.attempts import judge_report
-from orchestrator.controller.durations import Durations
+from orchestrator.controller.attempt_tracker import AttemptLimits, AttemptTracker
+from orchestrator.controller.attempts import NodePricing, judge_report
 from orchestrator.controller.execution import Executor
-from orchestrator.controller.fleet import Fleet, Holding, Identification
-from orchestrator.controller.heartbeats import Heartbeats
+from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_health import NodeHealth
-from orchestrator.controller.settlement import settle
-from orchestrator.controller.stops import Stops
+from orchestrator.controller.owned_sweeps import Identification, OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
-from orchestrator.core.errors import ControllerError, FailureKind, OrchestratorError
+from orchestrator.core.errors import ControllerError, OrchestratorError
 from orchestrator.metrics.counters import CounterBook
 from orchestrator.metrics.sweeps import Observed
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.state.commands import Command, LaunchJob
+from orchestrator.planning.estimate.estimates import estimate
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.scheduling.commands import Command, LaunchJob
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Running
 from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
-from orchestrator.sweeps.inbox import Message, Retry, Submit, discard
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
-from orchestrator.sweeps.limits import AttemptLimits, PreflightRule
 from orchestrator.sweeps.quotas import Cap, read_quotas
-from orchestrator.sweeps.terms import Terms
+from orchestrator.sweeps.request_handling import handle_request
+from orchestrator.sweeps.requests import Message, Retry, Submit, discard
 
 INBOX_EVERY_S = 1.0
 QUIET_AFTER_S = 3600.0
@@ -47,6 +52,7 @@ is a request that somebody pays for.
 LOOK_UP_S = 2.0
 """In one round, for asking the store which ready jobs it has: the others wait for the next round."""
 _ENDS_OF_CONTACT = {AttemptStatus.LOST, AttemptStatus.OVERTAKEN}
+_UNKNOWN: Mapping[str, float] = MappingProxyType({})
 _LOG = logging.getLogger(__name__)
 
 
@@ -78,26 +84,25 @@ class Controller:
         self._cluster = cluster
         self._holder = holder
         self._on_alive = on_alive
-        self._fleet: Fleet | None = None
+        self._owned: OwnedSweeps | None = None
         limits = limits or AttemptLimits()
-        self._stops, self._health = Stops(backend), NodeHealth(backend, store.uri)
-        self._terms = Terms()
+        self._health = NodeHealth(backend, store.uri)
+        self._pricing = NodePricing()
+        self._keys = KeyCache(store, cluster, self._stay_alive)
+        self._tracker = AttemptTracker(backend, limits, now())
         self._executor = Executor(
-            store, backend, cluster, self._stops, self._terms, grace_s=limits.grace_s, on_alive=self._stay_alive
+            store,
+            backend,
+            self._keys,
+            self._tracker.stops,
+            self._pricing,
+            grace_s=limits.grace_s,
+            on_alive=self._stay_alive,
         )
-        self._heartbeats = Heartbeats(limits.hangs)
-        self._preflight = limits.preflight
-        self.counters = CounterBook(now())
-        """Sums that attempts report, for metrics."""
         self._scheduler = Scheduler()
-        self._durations = Durations()
-        self._remaining_s: dict[str, float] = {}
-        """What live attempts say of the time to their end."""
-        self._whereabouts: dict[str, str] = {}
-        """Nodes of live attempts, of gangs the first one."""
+        self._durations = _EstimatedDurations()
         self._drain: Drain | None = None
         self._quotas: Mapping[str, Cap] = {}
-        self._orphans: set[str] = set()
         self._inbox_at_s = self._quiet_at_s = 0.0
         self._woken: set[str] = set()
 
@@ -113,33 +118,38 @@ class Controller:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every sweep in its hands has ended, or rests because the cluster is drained (false at first)."""
-        if self._fleet is None:
+        """Whether every sweep that it owns has ended, or the cluster is drained and at rest (false at first)."""
+        if self._owned is None:
             return False
-        return not self._fleet.active() or (self._drain is not None and self._drain.drained_at_s is not None)
+        return not self._owned.active() or (self._drain is not None and self._drain.drained_at_s is not None)
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """All sweeps in its hands, those that have ended included."""
-        return [] if self._fleet is None else [holding.snapshot for holding in self._fleet.holdings()]
+        """All sweeps that it owns, those that have ended included."""
+        return [] if self._owned is None else [owned_sweep.snapshot for owned_sweep in self._owned.all()]
 
     @property
     def capacity(self) -> Resources:
         """What the cluster has in all."""
         return self._backend.capacity().total
 
+    @property
+    def counters(self) -> CounterBook:
+        """Sums that attempts report, for metrics."""
+        return self._tracker.counters
+
     def observed(self) -> list[Observed]:
         """The same, with what metrics say of them."""
-        silent_s, indexes = self._heartbeats.silent_s, self._scheduler.indexes
+        silent_s, indexes = self._tracker.heartbeats.silent_s, self._scheduler.indexes
         return [
             Observed(
-                snapshot=holding.snapshot,
-                index=indexes.get(holding.snapshot.sweep),
-                progress=holding.board.running,
-                slowest=holding.board.slowest,
+                snapshot=owned_sweep.snapshot,
+                index=indexes.get(owned_sweep.snapshot.sweep),
+                progress=owned_sweep.board.running,
+                slowest=owned_sweep.board.slowest,
                 silent_s=silent_s,
             )
-            for holding in (self._fleet.holdings() if self._fleet is not None else ())
+            for owned_sweep in (self._owned.all() if self._owned is not None else ())
         ]
 
     def wake(self, sweep: str = "") -> None:
@@ -153,27 +163,27 @@ class Controller:
             LeaseLostError: a newer controller of this cluster has started; end this one.
             StorageError: the store does not answer; call again later. What is known in memory stays true.
         """
-        fleet = self._start() if self._fleet is None else self._fleet
+        owned = self._start() if self._owned is None else self._owned
         self._lease.keep()
-        before = fleet.num_appends
-        fleet.reload()
-        self._release_ended(fleet)
-        self._read_inbox(fleet)
-        self._observe(fleet)
-        self._health.follow(fleet, self._now())
-        self._bring_to_rest(fleet)
-        self._act(fleet)
-        self._stops.insist(self._now())
-        self._executor.keep_claims(fleet, self._now())
-        self._drop_fenced(fleet)
-        self._show_progress(fleet)
-        return fleet.num_appends != before
+        before = owned.num_appends
+        owned.reload()
+        self._release_ended(owned)
+        self._read_inbox(owned)
+        self._observe(owned)
+        self._health.follow(owned, self._now())
+        self._drain_sweeps(owned)
+        self._act(owned)
+        self._tracker.stops.retry_or_kill(self._now())
+        self._keys.keep_claims([one.snapshot for one in owned.active()], self._now())
+        self._drop_fenced(owned)
+        self._show_progress(owned)
+        return owned.num_appends != before
 
-    def _start(self) -> Fleet:
+    def _start(self) -> OwnedSweeps:
         above = 0
-        while self._fleet is None:
+        while self._owned is None:
             try:
-                self._fleet = self._new_fleet(self._lease.acquire(above))
+                self._owned = self._adopt_sweeps(self._lease.acquire(above))
             except StaleLeaseError as error:
                 found = read_lease(self._store, self._cluster)
                 is_anothers = found is not None and found.holder != self._holder
@@ -182,62 +192,62 @@ class Controller:
                 # Runners obey the highest epoch only: under a lower one this controller could command none of them.
                 _LOG.warning("a higher epoch is taken: %s", error)
                 above = error.epoch
-        return self._fleet
+        return self._owned
 
-    def _new_fleet(self, epoch: int) -> Fleet:
+    def _adopt_sweeps(self, epoch: int) -> OwnedSweeps:
         # Runners refuse the former controller from here on; only then does this one read what that one wrote last.
         self._backend.announce(epoch)
         me = Identification(cluster=self._cluster, epoch=epoch, holder=self._holder)
-        fleet = Fleet(self._store, me, self._now, self._stay_alive)
-        fleet.adopt_all()
-        return fleet
+        owned = OwnedSweeps(self._store, me, self._now, self._stay_alive)
+        owned.adopt_all()
+        return owned
 
     def _stay_alive(self) -> None:
         """A round of many requests may outlast a lease; whoever sees an expired one would replace this controller."""
         self._on_alive()
         self._lease.keep()
 
-    def _release_ended(self, fleet: Fleet) -> None:
+    def _release_ended(self, owned: OwnedSweeps) -> None:
         """An end may be in the journal and its runner not released: the writer died, or lost the acknowledgement."""
-        for holding in fleet.take_loaded():
-            leaving = holding.snapshot.leaving
-            for view in holding.snapshot.jobs.values():
+        for owned_sweep in owned.take_loaded():
+            leaving = owned_sweep.snapshot.leaving
+            for view in owned_sweep.snapshot.jobs.values():
                 if view.attempt is None and view.last_attempt_id and view.last_attempt_id not in leaving:
                     self._backend.release(view.last_attempt_id)
-                holding.board.quarantine(view.name, view.quarantined)
-            for attempt in holding.snapshot.live_attempts:
+                owned_sweep.board.quarantine(view.name, view.quarantined)
+            for attempt in owned_sweep.snapshot.live_attempts:
                 self._resume_stop(attempt)
 
     def _resume_stop(self, attempt: Attempt) -> None:
         """A former controller preempted it, and may have died before it told the runner."""
         if attempt.preempting_at_s is not None:
             grace_s = max(0.0, attempt.preempting_at_s + attempt.grace_s - self._now())
-            self._stops.ask(attempt.attempt_id, "its room is needed", self._now(), grace_s)
+            self._tracker.stops.ask(attempt.attempt_id, "its room is needed", self._now(), grace_s)
 
-    def _read_inbox(self, fleet: Fleet) -> None:
+    def _read_inbox(self, owned: OwnedSweeps) -> None:
         woken, self._woken = self._woken, set()
         if self._now() >= self._inbox_at_s or "" in woken:
             self._inbox_at_s = self._now() + INBOX_EVERY_S
-            sweeps = self._sweeps_to_look_at(fleet, woken)
-            fleet.check_fences()
-            self._drain = self._wish_to_rest()
+            sweeps = self._sweeps_to_look_at(owned, woken)
+            owned.check_fences()
+            self._drain = self._read_drain()
             self._read_quotas()
         else:
             sweeps = sorted(woken)
-        for holding, message in fleet.messages(sweeps):
-            with fleet.guard(holding.snapshot.sweep):
-                self._settle(fleet, holding, message)
+        for owned_sweep, message in owned.messages(sweeps):
+            with owned.guard(owned_sweep.snapshot.sweep):
+                self._settle(owned, owned_sweep, message)
 
-    def _sweeps_to_look_at(self, fleet: Fleet, woken: set[str]) -> list[str]:
+    def _sweeps_to_look_at(self, owned: OwnedSweeps, woken: set[str]) -> list[str]:
         sweeps, now = self._store.list_children("sweeps/"), self._now()
         if now >= self._quiet_at_s or "" in woken:
             self._quiet_at_s = now + QUIET_EVERY_S
             return sweeps
-        ends_s = {holding.snapshot.sweep: holding.snapshot.finished_at_s for holding in fleet.holdings()}
+        ends_s = {owned_sweep.snapshot.sweep: owned_sweep.snapshot.finished_at_s for owned_sweep in owned.all()}
         quiet = {sweep for sweep, end_s in ends_s.items() if end_s is not None and end_s + QUIET_AFTER_S < now}
         return [sweep for sweep in sweeps if sweep not in quiet - woken]
 
-    def _wish_to_rest(self) -> Drain | None:
+    def _read_drain(self) -> Drain | None:
         try:
             return read_drain(self._store, self._cluster)
         except ControllerError as error:
@@ -250,151 +260,167 @@ class Controller:
         except ControllerError as error:
             _LOG.error("%s", error)
 
-    def _settle(self, fleet: Fleet, holding: Holding, message: Message) -> None:
-        if message.message_id not in holding.snapshot.handled:
-            events = settle(self._store, holding.ledger, message, now=self._now(), on_alive=self._stay_alive)
-            fleet.append(holding, events)
+    def _settle(self, owned: OwnedSweeps, owned_sweep: OwnedSweep, message: Message) -> None:
+        if message.message_id not in owned_sweep.snapshot.handled:
+            events = handle_request(
+                self._store, owned_sweep.ledger, message, now=self._now(), on_alive=self._stay_alive
+            )
+            owned.append(owned_sweep, events)
             if isinstance(message, Submit | Retry):  # somebody may have deleted results since
-                self._executor.forget_keys(holding.snapshot)
+                self._keys.forget_all(owned_sweep.snapshot)
         # Only now: a message that is deleted before its event is durable would be lost by a crash in between.
-        discard(self._store, holding.snapshot.sweep, message.message_id)
+        discard(self._store, owned_sweep.snapshot.sweep, message.message_id)
 
-    def _observe(self, fleet: Fleet) -> None:
-        holdings = fleet.active()
-        asked = {attempt.attempt_id for holding in holdings for attempt in holding.snapshot.live_attempts}
-        asked |= {attempt.attempt_id for snapshot in fleet.shelved() for attempt in snapshot.live_attempts}
-        asked |= self._orphans
+    def _observe(self, owned: OwnedSweeps) -> None:
+        owned_sweeps = owned.active()
+        asked = {attempt.attempt_id for owned_sweep in owned_sweeps for attempt in owned_sweep.snapshot.live_attempts}
+        asked |= {attempt.attempt_id for snapshot in owned.shelved() for attempt in snapshot.live_attempts}
+        asked |= self._tracker.orphans
         if not asked:
             return
         reports = {report.attempt_id: report for report in self._backend.observe(sorted(asked))}
-        self._terms.look(self._backend.capacity())
+        self._pricing.look(self._backend.capacity())
         if any(report.status in _ENDS_OF_CONTACT for report in reports.values()):
             # A controller that slept past its lease finds runners that do not talk to it any more. Its journals may be
             # open to it still, and there must never stand that they are lost.
             self._lease.verify()
-        for holding in holdings:
-            with fleet.guard(holding.snapshot.sweep):
-                self._record(fleet, holding, reports)
-        for attempt_id in sorted(self._orphans & reports.keys()):
-            if reports[attempt_id].status is not AttemptStatus.RUNNING:
-                self._orphans.discard(attempt_id)
-                self._stops.forget(attempt_id)
-                self._backend.release(attempt_id)
-        self._heartbeats.retain(asked)
-        self.counters.retain(asked)
+        for owned_sweep in owned_sweeps:
+            with owned.guard(owned_sweep.snapshot.sweep):
+                self._record(owned, owned_sweep, reports)
+        self._tracker.release_orphans(reports)
+        self._tracker.retain(asked)
 
-    def _record(self, fleet: Fleet, holding: Holding, reports: Mapping[str, AttemptReport]) -> None:
+    def _record(self, owned: OwnedSweeps, owned_sweep: OwnedSweep, reports: Mapping[str, AttemptReport]) -> None:
         ended: list[AttemptEvent] = []
-        news = self._terms.news(holding.snapshot, reports, self._now())
-        for attempt in holding.snapshot.live_attempts:
+        news = self._pricing.placement_events(owned_sweep.snapshot, reports, self._now())
+        for attempt in owned_sweep.snapshot.live_attempts:
             report = reports.get(attempt.attempt_id)
             if report is not None and report.progress is not None:
-                self.counters.see(holding.snapshot, attempt, report.progress)
+                self._tracker.counters.see(owned_sweep.snapshot, attempt, report.progress)
             event = judge_report(self._store, attempt, report, self._now()) if report else None
             if event is not None:
                 ended.append(event)
-                holding.board.remove(attempt.job)
-                forget = self._executor.settle if isinstance(event, AttemptSucceeded) else self._executor.forget_key
+                owned_sweep.board.remove(attempt.job)
+                forget = self._keys.settle if isinstance(event, AttemptSucceeded) else self._keys.forget
                 forget(attempt.key)
             elif report is not None and report.progress is not None:
-                holding.board.show(attempt.job, attempt.attempt_id, report.progress, report.worker_nodes)
-                self._whereabouts[attempt.attempt_id] = report.node
-                if report.progress.eta_s:
-                    self._remaining_s[attempt.attempt_id] = report.progress.eta_s
-                # The end comes back as a report: an event before it could leave a live attempt under an ended one.
-                if why := self._heartbeats.see(attempt.attempt_id, report.progress, self._now()):
-                    self._backend.kill(attempt.attempt_id, why, FailureKind.HANG)
+                owned_sweep.board.show(attempt.job, attempt.attempt_id, report.progress, report.worker_nodes)
+                self._tracker.follow(attempt.attempt_id, report.node, report.progress, self._now())
         if news or ended:
-            fleet.append(holding, [*news, *ended])
+            owned.append(owned_sweep, [*news, *ended])
         # A runner keeps the outcome until here: a crash before this line lets the next controller ask again.
         for event in ended:
             if isinstance(event, AttemptSucceeded):
-                holding.board.quarantine(event.job, event.quarantined)
-            self._stops.forget(event.attempt_id)
-            self._remaining_s.pop(event.attempt_id, None)
-            self._whereabouts.pop(event.attempt_id, None)
-            self._backend.release(event.attempt_id)
+                owned_sweep.board.quarantine(event.job, event.quarantined)
+            self._tracker.release(event.attempt_id)
 
-    def _bring_to_rest(self, fleet: Fleet) -> None:
+    def _drain_sweeps(self, owned: OwnedSweeps) -> None:
         """Ask for checkpoints where a pause or a drain wants them, and note when a drained cluster rests."""
-        wish, active = self._drain, fleet.active()
-        for holding in active:
+        drain, active = self._drain, owned.active()
+        for owned_sweep in active:
             reason = ""
-            if wish is not None and wish.running is Running.CHECKPOINT:
-                reason = f"cluster {self._cluster} is drained" + (f": {wish.reason}" if wish.reason else "")
-            elif holding.snapshot.pause is Running.CHECKPOINT:
+            if drain is not None and drain.running is Running.CHECKPOINT:
+                reason = f"cluster {self._cluster} is drained" + (f": {drain.reason}" if drain.reason else "")
+            elif owned_sweep.snapshot.pause is Running.CHECKPOINT:
                 reason = "the sweep is paused"
             if reason:
-                with fleet.guard(holding.snapshot.sweep):
-                    self._executor.preempt(fleet, holding, reason, self._now())
-        snapshots = [*(holding.snapshot for holding in fleet.active()), *fleet.shelved()]
-        is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._orphans
-        if wish is not None and wish.drained_at_s is None and is_at_rest:
+                with owned.guard(owned_sweep.snapshot.sweep):
+                    self._executor.preempt(owned, owned_sweep, reason, self._now())
+        snapshots = [*(owned_sweep.snapshot for owned_sweep in owned.active()), *owned.shelved()]
+        is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._tracker.orphans
+        if drain is not None and drain.drained_at_s is None and is_at_rest:
             note_drained(self._store, self._cluster, self._now())
 
-    def _act(self, fleet: Fleet) -> None:
-        self._executor.end_waits(self._now())
+    def _act(self, owned: OwnedSweeps) -> None:
+        self._keys.end_waits(self._now())
         look_until_s = self._now() + LOOK_UP_S
-        while commands := self._decide(fleet, look_until_s):
+        while commands := self._decide(owned, look_until_s):
             for sweep, group in groupby(commands, key=lambda command: command.sweep):
-                holding = fleet.get(sweep)
-                if holding is not None:
-                    with fleet.guard(sweep):
-                        self._executor.execute(fleet, holding, list(group), self._now())
+                owned_sweep = owned.get(sweep)
+                if owned_sweep is not None:
+                    with owned.guard(sweep):
+                        self._executor.execute(owned, owned_sweep, list(group), self._now())
 
-    def _decide(self, fleet: Fleet, look_until_s: float) -> list[Command]:
-        self._executor.unknown.clear()
-        for holding in fleet.active():
-            with fleet.guard(holding.snapshot.sweep):
-                ready = self._scheduler.unlaunched(holding.snapshot)
-                self._executor.look_up(fleet, holding, ready, self._now, look_until_s)
-        snapshots = [holding.snapshot for holding in fleet.active()]
+    def _decide(self, owned: OwnedSweeps, look_until_s: float) -> list[Command]:
+        self._keys.unknown.clear()
+        for owned_sweep in owned.active():
+            with owned.guard(owned_sweep.snapshot.sweep):
+                ready = self._scheduler.unlaunched(owned_sweep.snapshot)
+                if refused := self._keys.look_up(ready, self._now, look_until_s):
+                    owned.append(owned_sweep, refused)
+        snapshots = [owned_sweep.snapshot for owned_sweep in owned.active()]
         if not snapshots:
             return []
         served = {snapshot.sweep for snapshot in snapshots}
         # What runs for a sweep that must be read again has its room and keys; nothing is decided for it.
-        snapshots += [replace(snapshot, state=SweepState.PAUSED, pause=None) for snapshot in fleet.shelved()]
+        snapshots += [replace(snapshot, state=SweepState.PAUSED, pause=None) for snapshot in owned.shelved()]
         capacity = self._backend.capacity()
-        self._terms.look(capacity)
-        commands = self._scheduler.decide(
-            snapshots,
+        self._pricing.look(capacity)
+        view = ClusterView(
+            snapshots=snapshots,
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
             now=self._now(),
-            committed=self._executor.committed,
-            claimed=self._executor.claimed | self._executor.unknown,
+            committed=self._keys.committed,
+            claimed=self._keys.unavailable,
             max_live_attempts=self._max_live_attempts,
             durations=self._durations.of(snapshots),
-            remaining_s=self._remaining_s,
-            whereabouts=self._whereabouts,
+            remaining_s=self._tracker.remaining_s,
+            node_by_attempt=self._tracker.node_by_attempt,
             user_caps=self._quotas,
-            former=[one.snapshot for one in fleet.holdings() if one.snapshot.state.is_final and one.snapshot.excluded],
-            steps=self._heartbeats.steps,
-            stepping=None if self._preflight is PreflightRule.NEVER else self._heartbeats.stepping,
+            former=[one.snapshot for one in owned.all() if one.snapshot.state.is_final and one.snapshot.excluded],
+            steps=self._tracker.heartbeats.steps,
+            stepping=self._tracker.stepping,
         )
-        commands = [command for command in commands if command.sweep in served]
-        if self._drain is not None or fleet.is_blind:
+        commands = [command for command in self._scheduler.decide(view) if command.sweep in served]
+        if self._drain is not None or owned.is_blind:
             commands = [command for command in commands if not isinstance(command, LaunchJob)]
         return self._executor.without_repeats(commands)
 
-    def _drop_fenced(self, fleet: Fleet) -> None:
-        if not fleet.is_contested:
+    def _drop_fenced(self, owned: OwnedSweeps) -> None:
+        if not owned.is_contested:
             return
         # A newer controller of this very cluster goes on with our attempts; only another cluster's takeover ends them.
         self._lease.verify()
-        for holding in fleet.fenced:
-            for attempt in holding.snapshot.live_attempts:
-                self._orphans.add(attempt.attempt_id)
-                self._stops.ask(attempt.attempt_id, "another cluster has taken its sweep over", self._now())
-        fleet.fenced.clear()
+        for owned_sweep in owned.fenced:
+            for attempt in owned_sweep.snapshot.live_attempts:
+                self._tracker.disown(attempt, self._now())
+        owned.fenced.clear()
 
-    def _show_progress(self, fleet: Fleet) -> None:
-        for holding in fleet.holdings():
-            sweep = holding.snapshot.sweep
-            holding.board.explain(self._scheduler.waits.get(sweep, {}), self._scheduler.behind.get(sweep, {}))
-            holding.board.warn(self._scheduler.warnings.get(holding.snapshot.sweep, ""))
+    def _show_progress(self, owned: OwnedSweeps) -> None:
+        for owned_sweep in owned.all():
+            sweep = owned_sweep.snapshot.sweep
+            owned_sweep.board.explain(self._scheduler.waits.get(sweep, {}), self._scheduler.behind.get(sweep, {}))
+            owned_sweep.board.warn(self._scheduler.warnings.get(owned_sweep.snapshot.sweep, ""))
             try:
-                holding.board.flush(self._now())
+                owned_sweep.board.flush(self._now())
             except OrchestratorError as error:
-                _LOG.warning("progress of sweep %s is not shown: %s", holding.snapshot.sweep, error)
+                _LOG.warning("progress of sweep %s is not shown: %s", owned_sweep.snapshot.sweep, error)
+
+
+class _EstimatedDurations:
+    """Remembers the estimates of each sweep's current plan; the same mapping is given out until the plan changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Plan, Mapping[str, float]]] = {}
+
+    def of(self, snapshots: Sequence[Snapshot]) -> dict[str, Mapping[str, float]]:
+        """Seconds by job name, by sweep; other sweeps are forgotten."""
+        self._known = {
+            snapshot.sweep: (snapshot.plan, self._estimated(snapshot.sweep, snapshot.plan))
+            for snapshot in snapshots
+            if snapshot.plan is not None
+        }
+        return {sweep: durations for sweep, (_, durations) in self._known.items()}
+
+    def _estimated(self, sweep: str, plan: Plan) -> Mapping[str, float]:
+        known = self._known.get(sweep)
+        if known is not None and known[0] is plan:
+            return known[1]
+        try:
+            return estimate(plan).durations_s()
+        except (ValueError, TypeError, KeyError, ArithmeticError):
+            # An estimate only orders jobs. A plan of another version, or of jobs that nobody can estimate, runs too.
+            _LOG.warning("jobs of sweep %s cannot be estimated, so they run in plan order", sweep, exc_info=True)
+            return _UNKNOWN

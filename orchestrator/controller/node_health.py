@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 from orchestrator.backends.protocol import Backend
-from orchestrator.controller.fleet import Fleet, Holding
-from orchestrator.scheduling.breaker import MAX_EXCLUDED, REPEATED_S, excluded_nodes
+from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
+from orchestrator.scheduling.node_exclusion import MAX_EXCLUDED, REPEATED_S, excluded_nodes
 from orchestrator.state import events
 
 RECHECK_S = 900.0
@@ -43,7 +43,7 @@ class NodeHealth:
         self._told_full: set[str] = set()
         """Nodes with faults for which there was no room: logged once."""
 
-    def follow(self, fleet: Fleet, now: float) -> None:
+    def follow(self, owned: OwnedSweeps, now: float) -> None:
         """One look, in each round of a controller."""
         backend = self._backend
         if not isinstance(backend, ChecksNodes):
@@ -53,10 +53,10 @@ class NodeHealth:
                 self._faults[node] = fault
             else:
                 self._forget(node)
-                self._let_in(fleet, node, now)
-        self._leave_out(fleet, now)
-        snapshots = [holding.snapshot for holding in fleet.holdings()]
-        if not fleet.active():
+                self._let_in(owned, node, now)
+        self._leave_out(owned, now)
+        snapshots = [owned_sweep.snapshot for owned_sweep in owned.all()]
+        if not owned.active():
             return  # nobody waits for nodes; GPUs of an idle cluster stay cold
         excluded = excluded_nodes(snapshots, now)
         live = [attempt for one in snapshots for attempt in one.live_attempts if attempt.resources.gpus]
@@ -78,42 +78,44 @@ class NodeHealth:
             return False
         return last_s is None or ((node in excluded or node in self._faults) and now - last_s >= RECHECK_S)
 
-    def _let_in(self, fleet: Fleet, node: str, now: float) -> None:
-        told = f"node {node} is let back in: it has passed its check"
-        for holding in _who_excludes(fleet, node, now):
-            self._append(fleet, holding, node, told, now, until_s=now)
+    def _let_in(self, owned: OwnedSweeps, node: str, now: float) -> None:
+        reason = f"node {node} is let back in: it has passed its check"
+        for owned_sweep in _who_excludes(owned, node, now):
+            self._append(owned, owned_sweep, node, reason, now, until_s=now)
 
-    def _leave_out(self, fleet: Fleet, now: float) -> None:
+    def _leave_out(self, owned: OwnedSweeps, now: float) -> None:
         """Not more nodes than the breaker leaves out: what fails everywhere is no fault of the nodes."""
         names = {machine.name for machine in self._backend.capacity().machines} if self._faults else set()
         most = max(1, int(MAX_EXCLUDED * len(names)))
         until_s = now + REPEATED_S
         for node, fault in list(self._faults.items()):
-            excluded = _excluded(fleet, now)
+            excluded = _excluded(owned, now)
             if node not in excluded and len(names & excluded.keys()) >= most:
                 if node not in self._told_full:
                     self._told_full.add(node)
                     _LOG.warning("node %s stays in use, %d are left out already: %s", node, most, fault)
                 continue
-            told = f"node {node} is left out until it passes a check: {fault}"
-            for holding in _who_excludes(fleet, node, now) or fleet.active()[:1]:
-                self._append(fleet, holding, node, told, now, until_s=until_s)
-            if _excluded(fleet, now).get(node, 0.0) >= until_s:  # else the append has failed: once more next time
+            reason = f"node {node} is left out until it passes a check: {fault}"
+            for owned_sweep in _who_excludes(owned, node, now) or owned.active()[:1]:
+                self._append(owned, owned_sweep, node, reason, now, until_s=until_s)
+            if _excluded(owned, now).get(node, 0.0) >= until_s:  # else the append has failed: once more next time
                 self._forget(node)
 
     def _forget(self, node: str) -> None:
         self._faults.pop(node, None)
         self._told_full.discard(node)
 
-    def _append(self, fleet: Fleet, holding: Holding, node: str, reason: str, now: float, *, until_s: float) -> None:
-        with fleet.guard(holding.snapshot.sweep):
+    def _append(
+        self, owned: OwnedSweeps, owned_sweep: OwnedSweep, node: str, reason: str, now: float, *, until_s: float
+    ) -> None:
+        with owned.guard(owned_sweep.snapshot.sweep):
             event = events.NodeExcluded(at_s=now, node=node, reason=reason, until_s=until_s)
-            fleet.append(holding, [event])
+            owned.append(owned_sweep, [event])
 
 
-def _excluded(fleet: Fleet, now: float) -> dict[str, float]:
-    return excluded_nodes((one.snapshot for one in fleet.holdings()), now)
+def _excluded(owned: OwnedSweeps, now: float) -> dict[str, float]:
+    return excluded_nodes((one.snapshot for one in owned.all()), now)
 
 
-def _who_excludes(fleet: Fleet, node: str, now: float) -> list[Holding]:
-    return [one for one in fleet.holdings() if node in excluded_nodes([one.snapshot], now)]
+def _who_excludes(owned: OwnedSweeps, node: str, now: float) -> list[OwnedSweep]:
+    return [one for one in owned.all() if node in excluded_nodes([one.snapshot], now)]

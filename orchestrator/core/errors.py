@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class FailureKind(StrEnum):
-    """Why an attempt failed; the policy table in ``orchestrator.state.policy`` maps a kind to an action."""
+    """Why an attempt failed; the policy table in ``orchestrator.state.failure_policy`` maps a kind to an action."""
 
     USER_ERROR = "user_error"
     OUT_OF_MEMORY = "out_of_memory"

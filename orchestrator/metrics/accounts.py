@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.contract import Progress
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.state.job_view import JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
 SUCCEEDED = "succeeded"

@@ -12,8 +12,7 @@ from orchestrator.metrics import catalog
 from orchestrator.metrics.attempts import STORE_ERRORS_PREFIX
 from orchestrator.metrics.catalog import Metric
 from orchestrator.metrics.exporter import Exporter
-from orchestrator.state.job_view import Attempt
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import Attempt, Snapshot
 
 COUNTERS: Final[Mapping[str, Metric]] = MappingProxyType(
     {

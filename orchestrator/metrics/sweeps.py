@@ -12,8 +12,8 @@ from orchestrator.metrics import catalog
 from orchestrator.metrics.accounts import SUCCEEDED, Account
 from orchestrator.metrics.catalog import Metric
 from orchestrator.metrics.exporter import Exporter
+from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.sweep_index import SweepIndex
 from orchestrator.state.transitions import JobState, SweepState
 
 MAX_SWEEPS: Final = 200

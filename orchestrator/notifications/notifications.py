@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, Self
 
 from orchestrator.core.units import format_duration
-from orchestrator.state.budgets import WARN_AT, overdue
+from orchestrator.scheduling.budgets import WARN_AT, overdue
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.sweepfile.notify import Occasion

@@ -10,7 +10,7 @@ from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.inputs import Committed
 from orchestrator.report.results import Criterion, Facet, Report, Table
-from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import JobView
 
 _UNPRICED = (
     "cost unknown: what was used has no price, neither by a node's label nor by the table of prices (where nobody "

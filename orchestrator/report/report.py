@@ -21,7 +21,7 @@ from orchestrator.report.render_parquet import render_parquet
 from orchestrator.report.results import Report
 from orchestrator.report.searches import build_searches
 from orchestrator.report.tables import TableBuilder
-from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import JobView
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.protocol import ObjectStore
 

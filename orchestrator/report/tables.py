@@ -20,8 +20,8 @@ from orchestrator.report.published import PublishedIndex
 from orchestrator.report.results import Compute, Criterion, OnePass, Place, Result, Row, Table
 from orchestrator.report.selection import select_cell
 from orchestrator.report.statistics import SeedPair, Summary, summarize, summarize_runs
-from orchestrator.state.job_view import JobView
-from orchestrator.state.spending import Use, bill_of, uses_of
+from orchestrator.state.snapshot import JobView
+from orchestrator.state.spending import ResourceUse, bill_of, uses_of
 
 NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 
@@ -204,7 +204,7 @@ class TableBuilder:
         committed = self._committed.get(job.name)
         return None if committed is None else committed.measured_s
 
-    def _uses(self, job: Job, seconds: float) -> Sequence[Use]:
+    def _uses(self, job: Job, seconds: float) -> Sequence[ResourceUse]:
         """By sort of node; what another sweep made, it made on nodes of which nothing is known here."""
         view = self._views.get(job.name)
         if view is not None and view.used:

@@ -23,8 +23,8 @@ from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_segment
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
-from orchestrator.sweeps.inbox import Submit, read_inbox
 from orchestrator.sweeps.ledger import read_plan
+from orchestrator.sweeps.requests import Submit, read_inbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,29 +1,145 @@
-"""Whose turn it is: priority first, then weighted dominant-resource fairness between sweeps. Pure."""
+"""What each sweep holds and used, and its fair share: weighted dominant-resource fairness between sweeps. Pure.
+
+Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011). Past use decides who goes first once every sweep has its
+share.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.state.amounts import Amount, dominant, plus
-from orchestrator.state.sweep_index import SweepIndex
+from orchestrator.scheduling.demand import NOTHING, Amount, AttemptDemand, DemandTable, dominant, plus, times
+from orchestrator.state.snapshot import Attempt
 
-AGING_S = 6 * 3600.0
-"""A sweep that has work and runs nothing rises by one class of priorities in such a time, evenly."""
-MAX_AGING = 20
-"""Two classes: what is low gets a turn among what is high, and never among what is urgent."""
-_CLASS = 10
-
-
-def aging(index: SweepIndex, place: int, now: float) -> int:
-    """How much waiting adds to a sweep's priority, for the job that it would start next. 0 while anything runs."""
-    if index.holdings.live:
-        return 0
-    waited_s = now - max(index.last_launch_s, index.last_end_s, index.ready_since_s(place))
-    return min(MAX_AGING, max(0, int(waited_s / AGING_S * _CLASS)))
+# ------------------------------------------------------------------------------------------------------------- past use
+HALF_LIFE_S = 24 * 3600.0
+"""Use counts half as much after a day: long enough for gangs that run half a day, as Slurm's default of a week."""
+_BUCKET_S = 3600.0
+_MAX_BUCKETS = 240
 
 
+class UsageHistory:
+    """Amount-seconds of ended attempts by the hour of their end. In whole numbers: see ``Measured``."""
+
+    __slots__ = ("_gpu_ms", "_hours")
+
+    def __init__(self) -> None:
+        self._hours: dict[int, Amount] = {}
+        self._gpu_ms = 0
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of all time."""
+        return self._gpu_ms / 10_000 / 3.6e6
+
+    def add(self, amount: Amount, ran_s: float, ended_at_s: float, count: int) -> None:
+        """Add what a job used (``count`` 1), or take it out again (-1)."""
+        hour, ms = int(ended_at_s // _BUCKET_S), count * int(ran_s * 1000)
+        old = self._hours.get(hour, NOTHING)
+        new = (old[0] + amount[0] * ms, old[1] + amount[1] * ms, old[2] + amount[2] * ms)
+        if new == NOTHING:
+            self._hours.pop(hour, None)
+        else:
+            self._hours[hour] = new
+        self._gpu_ms += amount[1] * ms
+
+    def decayed_s(self, now: float) -> tuple[float, float, float]:
+        """Amount-seconds, halved for every half-life since."""
+        cpus = gpus = memory = 0.0
+        this = int(now // _BUCKET_S)
+        for hour in sorted(self._hours):
+            if this - hour < _MAX_BUCKETS:
+                weight = 0.5 ** (max(0, this - hour) * _BUCKET_S / HALF_LIFE_S) / 1000.0
+                used = self._hours[hour]
+                cpus, gpus, memory = cpus + used[0] * weight, gpus + used[1] * weight, memory + used[2] * weight
+        return cpus, gpus, memory
+
+
+# ----------------------------------------------------------------------------------------------------- what is held now
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """A live attempt and the room that it holds: ``nodes`` maps names to numbers of workers, empty = anywhere."""
+
+    attempt: Attempt
+    demand: AttemptDemand
+    nodes: tuple[tuple[str, int], ...]
+
+
+class Holdings:
+    """The live attempts of one sweep and their sums."""
+
+    def __init__(self, demands: DemandTable) -> None:
+        self._demands = demands
+        self.live: dict[str, Held] = {}
+        self.by_node: dict[str, Amount] = {}
+        self.floating: Amount = NOTHING
+        """Of attempts that were sent to no node in particular."""
+        self.total: Amount = NOTHING
+        self.keys: dict[str, int] = {}
+        self.history = UsageHistory()
+        self._leaving: Mapping[str, Attempt] = {}
+
+    @property
+    def num_gpus(self) -> float:
+        """GPUs of all live attempts."""
+        return self.total[1] / 10_000
+
+    def change(self, old: Attempt | None, new: Attempt | None) -> None:
+        """A job's live attempt is another one now, or none."""
+        if old is new:
+            return
+        if old is not None:
+            self._remove(old)
+        if new is not None:
+            self._add(new)
+
+    def set_leaving(self, leaving: Mapping[str, Attempt]) -> None:
+        """The live attempts at jobs that are no longer wanted."""
+        if leaving is self._leaving:
+            return
+        for attempt_id, attempt in self._leaving.items():
+            if leaving.get(attempt_id) is not attempt:
+                self._remove(attempt)
+        for attempt_id, attempt in leaving.items():
+            if self._leaving.get(attempt_id) is not attempt:
+                self._add(attempt)
+        self._leaving = leaving
+
+    def _add(self, attempt: Attempt) -> None:
+        demand = self._demands.of(attempt.resources, attempt.num_workers)
+        counts: dict[str, int] = {}
+        for name in attempt.nodes:
+            counts[name] = counts.get(name, 0) + (attempt.num_workers if len(attempt.nodes) == 1 else 1)
+        held = Held(attempt=attempt, demand=demand, nodes=tuple(sorted(counts.items())))
+        self.live[attempt.attempt_id] = held
+        self._sum(held, 1)
+
+    def _remove(self, attempt: Attempt) -> None:
+        held = self.live.get(attempt.attempt_id)
+        if held is not None and held.attempt is attempt:  # it may have moved among those that leave meanwhile
+            del self.live[attempt.attempt_id]
+            self._sum(held, -1)
+
+    def _sum(self, held: Held, count: int) -> None:
+        amount = times(held.demand.total, count)
+        self.total = plus(self.total, amount)
+        if not held.nodes:
+            self.floating = plus(self.floating, amount)
+        for name, num_workers in held.nodes:
+            part = plus(self.by_node.get(name, NOTHING), times(held.demand.worker, count * num_workers))
+            self.by_node[name] = part
+            if part == NOTHING:
+                del self.by_node[name]
+        key = held.attempt.key
+        self.keys[key] = self.keys.get(key, 0) + count
+        if not self.keys[key]:
+            del self.keys[key]
+
+
+# ---------------------------------------------------------------------------------------------------------- fair shares
 @dataclass(slots=True, kw_only=True)
-class Standing:
+class FairShare:
     """What a sweep holds and held, beside its weight; ``live`` grows while a round of decisions is made."""
 
     weight: float
@@ -54,8 +170,8 @@ class Standing:
         self.live = plus(self.live, asked)
 
 
-def entitle(standings: list[Standing]) -> None:
+def entitle(fair_shares: list[FairShare]) -> None:
     """Divide the cluster among sweeps of one priority that want more."""
-    total = sum(standing.weight for standing in standings)
-    for standing in standings:
-        standing.entitlement = standing.weight / total
+    total = sum(fair_share.weight for fair_share in fair_shares)
+    for fair_share in fair_shares:
+        fair_share.entitlement = fair_share.weight / total

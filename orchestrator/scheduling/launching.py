@@ -1,22 +1,26 @@
-"""One round of starting attempts: whose turn, where, at which size, and what waits for which reason. Pure."""
+"""One round of starting attempts: whose turn, where, at which size, and what waits for which reason. Pure.
+
+Invariants:
+
+- What is started takes its room at once, so that nothing later in the round counts on it.
+- A sweep is ranked again after each of its starts: shares are compared as they are then.
+- What goes ahead of a blocked job ends before that one's reservation begins, or leaves what it needs.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from orchestrator.scheduling.budgets import UserCount
+from orchestrator.scheduling.commands import Command, FailJob, LaunchJob, PreemptAttempt
+from orchestrator.scheduling.demand import NOTHING, AttemptDemand, dominant, minus, plus, times
+from orchestrator.scheduling.durations import RESTART_S
+from orchestrator.scheduling.node_filter import NodeFilter
 from orchestrator.scheduling.occupancy import Occupancy
-from orchestrator.scheduling.preemption import choose_victims
-from orchestrator.scheduling.site import Site
-from orchestrator.scheduling.turns import Rank, Turn, World
-from orchestrator.state.amounts import NOTHING, dominant, minus, plus, times
-from orchestrator.state.budgets import Cap
-from orchestrator.state.commands import Command, FailJob, LaunchJob, PreemptAttempt
-from orchestrator.state.demand import Demand
-from orchestrator.state.durations import RESTART_S
-from orchestrator.state.reservations import STARVING_AFTER_S, Ending, Reservation, keep, reserve
-from orchestrator.state.room import Spread
+from orchestrator.scheduling.placement import STARVING_AFTER_S, ExpectedEnd, Reservation, Spread, keep, reserve
+from orchestrator.scheduling.preemption import candidates, choose_victims
+from orchestrator.scheduling.queues import Rank, RoundState, SweepQueue
 
 MAX_RESERVATIONS = 4
 """Sorts of nodes on which room is kept for the first in line."""
@@ -30,183 +34,181 @@ PENDING_SHARE = 0.25
 """Of the present cluster: what an autoscaling one may be asked for beyond it at a time, and at least one attempt."""
 
 
-@dataclass(slots=True, kw_only=True)
-class UserCount:
-    """What one user's sweeps hold, while one round of decisions is made."""
-
-    cap: Cap
-    gpus: float = 0.0
-    num_live: int = 0
-
-
 class Launching:
     """Starts what may start, best first, until nothing more fits."""
 
     def __init__(
         self,
         *,
-        site: Site,
+        node_filter: NodeFilter,
         occupancy: Occupancy,
-        turns: Sequence[Turn],
-        world: World,
+        queues: Sequence[SweepQueue],
+        round_state: RoundState,
         users: Mapping[str, UserCount],
         priorities: Mapping[str, int],
         num_launches: int | None,
     ) -> None:
-        self._site, self._occupancy, self._room = site, occupancy, occupancy.room
-        self._turns, self._world, self._users = turns, world, users
-        self._priorities, self._now = priorities, world.now
+        self._node_filter, self._occupancy, self._room = node_filter, occupancy, occupancy.room
+        self._queues, self._round, self._users = queues, round_state, users
+        self._priorities, self._now = priorities, round_state.now
         self._left_to_launch = num_launches
-        self._reserved_sorts: set[frozenset[int]] = set()
+        self._reserved_node_sets: set[frozenset[int]] = set()
         self._num_preempting = 0
         self._asked: set[str] = set()
         """Attempts that this round asks to make room."""
-        self._started: list[Ending] = []
+        self._started: list[ExpectedEnd] = []
         self._commands: list[Command] = []
-        self._shapes = {demand for turn in turns for demand in turn.index.queues}
+        self._shapes = {demand for queue in queues for demand in queue.index.queues}
         self.is_blocked = False
         """Whether something found no room."""
 
     def run(self) -> list[Command]:
         """All commands of this round."""
-        line: list[tuple[Rank, Turn]] = []
-        for turn in self._turns:
-            self._queue(line, turn)
+        line: list[tuple[Rank, SweepQueue]] = []
+        for queue in self._queues:
+            self._enqueue(line, queue)
         while line and self._left_to_launch != 0:
-            turn = heapq.heappop(line)[1]
+            queue = heapq.heappop(line)[1]
             # Ranked before others were served: what it would start may have been closed, or started elsewhere, since.
-            rank = turn.rank()
+            rank = queue.rank()
             if rank is None:
                 continue
             if line and line[0][0] < rank:
-                heapq.heappush(line, (rank, turn))
+                heapq.heappush(line, (rank, queue))
                 continue
-            self._serve(turn)
-            self._queue(line, turn)
+            self._serve(queue)
+            self._enqueue(line, queue)
         return self._commands
 
-    def _queue(self, line: list[tuple[Rank, Turn]], turn: Turn) -> None:
-        rank = turn.rank()
+    def _enqueue(self, line: list[tuple[Rank, SweepQueue]], queue: SweepQueue) -> None:
+        rank = queue.rank()
         if rank is not None:
-            heapq.heappush(line, (rank, turn))
+            heapq.heappush(line, (rank, queue))
 
-    def _serve(self, turn: Turn) -> None:
-        place, demand = turn.drop_best()
-        sizes = [size for size in (demand, *demand.smaller) if self._site.could_hold(size)]
+    def _serve(self, queue: SweepQueue) -> None:
+        place, demand = queue.drop_best()
+        sizes = [size for size in (demand, *demand.smaller) if self._node_filter.could_hold(size)]
         if not sizes:
-            job = turn.index.jobs[place]
-            reason = self._site.refusal(demand, job.kind)
-            if demand in turn.index.proven:  # it ran here before: its node is lost for now
-                turn.wait(place, f"waits for a node that it ran on to come back: {reason}")
-            elif self._site.may_come_back(demand):
-                turn.wait(place, f"waits for a node that was lost to come back: {reason}")
+            job = queue.index.jobs[place]
+            reason = self._node_filter.refusal(demand, job.kind)
+            if demand in queue.index.proven:  # it ran here before: its node is lost for now
+                queue.wait(place, f"waits for a node that it ran on to come back: {reason}")
+            elif self._node_filter.may_come_back(demand):
+                queue.wait(place, f"waits for a node that was lost to come back: {reason}")
             else:
-                self._commands.append(FailJob(sweep=turn.sweep, job=job.name, reason=reason))
+                self._commands.append(FailJob(sweep=queue.sweep, job=job.name, reason=reason))
             return
         # Rather smaller on sound nodes than at full size with those that are left out.
-        sizes = [size for size in sizes if not self._site.needed(size)] or sizes
-        allowed = [size for size in sizes if not self._cap_refusal(turn, size)]
+        sizes = [size for size in sizes if not self._node_filter.needed(size)] or sizes
+        allowed = [size for size in sizes if not self._cap_refusal(queue, size)]
         if not allowed:
-            turn.shut(place, demand, self._cap_refusal(turn, sizes[-1]))
+            queue.block(place, demand, self._cap_refusal(queue, sizes[-1]))
             return
         full = allowed[0]
-        hours = self._gpu_hours(turn, place, full)
-        refusal = turn.budget.refusal(hours)
+        hours = self._gpu_hours(queue, place, full)
+        refusal = queue.budget.refusal(hours)
         if refusal:
-            turn.spent = refusal
-            turn.shut(place, demand, refusal)
-        elif not self._start(turn, place, full):
-            self._block(turn, place, demand, allowed)
+            queue.spent = refusal
+            queue.block(place, demand, refusal)
+        elif not self._start(queue, place, full):
+            self._block(queue, place, demand, allowed)
 
-    def _start(self, turn: Turn, place: int, size: Demand, *, why: str = "") -> bool:
+    def _start(self, queue: SweepQueue, place: int, size: AttemptDemand, *, why: str = "") -> bool:
         """Start an attempt if it fits now."""
-        end_s = self._now + self._length_s(turn, place, size)
-        spread = self._find(turn, place, size, end_s)
+        end_s = self._now + self._length_s(queue, place, size)
+        spread = self._find(queue, place, size, end_s)
         if spread is None:
             return False
         self._room.take(size, spread)
-        names = self._site.machines.names
+        names = self._node_filter.machines.names
         nodes = tuple(names[where] for where, count in spread for _ in range(count) if names[where])
-        self._launch(turn, place, size, nodes=nodes, why=why)
-        self._started.append(_ending_of(turn, place, size, spread, now=self._now, end_s=end_s))
+        self._launch(queue, place, size, nodes=nodes, why=why)
+        self._started.append(_ending_of(queue, place, size, spread, now=self._now, end_s=end_s))
         return True
 
-    def _find(self, turn: Turn, place: int, size: Demand, end_s: float) -> Spread | None:
-        nodes = self._site.nodes(size)
-        failure = turn.index.views[place].last_failure
-        if failure is not None and failure.node in self._site.machines.places:
-            elsewhere = nodes - {self._site.machines.places[failure.node]}
+    def _find(self, queue: SweepQueue, place: int, size: AttemptDemand, end_s: float) -> Spread | None:
+        nodes = self._node_filter.nodes(size)
+        failure = queue.index.views[place].last_failure
+        if failure is not None and failure.node in self._node_filter.machines.places:
+            elsewhere = nodes - {self._node_filter.machines.places[failure.node]}
             spread = self._room.place(size, elsewhere, end_s=end_s)
             if spread is not None:
                 return spread
-        spreads = (self._room.place(size, zone, end_s=end_s) for zone in (nodes, *self._site.other_zones(size)))
+        spreads = (self._room.place(size, zone, end_s=end_s) for zone in (nodes, *self._node_filter.other_zones(size)))
         return next((spread for spread in spreads if spread is not None), None)
 
     def _launch(
-        self, turn: Turn, place: int, size: Demand, *, nodes: tuple[str, ...], why: str, awaits_room: bool = False
+        self,
+        queue: SweepQueue,
+        place: int,
+        size: AttemptDemand,
+        *,
+        nodes: tuple[str, ...],
+        why: str,
+        awaits_room: bool = False,
     ) -> None:
-        job, demand = turn.index.jobs[place], turn.index.demands[place]
+        job, demand = queue.index.jobs[place], queue.index.demands[place]
         is_full = size is demand
         left_out = self._left_out(size, demand, nodes)
         command = LaunchJob(
-            sweep=turn.sweep,
+            sweep=queue.sweep,
             job=job.name,
             resources=None if is_full else size.resources,
             num_workers=0 if is_full else size.num_workers,
             nodes=nodes,
-            exclude=() if nodes else self._site.avoided(size),
+            exclude=() if nodes else self._node_filter.avoided(size),
             awaits_room=awaits_room,
-            reason="; ".join(part for part in (turn.index.retries.get(place, ""), why, left_out) if part),
+            reason="; ".join(part for part in (queue.index.retries.get(place, ""), why, left_out) if part),
         )
         self._commands.append(command)
-        self._world.live_keys.add(job.key)
-        turn.started(place, size, self._gpu_hours(turn, place, size))
-        user = self._users.get(turn.index.plan.owner)
+        self._round.live_keys.add(job.key)
+        queue.started(place, size, self._gpu_hours(queue, place, size))
+        user = self._users.get(queue.index.plan.owner)
         if user is not None:
             user.gpus, user.num_live = user.gpus + size.gpus, user.num_live + 1
         if self._left_to_launch is not None:
             self._left_to_launch -= 1
 
-    def _left_out(self, size: Demand, full: Demand, nodes: Sequence[str] = ()) -> str:
+    def _left_out(self, size: AttemptDemand, full: AttemptDemand, nodes: Sequence[str] = ()) -> str:
         """What nodes that are left out mean for an attempt; empty if nothing. ``nodes``: where it goes."""
-        needed = [name for name in self._site.needed(size) if not nodes or name in nodes]
+        needed = [name for name in self._node_filter.needed(size) if not nodes or name in nodes]
         if needed:
             return f"the nodes that are left out count ({', '.join(needed)}): the others are too few for it"
-        if size is not full and (lost := self._site.needed(full)):
+        if size is not full and (lost := self._node_filter.needed(full)):
             return f"at full size it would need nodes that are left out ({', '.join(lost)})"
         return ""
 
-    def _block(self, turn: Turn, place: int, demand: Demand, sizes: Sequence[Demand]) -> None:
+    def _block(self, queue: SweepQueue, place: int, demand: AttemptDemand, sizes: Sequence[AttemptDemand]) -> None:
         """The job at the head of a queue does not fit now."""
-        full, left_s = sizes[0], turn.index.left_s(place)
+        full, left_s = sizes[0], queue.index.left_s(place)
         self.is_blocked = True
-        reservation = self._reservation(turn, place, full)
-        if self._start_smaller(turn, place, sizes, reservation):
+        reservation = self._reservation(queue, place, full)
+        if self._start_smaller(queue, place, sizes, reservation):
             return
-        made_room = self._make_room(turn, place, full, reservation)
-        if not made_room and self._ask_for_nodes(turn, place, full):
+        made_room = self._make_room(queue, place, full, reservation)
+        if not made_room and self._ask_for_nodes(queue, place, full):
             return
-        nodes = self._site.nodes(full)
+        nodes = self._node_filter.nodes(full)
         if reservation is not None and (made_room or self._may_reserve(nodes)):
             keep(self._room, reservation)
             if not made_room:
-                self._reserved_sorts.add(nodes)
-            turn.wait(place, self._told(full, reservation))
+                self._reserved_node_sets.add(nodes)
+            queue.wait(place, self._waits_for(full, reservation))
         else:
             left_out = self._left_out(full, demand)
-            turn.wait(place, f"waits for {full.resources}: {self._free()}{f'; {left_out}' if left_out else ''}")
+            queue.wait(place, f"waits for {full.resources}: {self._free()}{f'; {left_out}' if left_out else ''}")
         if not made_room or full.num_workers == 1:
             # Only what ends before a reservation begins may still find room, on the nodes that it keeps.
             window_s = self._room.open_until_s(full, nodes) - self._now
-            self._world.closed.close(demand, min(left_s, window_s) if self._room.has(full) else 0.0)
+            self._round.closed.close(demand, min(left_s, window_s) if self._room.has(full) else 0.0)
 
-    def _reservation(self, turn: Turn, place: int, size: Demand) -> Reservation | None:
-        nodes = self._site.nodes(size)
-        if len(self._shapes) == 1 and not turn.index.demands[place].smaller and not self._may_preempt(turn):
+    def _reservation(self, queue: SweepQueue, place: int, size: AttemptDemand) -> Reservation | None:
+        nodes = self._node_filter.nodes(size)
+        if len(self._shapes) == 1 and not queue.index.demands[place].smaller and not self._may_preempt(queue):
             return None  # nothing of another shape could go ahead of it
-        if not (self._may_reserve(nodes) or turn.index.demands[place].smaller or self._may_preempt(turn)):
+        if not (self._may_reserve(nodes) or queue.index.demands[place].smaller or self._may_preempt(queue)):
             return None
-        since_s = max(turn.index.ready_since_s(place), turn.index.launched_s.get(turn.index.demands[place], 0.0))
+        since_s = max(queue.index.ready_since_s(place), queue.index.launched_s.get(queue.index.demands[place], 0.0))
         return reserve(
             self._room,
             size,
@@ -217,49 +219,51 @@ class Launching:
         )
 
     def _may_reserve(self, nodes: frozenset[int]) -> bool:
-        return nodes not in self._reserved_sorts and len(self._reserved_sorts) < MAX_RESERVATIONS
+        return nodes not in self._reserved_node_sets and len(self._reserved_node_sets) < MAX_RESERVATIONS
 
-    def _start_smaller(self, turn: Turn, place: int, sizes: Sequence[Demand], reservation: Reservation | None) -> bool:
+    def _start_smaller(
+        self, queue: SweepQueue, place: int, sizes: Sequence[AttemptDemand], reservation: Reservation | None
+    ) -> bool:
         """Start an elastic job smaller if that ends it earlier, or gets on with it while nobody else waits."""
         wait_s = float("inf") if reservation is None else reservation.start_s - self._now
-        is_alone = sum(len(queue) for one in self._turns for queue in one.index.queues.values()) == 1
+        is_alone = sum(len(queue) for one in self._queues for queue in one.index.queues.values()) == 1
         for size in sizes[1:]:
             slowdown = size.slowdown(sizes[0])
-            longer_s = turn.index.left_s(place) * (slowdown - 1.0)
+            longer_s = queue.index.left_s(place) * (slowdown - 1.0)
             if wait_s >= longer_s or (is_alone and wait_s / slowdown > 2.0 * RESTART_S):
                 why = f"on {size.gpus:g} of {sizes[0].gpus:g} GPUs: all of them are free in {wait_s:.0f} s"
-                if self._start(turn, place, size, why=why):
+                if self._start(queue, place, size, why=why):
                     return True
         return False
 
-    def _may_preempt(self, turn: Turn) -> bool:
+    def _may_preempt(self, queue: SweepQueue) -> bool:
         lowest = self._occupancy.lowest_priority(self._priorities)
-        return lowest is not None and lowest < turn.base_priority and self._num_preempting < MAX_PREEMPTING
+        return lowest is not None and lowest < queue.base_priority and self._num_preempting < MAX_PREEMPTING
 
-    def _make_room(self, turn: Turn, place: int, size: Demand, reservation: Reservation | None) -> bool:
+    def _make_room(self, queue: SweepQueue, place: int, size: AttemptDemand, reservation: Reservation | None) -> bool:
         """Ask attempts of lower priority to end, unless room comes soon anyway; whether it will be there soon."""
-        if not self._may_preempt(turn):
+        if not self._may_preempt(queue):
             return False
         if reservation is not None and reservation.start_s <= self._now + SOON_S:
             self._num_preempting += size.num_workers > 1
             return size.num_workers > 1
-        candidates = [
+        movable = [
             one
-            for one in self._occupancy.candidates(turn.base_priority, self._priorities)
+            for one in candidates(self._occupancy, queue.base_priority, self._priorities)
             if one.attempt_id not in self._asked
         ]
         leaving = [one for one in self._occupancy.endings if one.attempt_id in self._asked]
         leaving += self._occupancy.leaving()
-        bundle = size if size.num_workers > 1 else _bundle(size, self._num_alike(turn, size))
+        bundle = size if size.num_workers > 1 else _bundle(size, self._num_alike(queue, size))
         victims = None
         while victims is None:
-            victims = choose_victims(self._room, bundle, self._site.nodes(size), leaving, candidates)
+            victims = choose_victims(self._room, bundle, self._node_filter.nodes(size), leaving, movable)
             if bundle.num_workers <= size.num_workers:
                 break
             bundle = _bundle(size, bundle.num_workers // 2)
         for victim in victims or ():
             reason = (
-                f"makes room for {turn.index.jobs[place].name} of sweep {turn.sweep}: priority {turn.base_priority} "
+                f"makes room for {queue.index.jobs[place].name} of sweep {queue.sweep}: priority {queue.base_priority} "
                 f"against {victim.priority}, {size.resources} asked for, {self._free()}"
             )
             self._asked.add(victim.attempt_id)
@@ -267,55 +271,55 @@ class Launching:
         self._num_preempting += bool(victims)
         return bool(victims) and size.num_workers > 1
 
-    def _num_alike(self, turn: Turn, size: Demand) -> int:
+    def _num_alike(self, queue: SweepQueue, size: AttemptDemand) -> int:
         """One-worker jobs of a shape that could start had they room."""
-        count = min(MAX_BUNDLE, len(turn.index.queues.get(size, ())))
-        if turn.cap.max_concurrent is not None:
-            count = min(count, turn.cap.max_concurrent - turn.num_live)
-        if turn.cap.max_gpus is not None and size.gpus:
-            count = min(count, int((turn.cap.max_gpus - turn.num_gpus) / size.gpus))
+        count = min(MAX_BUNDLE, len(queue.index.queues.get(size, ())))
+        if queue.cap.max_concurrent is not None:
+            count = min(count, queue.cap.max_concurrent - queue.num_live)
+        if queue.cap.max_gpus is not None and size.gpus:
+            count = min(count, int((queue.cap.max_gpus - queue.num_gpus) / size.gpus))
         return max(1, count)
 
-    def _ask_for_nodes(self, turn: Turn, place: int, size: Demand) -> bool:
+    def _ask_for_nodes(self, queue: SweepQueue, place: int, size: AttemptDemand) -> bool:
         """On a cluster that grows: start an attempt that waits for its node, so that the autoscaler sees it."""
-        if not self._site.can_grow or (size.resources, size.num_workers) in self._occupancy.missing:
+        if not self._node_filter.can_grow or (size.resources, size.num_workers) in self._occupancy.missing:
             return False
         pending = minus(NOTHING, self._room.left)
         pending = max(0, pending[0]), max(0, pending[1]), max(0, pending[2])
-        share = dominant(plus(pending, size.total), self._site.machines.whole)
+        share = dominant(plus(pending, size.total), self._node_filter.machines.whole)
         if pending != NOTHING and share > PENDING_SHARE:
             return False
         self._room.left = minus(self._room.left, size.total)
         why = f"the cluster is to grow for it: {share:.0%} of it is asked for beyond what it has"
-        self._launch(turn, place, size, nodes=(), why=why, awaits_room=True)
+        self._launch(queue, place, size, nodes=(), why=why, awaits_room=True)
         return True
 
-    def _cap_refusal(self, turn: Turn, size: Demand) -> str:
-        own = turn.cap.refusal("the sweep", turn.num_gpus, turn.num_live, size.gpus)
-        user = self._users.get(turn.index.plan.owner)
+    def _cap_refusal(self, queue: SweepQueue, size: AttemptDemand) -> str:
+        own = queue.cap.refusal("the sweep", queue.num_gpus, queue.num_live, size.gpus)
+        user = self._users.get(queue.index.plan.owner)
         if own or user is None:
             return f"{own} (policy)" if own else ""
-        return user.cap.refusal(f"user {turn.index.plan.owner}", user.gpus, user.num_live, size.gpus)
+        return user.cap.refusal(f"user {queue.index.plan.owner}", user.gpus, user.num_live, size.gpus)
 
-    def _length_s(self, turn: Turn, place: int, size: Demand) -> float:
-        return turn.index.left_s(place) * size.slowdown(turn.index.demands[place])
+    def _length_s(self, queue: SweepQueue, place: int, size: AttemptDemand) -> float:
+        return queue.index.left_s(place) * size.slowdown(queue.index.demands[place])
 
-    def _gpu_hours(self, turn: Turn, place: int, size: Demand) -> float:
-        return size.gpus * self._length_s(turn, place, size) / 3600.0 if size.gpus else 0.0
+    def _gpu_hours(self, queue: SweepQueue, place: int, size: AttemptDemand) -> float:
+        return size.gpus * self._length_s(queue, place, size) / 3600.0 if size.gpus else 0.0
 
-    def _told(self, size: Demand, reservation: Reservation) -> str:
-        names = [self._site.machines.names[place] for place, _ in reservation.spread]
+    def _waits_for(self, size: AttemptDemand, reservation: Reservation) -> str:
+        names = [self._node_filter.machines.names[place] for place, _ in reservation.spread]
         where = f" on {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names[0] else ""
         return f"waits for {size.resources}{where}, expected in {reservation.start_s - self._now:.0f} s; {self._free()}"
 
     def _free(self) -> str:
-        left, whole = self._room.left, self._site.machines.whole
+        left, whole = self._room.left, self._node_filter.machines.whole
         gpus = f"{max(0, left[1]) / 10_000:g} of {whole[1] / 10_000:g} GPUs and " if whole[1] else ""
         return f"{gpus}{max(0, left[0]) / 10_000:g} of {whole[0] / 10_000:g} CPUs are free"
 
 
-def _bundle(size: Demand, num_workers: int) -> Demand:
-    return Demand(
+def _bundle(size: AttemptDemand, num_workers: int) -> AttemptDemand:
+    return AttemptDemand(
         resources=size.resources.scaled(num_workers),
         num_workers=num_workers,
         worker=size.worker,
@@ -323,9 +327,11 @@ def _bundle(size: Demand, num_workers: int) -> Demand:
     )
 
 
-def _ending_of(turn: Turn, place: int, size: Demand, spread: Spread, *, now: float, end_s: float) -> Ending:
-    return Ending(
-        attempt_id=f"{turn.sweep}/{turn.index.jobs[place].name}",
+def _ending_of(
+    queue: SweepQueue, place: int, size: AttemptDemand, spread: Spread, *, now: float, end_s: float
+) -> ExpectedEnd:
+    return ExpectedEnd(
+        attempt_id=f"{queue.sweep}/{queue.index.jobs[place].name}",
         demand=size,
         spread=spread,
         launched_at_s=now,

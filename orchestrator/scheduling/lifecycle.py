@@ -5,9 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Sequence
 
-from orchestrator.scheduling.breaker import trip_reason
-from orchestrator.state.budgets import overdue
-from orchestrator.state.commands import (
+from orchestrator.scheduling.budgets import overdue
+from orchestrator.scheduling.commands import (
     CancelJob,
     Command,
     FailJob,
@@ -18,9 +17,9 @@ from orchestrator.state.commands import (
     StopAttempt,
     TripSweep,
 )
+from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.events import Running, SweepStatus
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.sweep_index import SweepIndex
 from orchestrator.state.transitions import JobState, SweepState
 
 
@@ -99,8 +98,21 @@ def _is_lost(index: SweepIndex, name: str) -> bool:
     return state.is_final and not state.is_done
 
 
+def _trip_reason(index: SweepIndex) -> str:
+    """Why the sweep should stop: the first jobs of a kind all failed in the same way; empty if it should not."""
+    limit = index.plan.policy.breaker
+    for (kind, failure, text), names in sorted(index.failures.alike.items()):
+        if limit and len(names) >= limit and not index.failures.succeeded.get(kind):
+            return (
+                f"{len(names)} {kind} jobs failed in the same way and none has succeeded "
+                f"(policy.breaker={limit}): {failure}: {text}; the first is "
+                f"{min(names, key=index.places.__getitem__)}. Repair the cause and resubmit the sweep"
+            )
+    return ""
+
+
 def _trip(index: SweepIndex, now: float) -> Iterator[TripSweep]:
-    reason = trip_reason(index) or overdue(index.plan.policy, index.snapshot.accepted_at_s, now)
+    reason = _trip_reason(index) or overdue(index.plan.policy, index.snapshot.accepted_at_s, now)
     if reason and index.snapshot.jobs.counts.get(JobState.PENDING):
         yield TripSweep(sweep=index.plan.sweep, reason=reason)
 

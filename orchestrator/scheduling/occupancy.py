@@ -6,17 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from orchestrator.core.contract import Resources
-from orchestrator.core.errors import FailureKind
 from orchestrator.core.job_kinds import KINDS
-from orchestrator.scheduling.preemption import Candidate, lost_work, may_make_room
-from orchestrator.scheduling.site import Site
-from orchestrator.state.amounts import NOTHING, Amount, plus, times
-from orchestrator.state.durations import RESTART_S, expected_end_s
-from orchestrator.state.holdings import Held
-from orchestrator.state.reservations import Ending
-from orchestrator.state.room import Room, Spread
+from orchestrator.scheduling.demand import NOTHING, Amount, plus, times
+from orchestrator.scheduling.durations import RESTART_S, expected_end_s
+from orchestrator.scheduling.fairness import Held
+from orchestrator.scheduling.node_filter import NodeFilter
+from orchestrator.scheduling.placement import ExpectedEnd, FreeCapacity, Spread
+from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.snapshot import JobView
-from orchestrator.state.sweep_index import SweepIndex
 
 ROOM_KEPT_S = 1800.0
 """For how long what the cluster has is kept for an attempt that waits for more of it to come: clouds add nodes in
@@ -27,9 +24,9 @@ class Occupancy:
     """What holds the cluster's room, until when, and what could be asked to give it back."""
 
     def __init__(
-        self, site: Site, indexes: Sequence[SweepIndex], *, remaining_s: Mapping[str, float], now: float
+        self, node_filter: NodeFilter, indexes: Sequence[SweepIndex], *, remaining_s: Mapping[str, float], now: float
     ) -> None:
-        self._site, self._indexes, self._remaining_s, self._now = site, indexes, remaining_s, now
+        self._node_filter, self._indexes, self._remaining_s, self.now = node_filter, indexes, remaining_s, now
         self._floating: dict[str, Spread] = {}
         """Where attempts presumably lie that were sent to no node in particular."""
         self.missing: set[tuple[Resources, int]] = set()
@@ -37,18 +34,18 @@ class Occupancy:
         self.room = self._make_room()
 
     @cached_property
-    def endings(self) -> list[Ending]:
+    def endings(self) -> list[ExpectedEnd]:
         """All live attempts on nodes that are there."""
-        found: list[Ending] = []
+        found: list[ExpectedEnd] = []
         for index in self._indexes:
             found += self._endings(index)
         return found
 
-    def leaving(self) -> list[Ending]:
+    def leaving(self) -> list[ExpectedEnd]:
         """Those of them that give their room back anyway."""
         return [
             self._ending(index, held, spread)
-            for index, held, spread in self._laid_out()
+            for index, held, spread in self.laid_out()
             if held.attempt.preempting_at_s is not None or held.attempt.attempt_id in index.snapshot.leaving
         ]
 
@@ -56,28 +53,10 @@ class Occupancy:
         """Of all sweeps that hold anything."""
         return min((priorities[one.plan.sweep] for one in self._indexes if one.holdings.live), default=None)
 
-    def candidates(self, below: int, priorities: Mapping[str, int]) -> Iterator[Candidate]:
-        """Attempts of lower priority that may be asked to make room."""
-        for index, held, spread in self._laid_out():
-            priority, view = priorities[index.plan.sweep], _view(index, held)
-            if priority >= below or view is None:
-                continue
-            num_before = view.failures.get(FailureKind.PREEMPTED, 0)
-            if may_make_room(held, num_before, index.plan.policy.max_preemptions, now=self._now):
-                kind = index.jobs[index.places[view.name]].kind
-                yield Candidate(
-                    sweep=index.plan.sweep,
-                    attempt_id=held.attempt.attempt_id,
-                    demand=held.demand,
-                    spread=spread,
-                    priority=priority,
-                    lost=lost_work(held, saves=KINDS[kind].saves, now=self._now),
-                )
-
     def promised_gpu_hours(self, index: SweepIndex) -> float:
         """What the live attempts of a sweep are expected to use yet."""
         gpu_s = [
-            held.demand.gpus * (self._ending(index, held, ()).end_s - self._now)
+            held.demand.gpus * (self._ending(index, held, ()).end_s - self.now)
             for held in index.holdings.live.values()
             if held.demand.gpus
         ]
@@ -86,14 +65,12 @@ class Occupancy:
     def used_gpu_hours(self, index: SweepIndex) -> float:
         """What a sweep's attempts used so far, live and ended, those of former revisions too."""
         live_s = [
-            held.demand.gpus * held.attempt.ran_s(self._now)
-            for held in index.holdings.live.values()
-            if held.demand.gpus
+            held.demand.gpus * held.attempt.ran_s(self.now) for held in index.holdings.live.values() if held.demand.gpus
         ]
         return index.holdings.history.gpu_hours + (index.snapshot.spent_gpu_s + sum(live_s)) / 3600.0
 
-    def _make_room(self) -> Room:
-        machines = self._site.machines
+    def _make_room(self) -> FreeCapacity:
+        machines = self._node_filter.machines
         used: dict[int, Amount] = {}
         floating: list[Held] = []
         for index in self._indexes:
@@ -106,15 +83,15 @@ class Occupancy:
                     used[place] = plus(used.get(place, NOTHING), amount)
             if index.holdings.floating != NOTHING:
                 floating += [held for held in index.holdings.live.values() if not held.nodes]
-        room = Room(machines, used.items(), NOTHING)
+        room = FreeCapacity(machines, used.items(), NOTHING)
         for held in sorted(floating, key=lambda one: (one.attempt.launched_at_s, one.attempt.attempt_id)):
             self._lay(room, held)
         return room
 
-    def _lay(self, room: Room, held: Held) -> None:
+    def _lay(self, room: FreeCapacity, held: Held) -> None:
         demand = held.demand
-        spread = room.place(demand, self._site.nodes(demand), end_s=self._now)
-        if spread is None and held.attempt.awaits_room and self._now - held.attempt.launched_at_s > ROOM_KEPT_S:
+        spread = room.place(demand, self._node_filter.nodes(demand), end_s=self.now)
+        if spread is None and held.attempt.awaits_room and self.now - held.attempt.launched_at_s > ROOM_KEPT_S:
             self.missing.add((demand.resources, demand.num_workers))
         elif spread is None:
             # On a cluster that grows, it waits for its node; otherwise nodes were lost, and it is about to be.
@@ -123,7 +100,8 @@ class Occupancy:
             room.take(demand, spread)
             self._floating[held.attempt.attempt_id] = spread
 
-    def _laid_out(self) -> Iterator[tuple[SweepIndex, Held, Spread]]:
+    def laid_out(self) -> Iterator[tuple[SweepIndex, Held, Spread]]:
+        """All live attempts on nodes that are there, and where they lie."""
         for index in self._indexes:
             for held in index.holdings.live.values():
                 spread = self._spread(held)
@@ -132,22 +110,22 @@ class Occupancy:
 
     def _spread(self, held: Held) -> Spread | None:
         """Where an attempt lies; ``None`` if that is not known, or nowhere yet."""
-        machines = self._site.machines
+        machines = self._node_filter.machines
         if machines.is_pool:
             return ((0, held.demand.num_workers),)
         if held.nodes:
             return tuple((machines.places[name], count) for name, count in held.nodes if name in machines.places)
         return self._floating.get(held.attempt.attempt_id)
 
-    def _endings(self, index: SweepIndex) -> Iterator[Ending]:
+    def _endings(self, index: SweepIndex) -> Iterator[ExpectedEnd]:
         """Those of one sweep; one that has not overrun its estimate ends when it did in the round before."""
-        machines, remembered = self._site.machines, index.endings
+        machines, remembered = self._node_filter.machines, index.endings
         if remembered.machines is not machines or len(remembered.by_id) > 2 * len(index.holdings.live) + 100:
             remembered.machines, remembered.by_id = machines, {}
         for attempt_id, held in index.holdings.live.items():
             ending = remembered.by_id.get(attempt_id)
             is_sure = held.attempt.preempting_at_s is None and attempt_id not in self._remaining_s
-            if ending is None or ending.end_s <= self._now or not is_sure:
+            if ending is None or ending.end_s <= self.now or not is_sure:
                 spread = self._spread(held)
                 if spread is None:
                     continue
@@ -156,18 +134,18 @@ class Occupancy:
                     remembered.by_id[attempt_id] = ending
             yield ending
 
-    def _ending(self, index: SweepIndex, held: Held, spread: Spread) -> Ending:
-        attempt, view = held.attempt, _view(index, held)
+    def _ending(self, index: SweepIndex, held: Held, spread: Spread) -> ExpectedEnd:
+        attempt, view = held.attempt, view_of(index, held)
         if attempt.attempt_id in index.snapshot.leaving:
-            end_s, sure_end_s = self._now + RESTART_S, self._now
+            end_s, sure_end_s = self.now + RESTART_S, self.now
         else:
             place = index.places.get(attempt.job, -1)
             total_s = KINDS[index.jobs[place].kind].default_s if view is None else index.left_s(place)
             if place >= 0:
                 total_s *= held.demand.slowdown(index.demands[place])
             remaining_s = self._remaining_s.get(attempt.attempt_id)
-            end_s, sure_end_s = expected_end_s(attempt, total_s, remaining_s=remaining_s, now=self._now)
-        return Ending(
+            end_s, sure_end_s = expected_end_s(attempt, total_s, remaining_s=remaining_s, now=self.now)
+        return ExpectedEnd(
             attempt_id=attempt.attempt_id,
             demand=held.demand,
             spread=spread,
@@ -177,7 +155,7 @@ class Occupancy:
         )
 
 
-def _view(index: SweepIndex, held: Held) -> JobView | None:
+def view_of(index: SweepIndex, held: Held) -> JobView | None:
     """The job of an attempt, if it is still wanted."""
     place = index.places.get(held.attempt.job)
     view = None if place is None else index.views[place]

@@ -1,17 +1,30 @@
-"""Which attempts of lower priority make room for one that waits. Pure."""
+"""Which live attempts are asked to write a checkpoint and end: for others of higher priority, to leave nodes that go
+away, or to grow. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.state.amounts import count_workers, plus, times
-from orchestrator.state.demand import Demand
-from orchestrator.state.durations import RESTART_S
-from orchestrator.state.holdings import Held
-from orchestrator.state.reservations import Ending
-from orchestrator.state.room import Room, Spread, pack
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import KINDS
+from orchestrator.scheduling.commands import PreemptAttempt
+from orchestrator.scheduling.demand import AttemptDemand, count_workers, plus, times
+from orchestrator.scheduling.durations import RESTART_S
+from orchestrator.scheduling.fairness import Held
+from orchestrator.scheduling.node_filter import NodeFilter
+from orchestrator.scheduling.occupancy import Occupancy, view_of
+from orchestrator.scheduling.placement import ExpectedEnd, FreeCapacity, Spread, pack
+from orchestrator.scheduling.queues import SweepQueue
+from orchestrator.scheduling.sweep_index import SweepIndex
+from orchestrator.state.nodes import Node
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import SweepState
 
+# ---------------------------------------------------------------------------------------- for others of higher priority
 _NOBODY = -(10**9)  # below all priorities
 MIN_RUN_S = 600.0
 """An attempt whose job made room before is left alone for so long, and twice as long after each time."""
@@ -23,10 +36,30 @@ class Candidate:
 
     sweep: str
     attempt_id: str
-    demand: Demand
+    demand: AttemptDemand
     spread: Spread
     priority: int
     lost: float
+
+
+def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) -> Iterator[Candidate]:
+    """Attempts of lower priority that may be asked to make room."""
+    now = occupancy.now
+    for index, held, spread in occupancy.laid_out():
+        priority, view = priorities[index.plan.sweep], view_of(index, held)
+        if priority >= below or view is None:
+            continue
+        num_before = view.failures.get(FailureKind.PREEMPTED, 0)
+        if may_make_room(held, num_before, index.plan.policy.max_preemptions, now=now):
+            kind = index.jobs[index.places[view.name]].kind
+            yield Candidate(
+                sweep=index.plan.sweep,
+                attempt_id=held.attempt.attempt_id,
+                demand=held.demand,
+                spread=spread,
+                priority=priority,
+                lost=lost_work(held, saves=KINDS[kind].saves, now=now),
+            )
 
 
 def lost_work(held: Held, *, saves: bool, now: float) -> float:
@@ -45,7 +78,11 @@ def may_make_room(held: Held, num_preemptions: int, max_preemptions: int, *, now
 
 
 def choose_victims(
-    room: Room, demand: Demand, nodes: Collection[int], leaving: Iterable[Ending], candidates: Sequence[Candidate]
+    room: FreeCapacity,
+    demand: AttemptDemand,
+    nodes: Collection[int],
+    leaving: Iterable[ExpectedEnd],
+    candidates: Sequence[Candidate],
 ) -> list[Candidate] | None:
     """Attempts whose end makes room: none if those that leave anyway do; ``None`` if even all of them would not.
 
@@ -79,12 +116,12 @@ def choose_victims(
 class _Stage:
     """The room there would be if some attempts ended."""
 
-    def __init__(self, room: Room, demand: Demand, usable: frozenset[int]) -> None:
+    def __init__(self, room: FreeCapacity, demand: AttemptDemand, usable: frozenset[int]) -> None:
         self.demand = demand
         self.free = {place: room.free[place] for place in usable}
         self._left = list(room.left)
 
-    def end(self, one: Candidate | Ending, count: int = 1) -> None:
+    def end(self, one: Candidate | ExpectedEnd, count: int = 1) -> None:
         """An attempt ends, or (``count`` -1) goes on after all."""
         for place, num_workers in self.spread(one):
             self.free[place] = plus(self.free[place], times(one.demand.worker, count * num_workers))
@@ -111,7 +148,7 @@ class _Stage:
         """Whether a node takes all that still has to go somewhere."""
         return count_workers(self.demand.worker, self.free[place]) >= self.demand.num_workers
 
-    def spread(self, one: Candidate | Ending) -> list[tuple[int, int]]:
+    def spread(self, one: Candidate | ExpectedEnd) -> list[tuple[int, int]]:
         """Usable nodes that an attempt lies on, and with how many workers."""
         return [(place, count) for place, count in one.spread if place in self.free]
 
@@ -140,3 +177,122 @@ def _pruned(stage: _Stage, chosen: list[Candidate]) -> list[Candidate]:
         else:
             stage.end(candidate)
     return chosen
+
+
+# -------------------------------------------------------------------------------------------------------------- to grow
+GROWS_AFTER_S = 900.0
+"""An attempt that started later is not moved again to grow."""
+MIN_GROWTH = 1.5
+MIN_GAIN = 4.0
+"""Seconds that a larger size must save for each second that the restart costs."""
+
+
+def growths(
+    queues: Sequence[SweepQueue], occupancy: Occupancy, node_filter: NodeFilter, now: float
+) -> Iterator[PreemptAttempt]:
+    """The attempt that saves most time by growing, at most one in a round: what it frees shows in the next."""
+    by_id = {ending.attempt_id: ending for ending in occupancy.endings}
+    found: list[tuple[float, str, PreemptAttempt]] = []
+    for queue in queues:
+        for held in queue.index.holdings.live.values():
+            ending = by_id.get(held.attempt.attempt_id)
+            is_old = held.attempt.ran_s(now) >= GROWS_AFTER_S and held.attempt.preempting_at_s is None
+            if ending is not None and is_old:
+                command, saved_s = _growth(queue, ending, occupancy, node_filter, now)
+                if command is not None:
+                    found.append((-saved_s, held.attempt.attempt_id, command))
+    yield from (command for _, _, command in sorted(found, key=lambda one: one[:2])[:1])
+
+
+def _growth(
+    queue: SweepQueue, ending: ExpectedEnd, occupancy: Occupancy, node_filter: NodeFilter, now: float
+) -> tuple[PreemptAttempt | None, float]:
+    place = queue.index.places.get(queue.index.holdings.live[ending.attempt_id].attempt.job)
+    if place is None:
+        return None, 0.0
+    full, present = queue.index.demands[place], ending.demand
+    room, left_s = occupancy.room, ending.end_s - now
+    free = {where: room.free[where] for where in node_filter.nodes(full)}
+    for where, count in ending.spread:
+        if where in free:
+            free[where] = plus(free[where], times(present.worker, count))
+    for size in (full, *full.smaller):
+        if size.num_workers < MIN_GROWTH * present.num_workers:
+            break
+        if node_filter.needed(size):
+            continue  # it would grow onto nodes that are left out
+        allowed = not queue.cap.refusal("", queue.num_gpus - present.gpus, queue.num_live - 1, size.gpus)
+        fits = pack(size.num_workers, {where: count_workers(size.worker, has) for where, has in free.items()})
+        saved_s = left_s * (1.0 - present.num_workers / size.num_workers)
+        if allowed and fits is not None and saved_s > MIN_GAIN * RESTART_S:
+            reason = (
+                f"grows from {present.gpus:g} to {size.gpus:g} GPUs, which nothing else asks for: saves about "
+                f"{saved_s:.0f} s of {left_s:.0f} s, the restart costs {RESTART_S:.0f} s"
+            )
+            return PreemptAttempt(sweep=queue.sweep, attempt_id=ending.attempt_id, reason=reason), saved_s
+    return None, 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- off leaving nodes
+MARGIN_S = 15.0
+"""An attempt that says it ends so long before its node does is left alone: a commit takes seconds."""
+
+
+def withdrawals(
+    snapshots: Sequence[Snapshot],
+    nodes: Sequence[Node | Resources],
+    *,
+    remaining_s: Mapping[str, float],
+    node_by_attempt: Mapping[str, str],
+    now: float,
+) -> Iterator[PreemptAttempt]:
+    """Preemptions of the attempts that a leaving node would take along, each asked for once.
+
+    Args:
+        snapshots: sweeps with live attempts.
+        nodes: of the cluster.
+        remaining_s: by attempt, the seconds that it says it will still take.
+        node_by_attempt: by attempt, the node that it is on; counts for those that were sent to none.
+        now: unix seconds.
+    """
+    leaving = {one.name: one.leaves_at_s for one in nodes if isinstance(one, Node) and one.leaves_at_s is not None}
+    if not leaving:
+        return
+    for snapshot in snapshots:
+        if snapshot.state is SweepState.CANCELLING:
+            continue  # they are asked to end anyway
+        for attempt in snapshot.live_attempts:
+            places = attempt.nodes or (node_by_attempt.get(attempt.attempt_id, ""),)
+            left_s, node = _time_left(places, leaving, now)
+            if not node or attempt.preempting_at_s is not None or attempt.attempt_id in snapshot.leaving:
+                continue
+            if remaining_s.get(attempt.attempt_id, math.inf) + MARGIN_S > left_s or math.isinf(left_s):
+                yield PreemptAttempt(
+                    sweep=snapshot.sweep, attempt_id=attempt.attempt_id, reason=_leaving_reason(node, left_s)
+                )
+
+
+def _time_left(nodes: Sequence[str], leaving: Mapping[str, float], now: float) -> tuple[float, str]:
+    """Until the first of an attempt's nodes is gone, and which one; an empty name if none of them leaves."""
+    ends = [(leaving[name] - now, name) for name in nodes if name in leaving]
+    return min(ends, default=(math.inf, ""))
+
+
+def _leaving_reason(node: str, left_s: float) -> str:
+    when = "leaves the cluster" if math.isinf(left_s) else f"will be gone in {max(0.0, left_s):.0f} s"
+    return f"node {node} {when}: its attempts write a checkpoint and go on elsewhere"
+
+
+def readmissions(indexes: Sequence[SweepIndex], node_filter: NodeFilter) -> Iterator[PreemptAttempt]:
+    """Ends of waits for room that keep away from nodes which may be used by now: Ray cannot change a reservation."""
+    for index in indexes:
+        for held in index.holdings.live.values():
+            attempt = held.attempt
+            usable = (
+                set(attempt.exclude)
+                .intersection(node_filter.machines.places)
+                .difference(node_filter.avoided(held.demand))
+            )
+            if attempt.awaits_room and usable and attempt.preempting_at_s is None:
+                reason = f"waits for room again, on {min(usable)} too: the node is not left out any more"
+                yield PreemptAttempt(sweep=index.plan.sweep, attempt_id=attempt.attempt_id, reason=reason)

@@ -1,123 +1,90 @@
-"""From snapshots to commands. Pure: the controller carries the commands out and journals what happened.
+"""From one view of the cluster to commands. Pure: the controller carries the commands out and journals what happened.
 
 Sweeps of higher priority go first; those of one priority share the cluster by weight; within a sweep the job with the
 longest way to the sweep's end goes first. What does not fit is waited for with reserved room, and smaller jobs go ahead
-as long as they delay nothing.
+as long as they delay nothing. Invariants:
+
+- The same ``ClusterView`` gives the same commands, whatever the scheduler has seen before: a controller that takes over
+  goes on where the former one stopped.
+- No two live attempts work on one key, and none starts whose key is committed or claimed elsewhere.
+- What the launches of a round take together is free now, or asked of an autoscaler; nothing is counted on that a
+  preemption has yet to free.
+- A job starts only once all that it needs is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Job
-from orchestrator.scheduling.breaker import excluded_nodes, exclusions
-from orchestrator.scheduling.fairness import Standing, aging, entitle
-from orchestrator.scheduling.growth import growths
-from orchestrator.scheduling.launching import Launching, UserCount
-from orchestrator.scheduling.lifecycle import departures, follow_up
-from orchestrator.scheduling.occupancy import Occupancy
-from orchestrator.scheduling.site import Site
-from orchestrator.scheduling.turns import Turn, World
-from orchestrator.scheduling.withdrawal import withdrawals
-from orchestrator.state.amounts import Amount
-from orchestrator.state.budgets import Budget, Cap, time_left_s
-from orchestrator.state.commands import (
-    CancelJob,
+from orchestrator.scheduling.budgets import ANYBODY, Budget, Cap, UserCount, time_left_s
+from orchestrator.scheduling.commands import (
     Command,
-    ExcludeNode,
-    FailJob,
     FinishSweep,
-    LaunchJob,
-    MarkReused,
-    PreemptAttempt,
-    SkipJob,
-    StopAttempt,
     TripSweep,
 )
-from orchestrator.state.demand import Demands
-from orchestrator.state.machines import Machines
+from orchestrator.scheduling.demand import Amount, DemandTable
+from orchestrator.scheduling.fairness import FairShare, entitle
+from orchestrator.scheduling.launching import Launching
+from orchestrator.scheduling.lifecycle import departures, follow_up
+from orchestrator.scheduling.node_exclusion import excluded_nodes, exclusions
+from orchestrator.scheduling.node_filter import NodeFilter
+from orchestrator.scheduling.occupancy import Occupancy
+from orchestrator.scheduling.placement import Machines
+from orchestrator.scheduling.preemption import growths, readmissions, withdrawals
+from orchestrator.scheduling.queues import RoundState, SweepQueue, aging
+from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.sweep_index import SweepIndex
-from orchestrator.state.transitions import JobState, SweepState
-
-__all__ = [
-    "CancelJob",
-    "Cap",
-    "Command",
-    "ExcludeNode",
-    "FailJob",
-    "FinishSweep",
-    "LaunchJob",
-    "MarkReused",
-    "Node",
-    "PreemptAttempt",
-    "Scheduler",
-    "SkipJob",
-    "StopAttempt",
-    "TripSweep",
-    "decide",
-    "unlaunched",
-]
-
-ANYBODY = "*"
-"""In ``user_caps``: the bounds of users who have none of their own."""
+from orchestrator.state.transitions import SweepState
 
 
-def decide(  # noqa: PLR0913 - the world, by name
-    snapshots: Sequence[Snapshot],
-    *,
-    total: Resources,
-    nodes: Sequence[Node | Resources],
-    now: float,
-    maximum: Sequence[Node] | None = None,
-    committed: Collection[str] = (),
-    claimed: Collection[str] = (),
-    max_live_attempts: int | None = None,
-    durations: Mapping[str, Mapping[str, float]] | None = None,
-    remaining_s: Mapping[str, float] | None = None,
-    whereabouts: Mapping[str, str] | None = None,
-    user_caps: Mapping[str, Cap] | None = None,
-    stepping: Collection[str] | None = None,
-    former: Sequence[Snapshot] = (),
-) -> list[Command]:
-    """What a new `Scheduler` decides; see there."""
-    return Scheduler().decide(
-        snapshots,
-        total=total,
-        nodes=nodes,
-        now=now,
-        maximum=maximum,
-        committed=committed,
-        claimed=claimed,
-        max_live_attempts=max_live_attempts,
-        durations=durations,
-        remaining_s=remaining_s,
-        whereabouts=whereabouts,
-        user_caps=user_caps,
-        stepping=stepping,
-        former=former,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """All that one round of decisions looks at."""
 
-
-def unlaunched(snapshot: Snapshot) -> Iterator[Job]:
-    """Jobs of a running sweep that wait for nothing but room, time or a look into the store."""
-    if snapshot.plan is None or snapshot.state is not SweepState.RUNNING:
-        return
-    for job in snapshot.plan.jobs:
-        if snapshot.jobs[job.name].state is JobState.PENDING and snapshot.needs_are_done(job):
-            yield job
+    snapshots: Sequence[Snapshot]
+    """All sweeps that have not ended, and those with live attempts."""
+    total: Resources
+    """What the cluster has, used or not."""
+    nodes: Sequence[Node | Resources]
+    """Its nodes; where they have no names, their different shapes, and room is counted over ``total``."""
+    now: float
+    """Unix seconds."""
+    maximum: Sequence[Node] | None = None
+    """Kinds of nodes that an autoscaler would add; ``None`` = the cluster does not grow."""
+    committed: Collection[str] = ()
+    """Keys known to have a record in the store."""
+    claimed: Collection[str] = ()
+    """Keys that other clusters work on."""
+    max_live_attempts: int | None = None
+    """How many attempts run at once, whatever fits."""
+    durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By sweep and job, the seconds that a job was estimated to take at full size."""
+    remaining_s: Mapping[str, float] = field(default_factory=dict)
+    """By attempt, the seconds that it says it will still take."""
+    node_by_attempt: Mapping[str, str] = field(default_factory=dict)
+    """The node that an attempt is on, of gangs the first one."""
+    user_caps: Mapping[str, Cap] = field(default_factory=dict)
+    """Bounds by owner, ``*`` for those without their own."""
+    stepping: Collection[str] | None = None
+    """Attempts that have trained a few steps; ``None`` = nobody tells, and there is no preflight."""
+    former: Sequence[Snapshot] = ()
+    """Sweeps that have ended; what they found out about nodes still holds."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """By attempt, the training step that it has reached."""
 
 
 class Scheduler:
     """Decides again and again, and remembers only what it would find out anew: a new one decides the same."""
 
     def __init__(self) -> None:
-        self._demands = Demands()
+        self._demands = DemandTable()
         self._indexes: dict[str, SweepIndex] = {}
         self._machines: tuple[tuple[Node | Resources, ...], Resources, Machines] | None = None
-        self._site: tuple[Collection[str], Sequence[Node] | None, Site] | None = None
+        self._node_filter: tuple[Collection[str], Sequence[Node] | None, NodeFilter] | None = None
         """Of these machines: which of them suit whom changes only with what is excluded."""
         self.waits: dict[str, Mapping[str, str]] = {}
         """After ``decide``, by sweep and job: why the first ones in line wait."""
@@ -137,66 +104,34 @@ class Scheduler:
             index = self._follow(snapshot, None)
             yield from () if index is None else index.unlaunched()
 
-    def decide(  # noqa: PLR0913 - the world, by name
-        self,
-        snapshots: Sequence[Snapshot],
-        *,
-        total: Resources,
-        nodes: Sequence[Node | Resources],
-        now: float,
-        maximum: Sequence[Node] | None = None,
-        committed: Collection[str] = (),
-        claimed: Collection[str] = (),
-        max_live_attempts: int | None = None,
-        durations: Mapping[str, Mapping[str, float]] | None = None,
-        remaining_s: Mapping[str, float] | None = None,
-        whereabouts: Mapping[str, str] | None = None,
-        user_caps: Mapping[str, Cap] | None = None,
-        stepping: Collection[str] | None = None,
-        former: Sequence[Snapshot] = (),
-        steps: Mapping[str, int] | None = None,
-    ) -> list[Command]:
-        """Commands that follow from where the sweeps stand.
-
-        Args:
-            snapshots: all sweeps that have not ended, and those with live attempts.
-            total: what the cluster has, used or not.
-            nodes: its nodes; where they have no names, their different shapes, and room is counted over ``total``.
-            now: unix seconds.
-            maximum: kinds of nodes that an autoscaler would add; ``None`` = the cluster does not grow.
-            committed: keys known to have a record in the store.
-            claimed: keys that other clusters work on.
-            max_live_attempts: how many attempts run at once, whatever fits.
-            durations: by sweep and job, the seconds that a job was estimated to take at full size.
-            remaining_s: by attempt, the seconds that it says it will still take.
-            whereabouts: by attempt, the node that it is on.
-            user_caps: bounds by owner, ``*`` for those without their own.
-            stepping: attempts that have trained a few steps; ``None`` = nobody tells, and there is no preflight.
-            former: sweeps that have ended; what they found out about nodes still holds.
-            steps: by attempt, the training step that it has reached.
-        """
+    def decide(self, view: ClusterView) -> list[Command]:
+        """Commands that follow from where the sweeps stand."""
         self.waits, self.behind, self.warnings = {}, {}, {}
-        indexes = self._follow_all(snapshots, durations or {})
-        machines, excluded = self._laid_out(tuple(nodes), total), excluded_nodes([*snapshots, *former], now).keys()
-        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now, steps)]
-        commands += withdrawals(snapshots, nodes, remaining_s=remaining_s or {}, whereabouts=whereabouts or {}, now=now)
-        site = self._suited(machines, total, maximum, excluded)
-        commands += [*_readmissions(indexes, site), *_follow_ups(indexes, committed, now)]
-        occupancy = Occupancy(site, indexes, remaining_s=remaining_s or {}, now=now)
-        keys = set(claimed).union(*_live_keys(indexes))
-        world = World(now=now, live_keys=keys, committed=committed, stepping=stepping)
-        turns = [_turn(index, occupancy, world, machines.whole) for index in _starting(indexes, commands)]
-        launching = Launching(
-            site=site,
-            occupancy=occupancy,
-            turns=_ranked(turns, now),
-            world=world,
-            users=_users(indexes, user_caps or {}),
-            priorities={index.plan.sweep: _priority(index) for index in indexes},
-            num_launches=_left_to_launch(max_live_attempts, indexes),
+        now, snapshots, committed = view.now, view.snapshots, view.committed
+        indexes = self._follow_all(snapshots, view.durations)
+        machines = self._laid_out(tuple(view.nodes), view.total)
+        excluded = excluded_nodes([*snapshots, *view.former], now).keys()
+        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now, view.steps)]
+        commands += withdrawals(
+            snapshots, view.nodes, remaining_s=view.remaining_s, node_by_attempt=view.node_by_attempt, now=now
         )
-        commands += _in_order(launching.run() or _growths(launching, turns, occupancy, site, now), indexes)
-        return [*commands, *filter(None, (self._tell(turn, site, now) for turn in turns))]
+        node_filter = self._suited(machines, view.total, view.maximum, excluded)
+        commands += [*readmissions(indexes, node_filter), *_follow_ups(indexes, committed, now)]
+        occupancy = Occupancy(node_filter, indexes, remaining_s=view.remaining_s, now=now)
+        keys = set(view.claimed).union(*_live_keys(indexes))
+        round_state = RoundState(now=now, live_keys=keys, committed=committed, stepping=view.stepping)
+        queues = [_queue_of(index, occupancy, round_state, machines.whole) for index in _starting(indexes, commands)]
+        launching = Launching(
+            node_filter=node_filter,
+            occupancy=occupancy,
+            queues=_ranked(queues, now),
+            round_state=round_state,
+            users=_users(indexes, view.user_caps),
+            priorities={index.plan.sweep: _priority(index) for index in indexes},
+            num_launches=_left_to_launch(view.max_live_attempts, indexes),
+        )
+        commands += _in_order(launching.run() or _growths(launching, queues, occupancy, node_filter, now), indexes)
+        return [*commands, *filter(None, (self._tell(queue, node_filter, now) for queue in queues))]
 
     def _follow_all(
         self, snapshots: Sequence[Snapshot], durations: Mapping[str, Mapping[str, float]]
@@ -218,33 +153,33 @@ class Scheduler:
 
     def _laid_out(self, nodes: tuple[Node | Resources, ...], total: Resources) -> Machines:
         if self._machines is None or self._machines[:2] != (nodes, total):
-            self._machines, self._site = (nodes, total, Machines(nodes, total)), None
+            self._machines, self._node_filter = (nodes, total, Machines(nodes, total)), None
         return self._machines[2]
 
     def _suited(
         self, machines: Machines, total: Resources, maximum: Sequence[Node] | None, excluded: Collection[str]
-    ) -> Site:
-        if self._site is None or self._site[:2] != (excluded, maximum):
-            self._site = excluded, maximum, Site(machines, total, maximum=maximum, excluded=excluded)
-        return self._site[2]
+    ) -> NodeFilter:
+        if self._node_filter is None or self._node_filter[:2] != (excluded, maximum):
+            self._node_filter = excluded, maximum, NodeFilter(machines, total, maximum=maximum, excluded=excluded)
+        return self._node_filter[2]
 
-    def _tell(self, turn: Turn, site: Site, now: float) -> TripSweep | None:
+    def _tell(self, queue: SweepQueue, node_filter: NodeFilter, now: float) -> TripSweep | None:
         """Publish why jobs wait, and end a sweep whose budget keeps all that is left of it from starting."""
-        index = turn.index
-        self.waits[turn.sweep], self.behind[turn.sweep] = turn.waits, turn.behind
+        index = queue.index
+        self.waits[queue.sweep], self.behind[queue.sweep] = queue.waits, queue.behind
         left_s = time_left_s(index.plan.policy, index.snapshot.accepted_at_s, now)
         longest_s = max((-queue[0][0] / 1000.0 for queue in index.queues.values()), default=0.0)
-        warning = turn.budget.warning()
+        warning = queue.budget.warning()
         if left_s is not None and longest_s > left_s:
             warning += "; " if warning else ""
             warning += f"nothing starts after {left_s:.0f} s more (policy.deadline), the rest needs {longest_s:.0f} s"
-        if on_excluded := _on_excluded(index, site):
+        if on_excluded := _on_excluded(index, node_filter):
             warning += f"; {on_excluded}" if warning else on_excluded
         if warning:
-            self.warnings[turn.sweep] = warning
-        if turn.spent and not turn.num_live:
-            reason = f"{turn.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
-            return TripSweep(sweep=turn.sweep, reason=reason)
+            self.warnings[queue.sweep] = warning
+        if queue.spent and not queue.num_live:
+            reason = f"{queue.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
+            return TripSweep(sweep=queue.sweep, reason=reason)
         return None
 
 
@@ -252,22 +187,11 @@ def _follow_ups(indexes: Sequence[SweepIndex], committed: Collection[str], now: 
     return (command for index in indexes for command in follow_up(index, committed, now))
 
 
-def _readmissions(indexes: Sequence[SweepIndex], site: Site) -> Iterator[PreemptAttempt]:
-    """Ends of waits for room that keep away from nodes which may be used by now: Ray cannot change a reservation."""
-    for index in indexes:
-        for held in index.holdings.live.values():
-            attempt = held.attempt
-            usable = set(attempt.exclude).intersection(site.machines.places).difference(site.avoided(held.demand))
-            if attempt.awaits_room and usable and attempt.preempting_at_s is None:
-                reason = f"waits for room again, on {min(usable)} too: the node is not left out any more"
-                yield PreemptAttempt(sweep=index.plan.sweep, attempt_id=attempt.attempt_id, reason=reason)
-
-
-def _on_excluded(index: SweepIndex, site: Site) -> str:
+def _on_excluded(index: SweepIndex, node_filter: NodeFilter) -> str:
     """Which attempts use nodes that are left out, because the others are too few for them; empty if none does."""
     found: dict[str, set[str]] = {}
     for held in index.holdings.live.values():
-        if used := {name for name, _ in held.nodes}.intersection(site.needed(held.demand)):
+        if used := {name for name, _ in held.nodes}.intersection(node_filter.needed(held.demand)):
             found[held.attempt.job] = used
     if not found:
         return ""
@@ -278,10 +202,10 @@ def _on_excluded(index: SweepIndex, site: Site) -> str:
 
 
 def _growths(
-    launching: Launching, turns: Sequence[Turn], occupancy: Occupancy, site: Site, now: float
+    launching: Launching, queues: Sequence[SweepQueue], occupancy: Occupancy, node_filter: NodeFilter, now: float
 ) -> list[Command]:
     """Elastic jobs take what nothing else wants."""
-    return [] if launching.is_blocked else [*growths(turns, occupancy, site, now)]
+    return [] if launching.is_blocked else [*growths(queues, occupancy, node_filter, now)]
 
 
 def _starting(indexes: Sequence[SweepIndex], commands: Sequence[Command]) -> list[SweepIndex]:
@@ -310,7 +234,7 @@ def _live_keys(indexes: Sequence[SweepIndex]) -> Iterator[Collection[str]]:
     return (index.holdings.keys for index in indexes)
 
 
-def _turn(index: SweepIndex, occupancy: Occupancy, world: World, whole: Amount) -> Turn:
+def _queue_of(index: SweepIndex, occupancy: Occupancy, round_state: RoundState, whole: Amount) -> SweepQueue:
     policy = index.plan.policy
     is_bounded = policy.gpu_hour_budget is not None
     budget = Budget(
@@ -318,23 +242,23 @@ def _turn(index: SweepIndex, occupancy: Occupancy, world: World, whole: Amount) 
         used=occupancy.used_gpu_hours(index) if is_bounded else 0.0,
         promised=occupancy.promised_gpu_hours(index) if is_bounded else 0.0,
     )
-    standing = Standing(
+    fair_share = FairShare(
         weight=policy.weight,
         live=index.holdings.total,
-        past=index.holdings.history.decayed_s(world.now),
+        past=index.holdings.history.decayed_s(round_state.now),
         whole=whole,
     )
-    return Turn(index, priority=_priority(index), standing=standing, budget=budget, world=world)
+    return SweepQueue(index, priority=_priority(index), fair_share=fair_share, budget=budget, round_state=round_state)
 
 
-def _ranked(turns: Sequence[Turn], now: float) -> list[Turn]:
+def _ranked(queues: Sequence[SweepQueue], now: float) -> list[SweepQueue]:
     """Those with something to start, aged, and entitled to their part of the cluster among their equals."""
-    wanting = [turn for turn in turns if turn.rank() is not None]
-    for turn in wanting:
-        if turn.best is not None:
-            turn.priority = turn.base_priority + aging(turn.index, turn.best[0][1], now)
-    for priority in {turn.priority for turn in wanting}:
-        entitle([turn.standing for turn in wanting if turn.priority == priority])
+    wanting = [queue for queue in queues if queue.rank() is not None]
+    for queue in wanting:
+        if queue.best is not None:
+            queue.priority = queue.base_priority + aging(queue.index, queue.best[0][1], now)
+    for priority in {queue.priority for queue in wanting}:
+        entitle([queue.fair_share for queue in wanting if queue.priority == priority])
     return wanting
 
 

@@ -20,6 +20,7 @@ from orchestrator.backends.simulated import (
 )
 from orchestrator.backends.simulated.attempt import young_interval_s
 from orchestrator.backends.simulated.clock import START_S
+from orchestrator.controller.attempt_tracker import AttemptLimits, PreflightRule
 from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import ControllerError, UserError
@@ -30,7 +31,6 @@ from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
-from orchestrator.sweeps.limits import AttemptLimits, PreflightRule
 from orchestrator.testing.memory_store import MemoryStore
 
 _SAVING = TRAINING_KINDS | {JobKind.EMBED}

@@ -1,7 +1,10 @@
 """What happened to a sweep, in the past tense: the lines of its journal.
 
 An event is a frozen dataclass; its JSON form carries the ``type`` and ``version`` under which it was written. Fields
-are only ever added, each with a default, so that a newer reader reads older journals.
+are only ever added, each with a default, so that a newer reader reads older journals. Invariants:
+
+- The name of a class is its type in the store, and the names of its fields are keys there: neither is ever changed.
+- An event says what happened, never what is to be done; what follows is decided anew from the snapshot.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, ClassVar
 from orchestrator.core.contract import Outcome, Resources, Timings
 from orchestrator.core.errors import ControllerError, FailureKind
 from orchestrator.state.codec import decode_value
-from orchestrator.state.spending import Lot
+from orchestrator.state.spending import PricedAllocation
 
 
 class SweepStatus(StrEnum):
@@ -194,7 +197,7 @@ class AttemptLaunched(AttemptEvent):
     """Ranks that it was given; 0 = what its job asks for."""
     reason: str = ""
     """Why it was launched here and now, where that is not plain."""
-    lots: tuple[Lot, ...] = ()
+    lots: tuple[PricedAllocation, ...] = ()
     """Sorts and prices of its nodes, where these are known; see ``AttemptPlaced``."""
     awaits_room: bool = False
     """Whether the cluster has no room for it yet and is to grow: its hours count from ``AttemptPlaced`` on."""
@@ -208,7 +211,7 @@ class AttemptPlaced(AttemptEvent):
 
     nodes: tuple[str, ...]
     """One per worker of a gang."""
-    lots: tuple[Lot, ...]
+    lots: tuple[PricedAllocation, ...]
     since_s: float = 0.0
     """Seconds before ``at_s`` at which it got its room: nobody may have looked just then."""
 

@@ -1,4 +1,11 @@
-"""From a journal's events to a snapshot. The fold of any prefix of a journal is a valid snapshot."""
+"""From a journal's events to a snapshot.
+
+Invariants:
+
+- The fold of any prefix of a journal is a valid snapshot, and ``apply(fold(a), b) == fold(a + b)``.
+- Nothing but the events counts: no clock, no store, no order of keys.
+- An event that the table of transitions does not list raises; the snapshot given is never changed.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +18,9 @@ from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind, TransitionError
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.job_view import KEPT_NUMERICS
-from orchestrator.state.reliability import DEADLY
-from orchestrator.state.snapshot import Attempt, Exclusion, Failure, JobView, Snapshot
-from orchestrator.state.spending import Use, added
+from orchestrator.state.failure_policy import POLICY
+from orchestrator.state.snapshot import KEPT_NUMERICS, Attempt, Exclusion, Failure, JobTable, JobView, Snapshot
+from orchestrator.state.spending import ResourceUse, added
 from orchestrator.state.transitions import SweepState, next_job_state, next_sweep_state
 
 PlanLookup: TypeAlias = Callable[[events.PlanAccepted], Plan]
@@ -280,7 +285,7 @@ class _Folding:
             if view.ran_s and self._sweep.plan is not None:
                 self._spend(view.ran_s, self._sweep.plan.by_name()[view.name].resources, view.used)
 
-    def _spend(self, ran_s: float, resources: Resources, uses: Sequence[Use]) -> None:
+    def _spend(self, ran_s: float, resources: Resources, uses: Sequence[ResourceUse]) -> None:
         gpu_s = self._sweep.spent_gpu_s + ran_s * resources.gpus
         cpu_s = self._sweep.spent_cpu_s + ran_s * resources.cpus
         spent = added(self._sweep.spent, uses)
@@ -344,7 +349,7 @@ class _Folding:
         if kind is FailureKind.NO_ROOM and view.last_failure is not None:
             failure = replace(failure, node=view.last_failure.node)  # still the one to keep away from
         failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
-        num_deaths = view.num_deaths + (kind in DEADLY)
+        num_deaths = view.num_deaths + (POLICY[kind].is_deadly)
         numerics = view.numerics
         if kind is FailureKind.NUMERICS:
             # What is kept for the comparison needs no traceback: snapshots hold it for the life of the sweep.

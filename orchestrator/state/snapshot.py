@@ -1,21 +1,242 @@
-"""What a sweep's journal adds up to; ``orchestrator.state.fold`` computes it."""
+"""A sweep as its journal adds up: jobs, attempts and failures, the table that holds them, and the stored form.
+
+Invariants:
+
+- A snapshot and all in it is never changed; ``orchestrator.state.fold`` returns new ones, which share what is equal.
+- A job has a live attempt exactly while it is running. Attempts at jobs that are no longer wanted are in ``leaving``.
+- ``decode_snapshot(encode_snapshot(s), s.plan) == s``. A change of what the fold makes of the same events raises
+  ``SNAPSHOT_VERSION``: a stored snapshot of another version is passed over, and the journal read instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from typing import Any, Self
 
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.core.contract import Resources, Timings
+from orchestrator.core.errors import ControllerError, FailureKind
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.state.codec import decode_value, encode_value
 from orchestrator.state.events import Running
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.job_view import Attempt, Failure, JobView
-from orchestrator.state.spending import Use, added
+from orchestrator.state.spending import PricedAllocation, ResourceUse, added, uses_of
 from orchestrator.state.transitions import JobState, SweepState
 
-__all__ = ["Attempt", "Exclusion", "Failure", "JobView", "Snapshot"]
+
+# -------------------------------------------------------------------------------------------------------------- one job
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A live attempt: launched, and not known to have ended."""
+
+    attempt_id: str
+    job: str
+    key: str
+    number: int
+    epoch: int
+    launched_at_s: float
+    resources: Resources
+    """What it was given, which may be less than its job would like."""
+    num_workers: int = 1
+    """Ranks that it was given."""
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes it was sent to; empty = anywhere."""
+    lots: tuple[PricedAllocation, ...] = ()
+    """Sorts and prices of the nodes that it is on; empty = not known (yet)."""
+    preempting_at_s: float | None = None
+    """When it was asked to give its room back; none = it was not."""
+    grace_s: float = 0.0
+    """How long after that it is ended."""
+    awaits_room: bool = False
+    """Whether the cluster has no room for it yet: until then it costs nothing."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes that it keeps away from while it waits."""
+    placed_at_s: float | None = None
+    """When it got its room; none = with its launch, or not yet."""
+
+    @property
+    def began_at_s(self) -> float | None:
+        """Since when it holds its room (unix seconds); none = it waits for it."""
+        if self.awaits_room:
+            return None
+        return self.launched_at_s if self.placed_at_s is None else self.placed_at_s
+
+    def ran_s(self, until_s: float) -> float:
+        """Seconds for which it has held its room by then (unix seconds)."""
+        began_at_s = self.began_at_s
+        return 0.0 if began_at_s is None else max(0.0, until_s - began_at_s)
+
+    def uses(self, until_s: float) -> tuple[ResourceUse, ...]:
+        """What it has used by then (unix seconds), by sort of node."""
+        ran_s = self.ran_s(until_s)
+        return uses_of(self.lots, self.resources, self.num_workers, ran_s) if ran_s else ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why an attempt ended without a commit."""
+
+    attempt_id: str
+    kind: FailureKind
+    message: str
+    at_s: float
+    traceback: str = ""
+    node: str = ""
+    """Node at fault, where that is known."""
+    rank: int | None = None
+    """Of a gang, the rank at fault."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of its GPUs."""
+    step: int | None = None
+    """Of a failure of numerics in training, the number of updates before the wrong one."""
+
+
+KEPT_NUMERICS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job of the current plan, as its journal tells it."""
+
+    name: str
+    key: str
+    state: JobState = JobState.PENDING
+    attempt: Attempt | None = None
+    """The live attempt; there is one exactly while the job is running."""
+    num_attempts: int = 0
+    last_attempt_id: str = ""
+    failures: Mapping[FailureKind, int] = field(default_factory=dict)
+    """Attempts that ended without a commit, by kind, since a client last reopened the job: what budgets count."""
+    num_deaths: int = 0
+    """Attempts that ended at a moment of nobody's choosing, ever; see ``failure_policy.Rule.is_deadly``."""
+    ran_s: float = 0.0
+    """Seconds that all its attempts took that have ended."""
+    used: tuple[ResourceUse, ...] = ()
+    """What these held, by sort of node: what they cost."""
+    last_failure: Failure | None = None
+    numerics: tuple[Failure, ...] = ()
+    """The latest failures of numerics, ``KEPT_NUMERICS`` at most: a replay from the checkpoint tells what they mean."""
+    reason: str = ""
+    """Why the job failed, or which job it was skipped because of."""
+    queued_s: float = 0.0
+    """From the moment the job was ready to its first launch."""
+    launched_at_s: float | None = None
+    """Launch of the latest attempt."""
+    room_s: float = 0.0
+    """Seconds for which the latest attempt waited for its room."""
+    ended_at_s: float | None = None
+    """End of the latest attempt, or of the job where it ended without one."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    timings: Timings | None = None
+    resumed_from_step: int | None = None
+    quarantined: tuple[str, ...] = ()
+    """Samples that its training could not read and did without."""
+
+    @property
+    def overhead_s(self) -> float | None:
+        """Seconds of the attempt that succeeded in which it had its room and neither imported nor worked."""
+        if self.timings is None or self.launched_at_s is None or self.ended_at_s is None:
+            return None
+        spent_s = self.timings.import_s + self.timings.work_s
+        return max(0.0, self.ended_at_s - self.launched_at_s - self.room_s - spent_s)
+
+
+# ------------------------------------------------------------------------------------------------------------- all jobs
+_CHUNK = 64
+"""Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
+
+
+class JobTable(Mapping[str, JobView]):
+    """Jobs by name, in plan order. Never changed: ``with_changes`` returns a new one."""
+
+    __slots__ = ("_chunks", "_counts", "_places", "_running")
+    _chunks: tuple[tuple[JobView, ...], ...]
+    _places: dict[str, int]
+    """Position by name; shared by all tables of a plan."""
+    _counts: dict[JobState, int]
+    _running: dict[str, None]
+
+    def __init__(self, views: Iterable[JobView] = ()) -> None:
+        jobs = tuple(views)
+        self._chunks = tuple(jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK))
+        self._places = {view.name: place for place, view in enumerate(jobs)}
+        self._counts = dict.fromkeys(JobState, 0)
+        for view in jobs:
+            self._counts[view.state] += 1
+        self._running = {view.name: None for view in jobs if view.attempt is not None}
+
+    @property
+    def counts(self) -> Mapping[JobState, int]:
+        """Number of jobs by state, zeros included."""
+        return self._counts
+
+    @property
+    def running(self) -> Iterable[str]:
+        """Names of the jobs with a live attempt, in plan order."""
+        return sorted(self._running, key=self._places.__getitem__)
+
+    def with_changes(self, changed: Mapping[str, JobView]) -> Self:
+        """A table with other views of some of its jobs. Raises ``KeyError`` for a job that it does not have."""
+        new = object.__new__(type(self))
+        new._places, new._counts, new._running = self._places, dict(self._counts), dict(self._running)
+        chunks = list(self._chunks)
+        by_chunk: dict[int, list[JobView]] = {}
+        for name, view in changed.items():
+            place, slot = divmod(self._places[name], _CHUNK)
+            chunk = by_chunk.setdefault(place, list(chunks[place]))
+            new._count(chunk[slot], view)
+            chunk[slot] = view
+        for place, chunk in by_chunk.items():
+            chunks[place] = tuple(chunk)
+        new._chunks = tuple(chunks)
+        return new
+
+    def changed_since(self, older: JobTable) -> Iterator[JobView]:
+        """The views that are not those of an older table, in plan order: all if that one had another plan's jobs."""
+        if older._places is not self._places:
+            yield from self.values()
+            return
+        for mine, theirs in zip(self._chunks, older._chunks, strict=True):
+            if mine is not theirs:
+                yield from (view for view, other in zip(mine, theirs, strict=True) if view is not other)
+
+    def _count(self, old: JobView, new: JobView) -> None:
+        self._counts[old.state] -= 1
+        self._counts[new.state] += 1
+        if new.attempt is None:
+            self._running.pop(new.name, None)
+        else:
+            self._running[new.name] = None
+
+    def __getitem__(self, name: str) -> JobView:
+        place, slot = divmod(self._places[name], _CHUNK)
+        return self._chunks[place][slot]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def values(self) -> Iterator[JobView]:  # type: ignore[override]  # an iterator is all that is asked for
+        """All views in plan order."""
+        return chain.from_iterable(self._chunks)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, JobTable):
+            return self._chunks == other._chunks
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as any mapping
+
+    def __repr__(self) -> str:
+        return f"JobTable({dict(self)!r})"
+
+
+# ------------------------------------------------------------------------------------------------------------ the sweep
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusion:
     """A node that attempts should avoid until ``until_s`` (unix seconds)."""
@@ -46,7 +267,7 @@ class Snapshot:
     """GPU-seconds of ended attempts at jobs that later plan revisions no longer have: a budget does not start anew."""
     spent_cpu_s: float = 0.0
     """Core-seconds of the same."""
-    spent: tuple[Use, ...] = ()
+    spent: tuple[ResourceUse, ...] = ()
     """The same by sort of node."""
     handled: frozenset[str] = frozenset()
     """Ids of the clients' messages that are settled."""
@@ -78,7 +299,7 @@ class Snapshot:
         running = [self.jobs[name].attempt for name in self.jobs.running]
         return [*(attempt for attempt in running if attempt), *self.leaving.values()]
 
-    def uses(self, now: float) -> tuple[Use, ...]:
+    def uses(self, now: float) -> tuple[ResourceUse, ...]:
         """What all attempts used, by sort of node: those that run, and those of former revisions, included."""
         ended = (use for view in self.jobs.values() for use in view.used)
         live = (use for attempt in self.live_attempts for use in attempt.uses(now))
@@ -89,6 +310,41 @@ class Snapshot:
         """Number of jobs in each state that occurs."""
         return {state: self.jobs.counts[state] for state in JobState if self.jobs.counts.get(state)}
 
-    def needs_are_done(self, job: Job) -> bool:
-        """Whether all artifacts that a job reads are committed."""
-        return all(self.jobs[need].state.is_done for need in job.needs)
+
+# ------------------------------------------------------------------------------------------------------ the stored form
+SNAPSHOT_VERSION = 4
+"""Raise it whenever the fold of the same events gives another state, or a state another meaning."""
+_APART = {"plan", "jobs"}
+
+
+def encode_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    """Plain JSON form. Jobs to which nothing has happened yet are left out."""
+    plain = {
+        item.name: encode_value(getattr(snapshot, item.name)) for item in fields(snapshot) if item.name not in _APART
+    }
+    jobs = {view.name: encode_value(view) for view in snapshot.jobs.values() if view != _untouched(view)}
+    return {"version": SNAPSHOT_VERSION, **plain, "jobs": jobs}
+
+
+def decode_snapshot(document: Mapping[str, Any], plan: Plan | None) -> Snapshot:
+    """Inverse of ``encode_snapshot``; ``plan`` is that of the document's ``revision``, none for revision 0.
+
+    Raises:
+        ControllerError: another version wrote it: the journal must be read instead.
+    """
+    if document["version"] != SNAPSHOT_VERSION:
+        found = document["version"]
+        message = f"the snapshot is of version {found}, this program knows {SNAPSHOT_VERSION}; it is passed over"
+        raise ControllerError(message)
+    stored = document["jobs"]
+    plain = decode_value(Snapshot, {name: value for name, value in document.items() if name not in _APART})
+    planned = {job.name: job.key for job in plan.jobs} if plan else {}
+    views = (
+        decode_value(JobView, stored[name]) if name in stored else JobView(name=name, key=key)
+        for name, key in planned.items()
+    )
+    return replace(plain, plan=plan, jobs=JobTable(views))
+
+
+def _untouched(view: JobView) -> JobView:
+    return JobView(name=view.name, key=view.key)

@@ -1,7 +1,8 @@
 """What attempts cost: on which sort of nodes they ran, for how long, and at which price. Pure.
 
 A price is what the label ``price`` of a node said when the attempt went there (of the node and an hour); where a node
-has none, that of a table of prices, by accelerator and market. What nobody recorded stays unknown.
+has none, that of a table of prices, by accelerator and market. What nobody recorded stays unknown: a bill with unknown
+parts says so, and is what the attempts cost at least.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _Sort: TypeAlias = tuple[str, bool | None, bool, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lot:
+class PricedAllocation:
     """The workers of an attempt that are on nodes of one sort and price."""
 
     num_workers: int = 1
@@ -35,7 +36,7 @@ class Lot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class ResourceUse:
     """What ended attempts held on nodes of one sort, from their launch to their end."""
 
     accelerator: str = ""
@@ -98,7 +99,9 @@ def parse_price(label: str) -> float | None:
     return price if 0 <= price < math.inf else None
 
 
-def lots_of(names: Sequence[str], nodes: Mapping[str, Node], resources: Resources, num_workers: int) -> tuple[Lot, ...]:
+def priced_allocations(
+    names: Sequence[str], nodes: Mapping[str, Node], resources: Resources, num_workers: int
+) -> tuple[PricedAllocation, ...]:
     """On what an attempt runs; empty if a node of it is not known.
 
     Args:
@@ -110,10 +113,10 @@ def lots_of(names: Sequence[str], nodes: Mapping[str, Node], resources: Resource
     every = list(names) * num_workers if len(names) == 1 else list(names)
     if len(every) != num_workers or any(name not in nodes for name in every):
         return ()
-    counts: dict[Lot, int] = {}
+    counts: dict[PricedAllocation, int] = {}
     worker = resources.share(num_workers)
     for name in every:
-        lot = _lot(nodes[name], worker)
+        lot = _priced_worker(nodes[name], worker)
         counts[lot] = counts.get(lot, 0) + 1
     return tuple(
         replace(lot, num_workers=count, hourly=None if lot.hourly is None else lot.hourly * count)
@@ -121,9 +124,9 @@ def lots_of(names: Sequence[str], nodes: Mapping[str, Node], resources: Resource
     )
 
 
-def _lot(node: Node, worker: Resources) -> Lot:
+def _priced_worker(node: Node, worker: Resources) -> PricedAllocation:
     price = price_of(node)
-    return Lot(
+    return PricedAllocation(
         accelerator=node.accelerator,
         is_spot=node.is_spot,
         hourly=None if price is None else price * _share(worker, node.resources),
@@ -142,14 +145,16 @@ def _share(worker: Resources, node: Resources) -> float:
     return min(1.0, max(parts, default=0.0))
 
 
-def uses_of(lots: Sequence[Lot], resources: Resources, num_workers: int, ran_s: float) -> tuple[Use, ...]:
+def uses_of(
+    lots: Sequence[PricedAllocation], resources: Resources, num_workers: int, ran_s: float
+) -> tuple[ResourceUse, ...]:
     """What an attempt used in so many seconds."""
     if not lots:
         gpu_s, cpu_s = ran_s * resources.gpus, ran_s * resources.cpus
-        return (Use(accelerator=resources.accelerator, gpu_s=gpu_s, cpu_s=cpu_s),)
+        return (ResourceUse(accelerator=resources.accelerator, gpu_s=gpu_s, cpu_s=cpu_s),)
     worker = resources.share(num_workers)
     return tuple(
-        Use(
+        ResourceUse(
             accelerator=lot.accelerator or resources.accelerator,
             is_spot=lot.is_spot,
             gpu_s=ran_s * worker.gpus * lot.num_workers,
@@ -160,7 +165,7 @@ def uses_of(lots: Sequence[Lot], resources: Resources, num_workers: int, ran_s: 
     )
 
 
-def added(uses: Sequence[Use], more: Iterable[Use]) -> tuple[Use, ...]:
+def added(uses: Sequence[ResourceUse], more: Iterable[ResourceUse]) -> tuple[ResourceUse, ...]:
     """The uses with some more, those of one sort as one."""
     new = tuple(use for use in more if use.gpu_s or use.cpu_s)
     if not uses and len(new) < 2:  # nearly every job: it ran once
@@ -173,12 +178,14 @@ def added(uses: Sequence[Use], more: Iterable[Use]) -> tuple[Use, ...]:
         total[1] += use.cpu_s
         total[2] += use.amount or 0.0
     return tuple(
-        Use(accelerator=accelerator, is_spot=is_spot, gpu_s=gpu_s, cpu_s=cpu_s, amount=None if is_bare else amount)
+        ResourceUse(
+            accelerator=accelerator, is_spot=is_spot, gpu_s=gpu_s, cpu_s=cpu_s, amount=None if is_bare else amount
+        )
         for (accelerator, is_spot, _, is_bare), (gpu_s, cpu_s, amount) in sums.items()
     )
 
 
-def bill_of(uses: Iterable[Use], prices: PriceTable | None = None) -> Bill:
+def bill_of(uses: Iterable[ResourceUse], prices: PriceTable | None = None) -> Bill:
     """What uses cost. ``prices`` count where nodes had no label."""
     bill = Bill()
     for use in uses:
@@ -203,13 +210,13 @@ def bill_of(uses: Iterable[Use], prices: PriceTable | None = None) -> Bill:
     return bill
 
 
-def _by_table(use: Use, prices: PriceTable | None) -> float | None:
+def _by_table(use: ResourceUse, prices: PriceTable | None) -> float | None:
     found = _table_amounts(use, prices)
     # On either market it costs the same, or nobody knows what it cost.
     return found.pop() if len(found) == 1 else None
 
 
-def _table_amounts(use: Use, prices: PriceTable | None) -> set[float | None]:
+def _table_amounts(use: ResourceUse, prices: PriceTable | None) -> set[float | None]:
     """What it may have cost: two amounts where its market is not known and each has its own price."""
     if prices is None:
         return set()

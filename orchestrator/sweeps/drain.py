@@ -38,8 +38,8 @@ def drain(
     store: ObjectStore, cluster: str, *, running: Running = Running.FINISH, reason: str = "", sender: str = ""
 ) -> None:
     """Bring a cluster to rest. Works while no controller runs; asked again, the later way counts."""
-    wish = Drain(cluster=cluster, running=running, reason=reason, sender=sender, nonce=secrets.token_hex(8))
-    store.put(drain_name(cluster), _encode(wish))
+    request = Drain(cluster=cluster, running=running, reason=reason, sender=sender, nonce=secrets.token_hex(8))
+    store.put(drain_name(cluster), _encode(request))
 
 
 def end_drain(store: ObjectStore, cluster: str) -> None:
@@ -62,12 +62,12 @@ def note_drained(store: ObjectStore, cluster: str, now: float) -> None:
     with suppress(PreconditionFailedError, NotFoundError, ControllerError):
         found = _read(store, cluster)
         if found is not None and found[0].drained_at_s is None:
-            wish, stat = found
-            store.put_if_match(drain_name(cluster), _encode(replace(wish, drained_at_s=now)), stat.etag)
+            request, stat = found
+            store.put_if_match(drain_name(cluster), _encode(replace(request, drained_at_s=now)), stat.etag)
 
 
-def _encode(wish: Drain) -> bytes:
-    return seal(drain_name(wish.cluster), json.dumps(asdict(wish)).encode())
+def _encode(request: Drain) -> bytes:
+    return seal(drain_name(request.cluster), json.dumps(asdict(request)).encode())
 
 
 def _read(store: ObjectStore, cluster: str) -> tuple[Drain, ObjectStat] | None:

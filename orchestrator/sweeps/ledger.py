@@ -2,7 +2,11 @@
 
 Everything is checked as it is read: segments by their seals and their chain, plans and specs by the digests that the
 journal holds of them. Plans of earlier versions, of which it holds none, are checked by their keys: each must be the
-address of its job's identity, since otherwise a changed recipe would be committed under the key of another.
+address of its job's identity, since otherwise a changed recipe would be committed under the key of another. Invariants:
+
+- Events are folded before they are appended: none that cannot follow ever reaches the journal.
+- ``snapshot`` is what the durable journal says. After an append that failed, nobody knows: read it in a new ledger.
+- A revision's plan, spec and provenance are in the store before the event that names them, and never change.
 """
 
 from __future__ import annotations
@@ -20,25 +24,31 @@ from orchestrator.core.errors import (
     PreconditionFailedError,
     StorageError,
 )
-from orchestrator.core.ids import sha256_hex
+from orchestrator.core.ids import canonical_json, sha256_hex
+from orchestrator.core.job_kinds import DATA_KINDS
 from orchestrator.core.security.json_text import parse_json
+from orchestrator.core.security.redaction import redacted
+from orchestrator.metrics.machine import describe_machine
 from orchestrator.planning.graph.identity import has_its_key
 from orchestrator.planning.graph.plan import Plan, load_shared
 from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, decode_event, encode_event
 from orchestrator.state.fold import apply
-from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.stored import decode_snapshot, encode_snapshot
+from orchestrator.state.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from orchestrator.storage.bounds import PLAN_BYTES
 from orchestrator.storage.journal import Journal, JournalDamagedError, JournalFencedError
-from orchestrator.storage.layout import journal_segment, plan_name, spec_name
+from orchestrator.storage.layout import journal_segment, plan_name, provenance_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import seal
 from orchestrator.storage.snapshots import read_snapshots, write_snapshot
-from orchestrator.sweeps.told import without_secrets
 
 SNAPSHOT_EVERY = 128
 """Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3."""
 _JOBS_PER_SEGMENT = 50
 """Large sweeps: 50 jobs take as long to write as one segment, so that snapshots stay a small part of the work."""
+PROVENANCE_VERSION = 1
+_PROSE = ("message", "reason", "traceback")
+"""Fields of events that hold prose; all others are names and numbers, which must stay as they are."""
+_SEED = "seed"
 _UNUSABLE = (ControllerError, NotFoundError, ValueError, TypeError, KeyError)
 _LOG = logging.getLogger(__name__)
 
@@ -162,11 +172,6 @@ class SweepLedger:
         """Put this event before the next ones appended: it fences whoever wrote before."""
         self._adoption = adoption
 
-    @property
-    def is_fencing(self) -> bool:
-        """Whether the adoption is on record, so that no earlier writer can append any more."""
-        return self._adoption is None
-
     def check_fence(self) -> None:
         """Raise ``JournalFencedError`` if another controller has appended; a sweep that is silent would not notice."""
         if self._store.exists(journal_segment(self.sweep, self._journal.next_sequence)):
@@ -180,7 +185,7 @@ class SweepLedger:
             JournalFencedError: another controller owns the sweep now.
             StorageError: it is unknown whether the events are in the journal; read it again in a new ledger.
         """
-        segment = [*([self._adoption] if self._adoption else []), *map(without_secrets, events)]
+        segment = [*([self._adoption] if self._adoption else []), *map(redact_event, events)]
         # Folded first: events that cannot follow must never reach the journal, where every reader would trip over them.
         snapshot = apply(self.snapshot, segment, self._accepted_plan)
         self._journal.append([encode_event(event) for event in segment])
@@ -267,3 +272,107 @@ def store_once(store: ObjectStore, name: str, content: bytes) -> dict[str, str]:
 def plan_content(document: Mapping[str, object], revision: int) -> bytes:
     """The bytes in which a revision's plan is stored."""
     return json.dumps({**document, "revision": revision}, sort_keys=True).encode()
+
+
+# ------------------------------------------------------------------------------------------------------ what is written
+def redact_event(event: Event) -> Event:
+    """The event with its prose redacted: the last filter before it is stored, shown and published.
+
+    Runners redact what they know; a controller may know secrets that a runner does not, and words of its own quote
+    errors.
+    """
+    prose = {name: text for name in _PROSE if (text := getattr(event, name, ""))}
+    cleaned: dict[str, Any] = {name: clean for name, text in prose.items() if (clean := redacted(text)) != text}
+    return replace(event, **cleaned) if cleaned else event
+
+
+def write_provenance(
+    store: ObjectStore, plan: Plan, revision: int, *, now: float, submission: Mapping[str, Any]
+) -> dict[str, str]:
+    """Store what a revision was made from and return its sha256 by its name; one that a dead controller left stays.
+
+    It explains and decides nothing. What the client knows (commit, changes, packages, machine) comes with its message
+    as ``submission``; the rest follows from the plan. What each attempt ran on stands in the record of its artifact.
+    """
+    document = {
+        **describe_plan(plan),
+        "version": PROVENANCE_VERSION,
+        "sweep": plan.sweep,
+        "revision": revision,
+        "message_id": submission["message_id"],
+        "sender": submission["sender"],
+        "accepted_at_s": now,
+        "accepted_on": describe_machine(),
+        "spec": spec_name(plan.sweep, revision),
+        "spec_sha256": submission["spec_sha256"],
+        "plan": plan_name(plan.sweep, revision),
+        "submitted_from": submission["submitted_from"],
+    }
+    name = provenance_name(plan.sweep, revision)
+    return store_once(store, name, seal(name, json.dumps(document, indent=1).encode()))
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """Seeds, data and code versions of a plan, and one digest of all its keys. Pure."""
+    return {
+        "keys_sha256": keys_digest(plan),
+        "num_jobs": len(plan.jobs),
+        "code_versions": {job.kind.value: job.identity.get("code_version") for job in plan.jobs},
+        "seeds": _seeds(plan),
+        "datasets": {
+            job.name: {"key": job.key, **job.identity.get("parameters", {})}
+            for job in plan.jobs
+            if job.kind in DATA_KINDS
+        },
+    }
+
+
+def keys_digest(plan: Plan) -> str:
+    """Sha256 over names and keys: two plans with the same one want the same results under the same names."""
+    return sha256_hex(canonical_json({job.name: job.key for job in plan.jobs}))
+
+
+def _seeds(plan: Plan) -> Mapping[str, list[int]]:
+    """All that are called a seed in facets and parameters, by kind of job or facet."""
+    found: dict[str, set[int]] = {}
+    for job in plan.jobs:
+        facets = {name: value for name, value in job.facets.items() if name.endswith(_SEED)}
+        parameters = job.identity.get("parameters", {})
+        numbers = {**facets, **({job.kind.value: parameters[_SEED]} if _SEED in parameters else {})}
+        for name, value in numbers.items():
+            if isinstance(value, int):
+                found.setdefault(name, set()).add(value)
+    return {name: sorted(values) for name, values in sorted(found.items())}
+
+
+# -------------------------------------------------------------------------------------------------------- what is there
+def list_sweeps(store: ObjectStore) -> list[str]:
+    """Names of all sweeps in the store, sorted."""
+    return store.list_children("sweeps/")
+
+
+def check_exists(store: ObjectStore, sweep: str) -> None:
+    """Raise ``NotFoundError`` for a sweep that the store does not know."""
+    sweeps = list_sweeps(store)
+    if sweep not in sweeps:
+        known = ", ".join(sweeps) or "none"
+        message = f"no sweep {sweep!r} in {store.uri}; sweeps there: {known}"
+        raise NotFoundError(message)
+
+
+def load_snapshot(store: ObjectStore, sweep: str) -> Snapshot:
+    """Where a sweep stands, from its plan and journal alone. Raises ``NotFoundError`` for an unknown sweep.
+
+    To follow a sweep, keep one ``SweepLedger(store, sweep)`` and call ``refresh`` on it: it reads only what is new.
+    """
+    check_exists(store, sweep)
+    return SweepLedger(store, sweep).refresh()
+
+
+def load_plan(store: ObjectStore, sweep: str) -> Plan:
+    """The current revision's plan. Raises ``NotFoundError`` if there is none (yet)."""
+    snapshot = load_snapshot(store, sweep)
+    if snapshot.plan is None:
+        message = f"no controller has accepted a plan of sweep {sweep!r} yet; wait, or start one with `orchestrator up`"
+        raise NotFoundError(message)
+    return snapshot.plan

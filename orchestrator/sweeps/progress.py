@@ -1,20 +1,27 @@
-"""Live progress: one small object per sweep, overwritten, never truth."""
+"""What people look at while sweeps run: their progress, the nodes of a cluster, and why a sweep is not published.
+
+Each is one small object, overwritten, and never truth: nothing is decided by it, and who cannot read it sees nothing.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.core.contract import Progress
-from orchestrator.core.errors import NotFoundError
+from orchestrator.core.errors import NotFoundError, OrchestratorError
 from orchestrator.core.security.json_text import parse_json
+from orchestrator.core.security.redaction import redacted
 from orchestrator.metrics.sweeps import SlowRank
+from orchestrator.state.codec import decode_value
+from orchestrator.state.nodes import Node
 from orchestrator.storage.bounds import PROGRESS_BYTES
-from orchestrator.storage.layout import progress_name
+from orchestrator.storage.layout import nodes_name, progress_name, publication_name
 from orchestrator.storage.protocol import ObjectStore
 
+# -------------------------------------------------------------------------------------------------- progress of a sweep
 WRITE_EVERY_S = 1.0
 SLOW_FROM = 1.5
 """A rank is slow whose own time per step is so many times that of the others."""
@@ -41,9 +48,9 @@ class _Line:
 
     def to_json(self) -> dict[str, Any]:
         # ``asdict`` copies deeply, and takes ten times as long.
-        told = {name: getattr(self.progress, name) for name in Progress.__slots__}
+        shown = {name: getattr(self.progress, name) for name in Progress.__slots__}
         behind = {"num_behind": self.num_behind} if self.num_behind else {}
-        return {"attempt_id": self.attempt_id, "progress": told, **behind}
+        return {"attempt_id": self.attempt_id, "progress": shown, **behind}
 
 
 class ProgressBoard:
@@ -101,17 +108,17 @@ class ProgressBoard:
     def warn(self, *warnings: str) -> None:
         """Note what people should know of the sweep as a whole, in place of what was told before."""
         found = [warning for warning in warnings if warning]
-        for job, told in list(self._quarantined.items())[:1]:
+        for job, samples in list(self._quarantined.items())[:1]:
             others = f" and {len(self._quarantined) - 1} more jobs" if len(self._quarantined) > 1 else ""
-            found.append(f"{job}{others} did without samples that cannot be read: {'; '.join(told)}")
+            found.append(f"{job}{others} did without samples that cannot be read: {'; '.join(samples)}")
         slow = [f"{job}: {one}" for job, one in self._slowest.items() if one.slowdown >= SLOW_FROM]
         uncompiled = [job for job, one in self.running.items() if one.counters.get("uncompiled")]
         self._warnings = (*found, *_first(slow, ""), *_first(uncompiled, _UNCOMPILED))
 
-    def quarantine(self, job: str, told: tuple[str, ...]) -> None:
+    def quarantine(self, job: str, samples: tuple[str, ...]) -> None:
         """Note that a job has done without some of its samples; that stays."""
-        if told:
-            self._quarantined[job] = told
+        if samples:
+            self._quarantined[job] = samples
 
     def flush(self, now: float) -> None:
         """Write what has changed, when it is time."""
@@ -131,10 +138,10 @@ class ProgressBoard:
 _UNCOMPILED = " runs without torch.compile, although compute.compile asks for it: its log says why"
 
 
-def _first(found: Sequence[str], told: str) -> list[str]:
+def _first(found: Sequence[str], what: str) -> list[str]:
     """One line for all of them."""
     others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return [f"{found[0]}{told}{others}"] if found else []
+    return [f"{found[0]}{what}{others}"] if found else []
 
 
 def read_warnings(store: ObjectStore, sweep: str) -> tuple[str, ...]:
@@ -161,3 +168,105 @@ def read_progress(store: ObjectStore, sweep: str) -> Mapping[str, LiveProgress]:
         )
         for job, line in document["jobs"].items()
     }
+
+
+# --------------------------------------------------------------------------------------------------- nodes of a cluster
+PRESENCE_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePresence:
+    """One node that is there."""
+
+    name: str
+    cpus: float = 0.0
+    gpus: float = 0.0
+    accelerator: str = ""
+    is_spot: bool = False
+    is_leaving: bool = False
+    """Whether it is about to go, and takes nothing new."""
+    idle_runners: int = 0
+    """Runners that wait there for their next attempt, and hold what they were started with."""
+
+
+class PresenceBoard:
+    """Writes the nodes of one cluster whenever something about them has changed, and not more often than it should."""
+
+    def __init__(self, store: ObjectStore, cluster: str) -> None:
+        self._store = store
+        self._name = nodes_name(cluster)
+        self._written: list[NodePresence] | None = None
+        self._write_at_s = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to look again."""
+        return now >= self._write_at_s
+
+    def show(self, machines: Sequence[Node], idle_runners: Mapping[str, int], now: float) -> None:
+        """Write how it is now, unless that is known."""
+        self._write_at_s = now + PRESENCE_EVERY_S
+        found = [_presence(node, idle_runners.get(node.name, 0)) for node in machines if node.name and node.is_alive]
+        if found != self._written:
+            document = {"at_s": now, "nodes": [asdict(one) for one in found]}
+            self._store.put(self._name, json.dumps(document).encode())
+            self._written = found
+
+
+def read_presence(store: ObjectStore, cluster: str) -> tuple[NodePresence, ...]:
+    """The nodes as they were told last; none where nobody told, or where that cannot be read."""
+    try:
+        document = parse_json(store.get(nodes_name(cluster), max_bytes=PROGRESS_BYTES))
+        return tuple(decode_value(NodePresence, one) for one in document["nodes"])
+    except (OrchestratorError, ValueError, TypeError, LookupError, AttributeError):
+        return ()
+
+
+def _presence(node: Node, idle_runners: int) -> NodePresence:
+    return NodePresence(
+        name=node.name,
+        cpus=node.resources.cpus,
+        gpus=node.resources.gpus,
+        accelerator=node.accelerator,
+        is_spot=node.is_spot,
+        is_leaving=node.leaves_at_s is not None,
+        idle_runners=idle_runners,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ trouble of publishing
+class PublishingTrouble:
+    """What the publisher of a store last told of each sweep; use from one thread.
+
+    Only what changes is written. A sweep that is published for the first time by this process loses what an earlier
+    publisher has left.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._problems: dict[str, str] = {}
+
+    def tell(self, sweep: str, why: str) -> bool:
+        """Note why a sweep is not published now; whether that is news."""
+        if self._problems.get(sweep) == why:
+            return False
+        self._problems[sweep] = why
+        try:
+            self._store.put(publication_name(sweep), json.dumps({"problem": redacted(why)}).encode())
+        except OrchestratorError:  # the store's own outage is told by everybody else
+            self._problems.pop(sweep)
+        return True
+
+    def clear(self, sweep: str) -> None:
+        """Note that a sweep is published."""
+        if self._problems.get(sweep) != "":
+            self._store.delete(publication_name(sweep))
+            self._problems[sweep] = ""
+
+
+def read_trouble(store: ObjectStore, sweep: str) -> tuple[str, ...]:
+    """Why a sweep is not published, at most one line; empty if it is."""
+    try:
+        problem = parse_json(store.get(publication_name(sweep))).get("problem")
+    except (OrchestratorError, ValueError, AttributeError):
+        return ()  # absent, as it should be; what people read about a sweep must not fail for this
+    return (f"not published to MLflow: {problem}",) if problem else ()

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
 from orchestrator.core.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
-from orchestrator.scheduling.scheduler import ANYBODY
-from orchestrator.state.budgets import Cap
+from orchestrator.scheduling.budgets import ANYBODY, Cap
 from orchestrator.state.codec import decode_value
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import quotas_name

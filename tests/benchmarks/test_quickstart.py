@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.estimate.power import ALPHA, Comparisons
 from orchestrator.planning.graph.build import build_plan

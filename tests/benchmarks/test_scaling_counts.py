@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.backends.simulated import ClusterSpec, SimulatedBackend, SimulatedCluster, VirtualClock
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.simulation.forecast import Assumptions, ControllerLoop, Pace, Workload

@@ -9,12 +9,12 @@ import pytest
 
 from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.commands import LaunchJob
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
-from orchestrator.state.commands import LaunchJob
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
-from tests.makespan import Decides, Fifo, SubmissionFifo, World
+from tests.makespan import Decides, Fifo, SubmissionFifo, World, decides
 from tests.makespan_dag import depth_first, gpu_job, gpu_nodes, lower_bound_s, model_dag, paper_dag, with_errors
 
 NUM_GPUS = 1000
@@ -50,10 +50,10 @@ DAGS = {
 def test_makespan_of_a_paper_sweep_on_a_thousand_gpus(dag) -> None:
     plan, durations = DAGS[dag]()
     bound_s = lower_bound_s(plan, durations, NUM_GPUS)
-    exact_s = run("exact estimates", plan, durations, partial(Scheduler().decide, durations={SWEEP: durations}))
+    exact_s = run("exact estimates", plan, durations, decides(Scheduler(), durations={SWEEP: durations}))
     wrong = {SWEEP: with_errors(durations, 100)}
-    wrong_s = run("estimates wrong by up to 30 %", plan, durations, partial(Scheduler().decide, durations=wrong))
-    blind_s = run("no estimates", plan, durations, partial(Scheduler().decide, durations={}))
+    wrong_s = run("estimates wrong by up to 30 %", plan, durations, decides(Scheduler(), durations=wrong))
+    blind_s = run("no estimates", plan, durations, decides(Scheduler(), durations={}))
     ready_s = run("first ready, first out", plan, durations, Fifo().decide)
     submitted_s = run("first submitted, first out", depth_first(plan), durations, SubmissionFifo().decide)
     print(  # noqa: T201 - a benchmark's result
@@ -74,7 +74,7 @@ def test_placements_of_ten_thousand_ready_jobs_on_a_free_cluster() -> None:
     seconds = []
     for _ in range(10):
         started_s = time.process_time()
-        commands = scheduler.decide([snapshot], total=total, nodes=nodes, now=1.0)
+        commands = scheduler.decide(ClusterView(snapshots=[snapshot], total=total, nodes=nodes, now=1.0))
         seconds.append(time.process_time() - started_s)
         assert sum(isinstance(command, LaunchJob) for command in commands) == NUM_GPUS
     rate = NUM_GPUS / statistics.median(seconds[1:])

@@ -28,7 +28,7 @@ from typing import Final
 
 import pytest
 
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import StorageError
 from orchestrator.planning.graph.build import build_plan

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
 from orchestrator.planning.graph.build import build_plan

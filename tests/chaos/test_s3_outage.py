@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.errors import NotFoundError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.description import read_stack

@@ -12,7 +12,7 @@ import sys
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.foreground import new_holder
+from orchestrator.controller.run_inprocess import new_holder
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.stack.attach import attach_cluster
 from orchestrator.storage.open import open_store

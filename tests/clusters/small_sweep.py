@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, StorageError
 from orchestrator.planning.graph.build import build_plan

@@ -10,8 +10,8 @@ from orchestrator.backends.ray import capacity, node_groups
 from orchestrator.backends.ray.node_groups import GROUPS_VARIABLE, growth
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.planning.graph.plan import Job
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.state.commands import FailJob, LaunchJob
+from orchestrator.scheduling.commands import FailJob, LaunchJob
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from tests.scheduler_cases import after, of_type, plan_of
 from tests.scripted_sweep import make_job
 
@@ -29,7 +29,9 @@ def of_ray(name, cpus):
 
 
 def decided(job, maximum):
-    return Scheduler().decide([after(plan_of("sweep", job))], total=HEAD, nodes=(HEAD,), maximum=maximum, now=1.0)
+    return Scheduler().decide(
+        ClusterView(snapshots=[after(plan_of("sweep", job))], total=HEAD, nodes=(HEAD,), maximum=maximum, now=1.0)
+    )
 
 
 def gpu_job(**asked) -> Job:

@@ -8,10 +8,10 @@ import pytest
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.scheduling.withdrawal import MARGIN_S
+from orchestrator.scheduling.commands import LaunchJob, PreemptAttempt, StopAttempt
+from orchestrator.scheduling.preemption import MARGIN_S
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
-from orchestrator.state.commands import LaunchJob, PreemptAttempt, StopAttempt
 from orchestrator.state.nodes import Node
 from tests.scheduler_cases import after, decide, launched, of_type, plan_of
 from tests.scripted_sweep import make_job
@@ -40,9 +40,9 @@ def test_attempt_on_a_node_that_stays_is_left_alone():
 def test_attempt_for_which_the_cluster_grew_is_asked_where_it_came_to_be():
     """It was sent to no node, because its node was not there yet."""
     assert withdrawn(launched(JOB)) == []
-    (command,) = withdrawn(launched(JOB), whereabouts={ATTEMPT: "goes"})
+    (command,) = withdrawn(launched(JOB), node_by_attempt={ATTEMPT: "goes"})
     assert command.attempt_id == ATTEMPT
-    assert withdrawn(launched(JOB), whereabouts={ATTEMPT: "stays"}) == []
+    assert withdrawn(launched(JOB), node_by_attempt={ATTEMPT: "stays"}) == []
 
 
 def test_gang_is_asked_if_one_of_its_nodes_leaves():
@@ -98,4 +98,7 @@ def test_job_that_fits_only_a_leaving_node_is_not_given_up():
 
 def test_cluster_of_leaving_nodes_starts_nothing():
     nothing = Resources(cpus=0.0)  # what a backend counts without the nodes that leave
-    assert Scheduler().decide([after(plan_of("sweep", JOB))], total=nothing, nodes=(GOES,), now=NOW) == []
+    assert (
+        Scheduler().decide(ClusterView(snapshots=[after(plan_of("sweep", JOB))], total=nothing, nodes=(GOES,), now=NOW))
+        == []
+    )

@@ -35,9 +35,9 @@ from orchestrator.retention.gc_rules import Reason
 from orchestrator.retention.gc_trash import Tombstone, Trash
 from orchestrator.retention.retention import forget, is_forgotten
 from orchestrator.retention.sweep_check import check_sweep
+from orchestrator.scheduling.budgets import Cap
 from orchestrator.search.log import SearchLog, TrialAsked, read_search
 from orchestrator.services.look_up import read_seen
-from orchestrator.state.budgets import Cap
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claim
 from orchestrator.storage.layout import claim_name, provenance_name, record_name, spec_name

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.errors import ControllerError, NotFoundError, OrchestratorError, StorageError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
@@ -32,8 +32,8 @@ from orchestrator.storage.layout import (
 )
 from orchestrator.sweepfile import parse_sweep
 from orchestrator.sweeps.client import submit
-from orchestrator.sweeps.inbox import new_message_id
 from orchestrator.sweeps.ledger import SweepLedger
+from orchestrator.sweeps.requests import new_message_id
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.testing.scripted import ScriptedBackend
 from orchestrator.tracking.memory import MemoryFile

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.settings import Settings
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage import open_store
 from orchestrator.sweepfile import load_sweep

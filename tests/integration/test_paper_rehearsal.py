@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ENTRY_POINT, JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.report.render_markdown import render_markdown

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator import Sweep
 from orchestrator.api import Where
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import InfeasibleError, NotFoundError, UserError
 from orchestrator.planning.estimate.history import EstimateSource

@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.controller.attempt_tracker import AttemptLimits, HangLimits
 from orchestrator.controller.connect import WATCHDOG_NAME, ControllerLink, ensure_controller
 from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError
 from orchestrator.planning.graph.plan import Job, Plan
@@ -19,7 +20,6 @@ from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.logs import read_log
 from orchestrator.sweeps.client import load_snapshot, read_progress, submit
-from orchestrator.sweeps.limits import AttemptLimits, HangLimits
 from tests.integration.ray_jobs import ENTRY_POINT, job
 
 CLUSTER = "test-cluster"

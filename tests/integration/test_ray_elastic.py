@@ -17,7 +17,7 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.controller import Controller
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.scheduling.growth import MIN_RUN_S
+from orchestrator.scheduling.preemption import GROWS_AFTER_S
 from orchestrator.state.snapshot import Attempt
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_part, read_record
@@ -114,7 +114,7 @@ def test_gang_goes_on_smaller_when_its_node_dies_and_grows_when_another_comes(
     still = served.live()
     assert still is not None
     assert still.attempt_id == second.attempt_id, "it is left as it is for a while"
-    clock.moved_s += MIN_RUN_S
+    clock.moved_s += GROWS_AFTER_S
     served.wait_for(lambda: steps_of(2))
     third = served.live()
     assert third is not None

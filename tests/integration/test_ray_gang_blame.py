@@ -17,7 +17,7 @@ from orchestrator.backends.ray.gang_worker import RunnerLine
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.state.signatures import signature_of
+from orchestrator.state.failure_policy import signature_of
 from tests.integration.extra_nodes import ExtraNodes
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 

@@ -14,7 +14,7 @@ from orchestrator.core.contract import Execution, Resources
 from orchestrator.core.errors import FailureKind, NotFoundError
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.events import AttemptPlaced, Running, decode_event
-from orchestrator.state.reliability import observed_mtbf_s
+from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal

@@ -16,7 +16,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.client import load_snapshot, submit
-from orchestrator.sweeps.presence import read_presence
+from orchestrator.sweeps.progress import read_presence
 from tests.integration.ray_jobs import ENTRY_POINT, job, request
 
 CLUSTER, SWEEP = "test-cluster", "scripted"

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.errors import StorageDeniedError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.description import BUCKET

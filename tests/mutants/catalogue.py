@@ -6,7 +6,7 @@ from tests.mutants.engine import Mutant
 from tests.simulation.families import Family
 
 _CONTROLLER = "orchestrator.controller.controller:Controller"
-_FLEET = "orchestrator.controller.fleet:Fleet"
+_OWNED_SWEEPS = "orchestrator.controller.owned_sweeps:OwnedSweeps"
 _EXECUTOR = "orchestrator.controller.execution:Executor"
 _LAUNCHING = "orchestrator.scheduling.launching:Launching"
 _FOLDING = "orchestrator.state.fold:_Folding"
@@ -15,7 +15,7 @@ MUTANTS = (
     # Fencing
     Mutant(
         name="new epoch is not announced to runners",
-        where=f"{_CONTROLLER}._new_fleet",
+        where=f"{_CONTROLLER}._adopt_sweeps",
         old="self._backend.announce(epoch)",
         new="self._backend.announce(1)",
         family=Family.DEATHS,
@@ -43,7 +43,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a sweep of an earlier epoch is not adopted",
-        where=f"{_FLEET}._load",
+        where=f"{_OWNED_SWEEPS}._load",
         old="needs_adoption = not is_ours or sweep in self._in_doubt",
         new="needs_adoption = snapshot.cluster != me.cluster",
         family=Family.DEATHS,
@@ -63,9 +63,9 @@ MUTANTS = (
     ),
     Mutant(
         name="memory is trusted after a failed append",
-        where=f"{_FLEET}.guard",
-        old="sweep in self._holdings and sweep not in self._in_doubt",
-        new="sweep in self._holdings",
+        where=f"{_OWNED_SWEEPS}.guard",
+        old="sweep in self._sweeps and sweep not in self._in_doubt",
+        new="sweep in self._sweeps",
         family=Family.STORMS,
     ),
     # Messages
@@ -73,25 +73,27 @@ MUTANTS = (
         name="message deleted before its event is durable",
         where=f"{_CONTROLLER}._settle",
         old="    if message.message_id not in",
-        new="    discard(self._store, holding.snapshot.sweep, message.message_id)\n    if message.message_id not in",
+        new=(
+            "    discard(self._store, owned_sweep.snapshot.sweep, message.message_id)\n    if message.message_id not in"
+        ),
         family=Family.DEATHS,
     ),
     Mutant(
         name="message settled twice",
         where=f"{_CONTROLLER}._settle",
-        old="message.message_id not in holding.snapshot.handled",
+        old="message.message_id not in owned_sweep.snapshot.handled",
         new="message.message_id",
         family=Family.DEATHS,
     ),
     Mutant(
         name="resubmitted sweep trusts what it knew of the store",
         where=f"{_CONTROLLER}._settle",
-        old="self._executor.forget_keys(holding.snapshot)",
+        old="self._keys.forget_all(owned_sweep.snapshot)",
         new="pass",
     ),
     Mutant(
         name="a missing artifact is not noticed",
-        where="orchestrator.sweeps.submission:missed_artifacts",
+        where="orchestrator.sweeps.request_handling:missed_artifacts",
         old="not is_committed(store, view.key)",
         new="False",
     ),
@@ -112,40 +114,40 @@ MUTANTS = (
     Mutant(
         name="runner is not released",
         where=f"{_CONTROLLER}._record",
-        old="self._backend.release(event.attempt_id)",
+        old="self._tracker.release(event.attempt_id)",
         new="pass",
     ),
     Mutant(
         name="released before its end is on record",
         where=f"{_CONTROLLER}._record",
         old="ended.append(event)",
-        new="ended.append(event); self._backend.release(event.attempt_id)",
+        new="ended.append(event); self._tracker.release(event.attempt_id)",
         family=Family.DEATHS,
     ),
     Mutant(
         name="hang is not noticed",
-        where="orchestrator.controller.heartbeats:Heartbeats._verdict",
+        where="orchestrator.controller.attempt_tracker:Heartbeats._verdict",
         old="if silent_s <= limit_s:",
         new="if True:",
         family=Family.CLIENTS,
     ),
     Mutant(
         name="stop is followed by no end",
-        where="orchestrator.controller.stops:Stops.insist",
+        where="orchestrator.controller.attempt_tracker:StopRequests.retry_or_kill",
         old="if now >= stop.asked_at_s + stop.grace_s:",
         new="if False:",
         family=Family.CLIENTS,
     ),
     Mutant(
         name="attempts of sweeps in trouble are forgotten",
-        where=f"{_FLEET}.shelved",
+        where=f"{_OWNED_SWEEPS}.shelved",
         old="return [found[sweep] for sweep in sorted(found)]",
         new="return []",
         family=Family.STORMS,
     ),
     Mutant(
         name="controller that has not read all sweeps launches",
-        where=f"{_FLEET}.is_blind",
+        where=f"{_OWNED_SWEEPS}.is_blind",
         old="bool(self._unseen)",
         new="False",
         family=Family.ALL,
@@ -165,26 +167,26 @@ MUTANTS = (
     # Policy
     Mutant(
         name="preemptions are charged",
-        where="orchestrator.state.policy:judge",
+        where="orchestrator.state.failure_policy:judge",
         old="if POLICY[kind].charge is Charge.JOB)",
         new=")",
     ),
     Mutant(
         name="backoff is ignored",
-        where="orchestrator.state.policy:_backoff_s",
+        where="orchestrator.state.failure_policy:_backoff_s",
         old="return min(",
         new="return 0.0 * min(",
     ),
     Mutant(
         name="failures are never too many",
-        where="orchestrator.state.policy:_spent_budget",
+        where="orchestrator.state.failure_policy:_spent_budget",
         old="if rule.charge is Charge.JOB and charged >= max_failures:",
         new="if False:",
     ),
     Mutant(
         name="what cannot succeed is retried",
-        where="orchestrator.state.policy:_spent_budget",
-        old="if rule.action is Action.FAIL_JOB:",
+        where="orchestrator.state.failure_policy:_spent_budget",
+        old="if rule.action is FailureAction.FAIL_JOB:",
         new="if False:",
     ),
     Mutant(
@@ -223,7 +225,7 @@ MUTANTS = (
     Mutant(
         name="claims of others are not looked at",
         where="orchestrator.scheduling.scheduler:Scheduler.decide",
-        old="keys = set(claimed).union(",
+        old="keys = set(view.claimed).union(",
         new="keys = set().union(",
     ),
     Mutant(
@@ -235,8 +237,8 @@ MUTANTS = (
     Mutant(
         name="caps of a sweep are ignored",
         where=f"{_LAUNCHING}._cap_refusal",
-        old="def _cap_refusal(self, turn: Turn, size: Demand) -> str:",
-        new="def _cap_refusal(self, turn: Turn, size: Demand) -> str:\n    return ''",
+        old="def _cap_refusal(self, queue: SweepQueue, size: AttemptDemand) -> str:",
+        new="def _cap_refusal(self, queue: SweepQueue, size: AttemptDemand) -> str:\n    return ''",
     ),
     Mutant(
         name="paused sweep goes on",
@@ -248,8 +250,8 @@ MUTANTS = (
     Mutant(
         name="drained cluster goes on",
         where=f"{_CONTROLLER}._decide",
-        old="if self._drain is not None or fleet.is_blind:",
-        new="if fleet.is_blind:",
+        old="if self._drain is not None or owned.is_blind:",
+        new="if owned.is_blind:",
         family=Family.CLIENTS,
     ),
     Mutant(
@@ -274,7 +276,7 @@ MUTANTS = (
     ),
     Mutant(
         name="job is launched before all that it needs",
-        where="orchestrator.state.sweep_index:SweepIndex._enter",
+        where="orchestrator.scheduling.sweep_index:SweepIndex._enter",
         old="if self._unmet[place]:",
         new="if self._unmet[place] > 1:",
     ),
@@ -288,20 +290,20 @@ MUTANTS = (
     ),
     Mutant(
         name="wrong numbers at one step are tried again and again",
-        where="orchestrator.state.policy:_repetition",
+        where="orchestrator.state.failure_policy:_repetition",
         old="if not is_same_step(first, later):",
         new="if first is not None:",
     ),
     Mutant(
         name="the node that passed a step is blamed for the one that did not",
-        where="orchestrator.scheduling.breaker:_not_repeated",
+        where="orchestrator.scheduling.node_exclusion:_not_repeated",
         old="last = view.numerics[-1]",
         new="last = replace(view.numerics[-1], node=(view.attempt.nodes or ('',))[0] if view.attempt else '')",
     ),
     # Shares
     Mutant(
         name="who waits falls behind",
-        where="orchestrator.scheduling.fairness:aging",
+        where="orchestrator.scheduling.queues:aging",
         old="return min(MAX_AGING, max(0, ",
         new="return -min(MAX_AGING, max(0, ",
         family=Family.SHARES,
@@ -309,13 +311,13 @@ MUTANTS = (
     Mutant(
         name="waiting does not count",
         where="orchestrator.scheduling.scheduler:_ranked",
-        old="turn.base_priority + aging(",
-        new="turn.base_priority + 0 * aging(",
+        old="queue.base_priority + aging(",
+        new="queue.base_priority + 0 * aging(",
         family=Family.SHARES,
     ),
     Mutant(
         name="waiting counts without end",
-        where="orchestrator.scheduling.fairness:aging",
+        where="orchestrator.scheduling.queues:aging",
         old="min(MAX_AGING, ",
         new="max(0, ",
         family=Family.SHARES,
@@ -323,27 +325,27 @@ MUTANTS = (
     Mutant(
         name="weights are not looked at",
         where="orchestrator.scheduling.fairness:entitle",
-        old="standing.weight / total",
-        new="1.0 / len(standings)",
+        old="fair_share.weight / total",
+        new="1.0 / len(fair_shares)",
         family=Family.SHARES,
     ),
     Mutant(
         name="who has most goes first",
-        where="orchestrator.scheduling.fairness:Standing.key",
+        where="orchestrator.scheduling.fairness:FairShare.key",
         old="return 0, share / self.weight",
         new="return 0, -share / self.weight",
         family=Family.SHARES,
     ),
     Mutant(
         name="nobody's due is kept",
-        where="orchestrator.scheduling.fairness:Standing.key",
+        where="orchestrator.scheduling.fairness:FairShare.key",
         old="if after <= self.entitlement + 1e-9:",
         new="if after <= 2.0:",
         family=Family.SHARES,
     ),
     Mutant(
         name="no share grows while a round goes on",
-        where="orchestrator.scheduling.fairness:Standing.add",
+        where="orchestrator.scheduling.fairness:FairShare.add",
         old="self.live = plus(self.live, asked)",
         new="del asked",
         family=Family.SHARES,

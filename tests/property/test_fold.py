@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.core.contract import Outcome, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.scheduling.scheduler import decide
-from orchestrator.state import events
-from orchestrator.state.commands import (
+from orchestrator.scheduling.commands import (
     CancelJob,
     Command,
     ExcludeNode,
@@ -27,11 +25,12 @@ from orchestrator.state.commands import (
     StopAttempt,
     TripSweep,
 )
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
+from orchestrator.state import events
 from orchestrator.state.events import Event, MessageEvent, decode_event, encode_event
 from orchestrator.state.fold import apply, fold
-from orchestrator.state.snapshot import Attempt, Snapshot
-from orchestrator.state.spending import Lot, bill_of
-from orchestrator.state.stored import decode_snapshot, encode_snapshot
+from orchestrator.state.snapshot import Attempt, Snapshot, decode_snapshot, encode_snapshot
+from orchestrator.state.spending import PricedAllocation, bill_of
 from orchestrator.state.transitions import JobState, SweepState, is_allowed
 from tests.scripted_sweep import make_job, make_plan
 
@@ -77,12 +76,14 @@ class Simulation:
         for _ in range(MAX_ROUNDS):
             if all(snapshot.state.is_final for snapshot in self.snapshots.values()):
                 return
-            commands = decide(
-                list(self.snapshots.values()),
-                total=TOTAL,
-                nodes=(TOTAL,),
-                now=self.now_s,
-                committed=self.committed,
+            commands = Scheduler().decide(
+                ClusterView(
+                    snapshots=list(self.snapshots.values()),
+                    total=TOTAL,
+                    nodes=(TOTAL,),
+                    now=self.now_s,
+                    committed=self.committed,
+                )
             )
             for command in commands:
                 self.carry_out(command)
@@ -117,7 +118,8 @@ class Simulation:
 
     def launch(self, sweep: str, name: str) -> None:
         job = self.plans[sweep].by_name()[name]
-        assert self.snapshots[sweep].needs_are_done(job), "launched before its needs"
+        jobs = self.snapshots[sweep].jobs
+        assert all(jobs[need].state.is_done for need in job.needs), "launched before its needs"
         assert job.key not in {attempt.key for _, attempt in self.live()}, "one key live twice"
         assert job.key not in self.committed, "launched although committed"
         self.num_attempts += 1
@@ -129,11 +131,11 @@ class Simulation:
             attempt_id=attempt_id,
             number=self.num_attempts,
             epoch=1,
-            lots=(Lot(hourly=3600.0),) if self.roll(1) else (),
+            lots=(PricedAllocation(hourly=3600.0),) if self.roll(1) else (),
         )
         self.append(sweep, intent)
         if not intent.lots and self.roll(1):
-            lots = (Lot(is_spot=True, hourly=3600.0),)
+            lots = (PricedAllocation(is_spot=True, hourly=3600.0),)
             self.append(
                 sweep,
                 events.AttemptPlaced(at_s=self.now_s, job=name, attempt_id=attempt_id, nodes=("n",), lots=lots),

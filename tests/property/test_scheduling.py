@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.state.commands import Command, LaunchJob
+from orchestrator.scheduling.commands import Command, LaunchJob
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.nodes import Node
 from orchestrator.state.transitions import JobState
 from orchestrator.sweepfile.policy import Policy
-from tests.makespan import World
+from tests.makespan import World, decides
 from tests.makespan_dag import gpu_job
 
 HOUR_S = 3600.0
@@ -88,8 +88,10 @@ def test_whole_runs_end_without_overbooking_a_node_or_breaking_a_cap(drawn) -> N
     scheduler = Scheduler()
 
     def decide(snapshots, **options):
-        commands = scheduler.decide(snapshots, durations=durations, **options)
-        assert Scheduler().decide(snapshots, durations=durations, **options) == commands, "a new one decides the same"
+        commands = scheduler.decide(ClusterView(snapshots=snapshots, durations=durations, **options))
+        assert Scheduler().decide(ClusterView(snapshots=snapshots, durations=durations, **options)) == commands, (
+            "a new one decides the same"
+        )
         return commands
 
     world = World(plans=plans, nodes=nodes, durations=durations, decide=decide, on_decided=check_room)
@@ -129,7 +131,7 @@ def test_reservation_of_a_large_gang_is_never_delayed_by_small_jobs(data, gang) 
             },
             nodes=nodes,
             durations=durations,
-            decide=lambda snapshots, **options: scheduler.decide(snapshots, durations=durations, **options),
+            decide=decides(scheduler, durations=durations),
         )
         world.submit("run")
         world.round()  # they hold their room before anybody else comes
@@ -153,7 +155,7 @@ def test_two_sweeps_of_weights_three_and_one_share_a_busy_cluster_so(num_gpus) -
         plans[name] = Plan(sweep=name, revision=1, store_uri="", jobs=jobs, baseline="", policy=policy)
         durations[name] = {job.name: 60.0 + 10.0 * (number % 7) for number, job in enumerate(jobs)}
     scheduler = Scheduler()
-    world = World(plans=plans, nodes=nodes, durations=durations, decide=scheduler.decide)
+    world = World(plans=plans, nodes=nodes, durations=durations, decide=decides(scheduler))
     for name in plans:
         world.submit(name)
     world.run(until_s=1.5 * HOUR_S)
@@ -177,7 +179,7 @@ def test_gang_of_the_whole_cluster_starts_although_small_jobs_keep_coming() -> N
         plans=plans,
         nodes=nodes,
         durations=durations,
-        decide=lambda snapshots, **options: scheduler.decide(snapshots, durations=estimates, **options),
+        decide=decides(scheduler, durations=estimates),
     )
     for name in plans:
         world.submit(name)
@@ -204,7 +206,7 @@ def test_job_of_higher_priority_never_waits_while_a_lower_one_of_its_shape_start
             assert not world.snapshots["high"].jobs.counts[JobState.PENDING]
 
     scheduler = Scheduler()
-    world = World(plans=plans, nodes=nodes, durations=durations, decide=scheduler.decide, on_decided=check)
+    world = World(plans=plans, nodes=nodes, durations=durations, decide=decides(scheduler), on_decided=check)
     for name in plans:
         world.submit(name)
     world.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.core.errors import FailureKind
-from orchestrator.state.policy import MAX_BACKOFF_S, POLICY
+from orchestrator.state.failure_policy import MAX_BACKOFF_S, POLICY
 
 _BACKOFFS_S = {kind.value: rule.backoff_s for kind, rule in POLICY.items()}
 _JITTER = 0.5

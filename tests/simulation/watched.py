@@ -11,10 +11,10 @@ from typing import Any
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Placement
 from orchestrator.backends.simulated import SimulatedCluster
 from orchestrator.backends.simulated.attempt import LiveAttempt
+from orchestrator.controller.attempt_tracker import GRACE_S
 from orchestrator.core.contract import JobRequest, Resources
 from orchestrator.core.errors import FailureKind, OrchestratorError, TransitionError
 from orchestrator.storage.protocol import ObjectStat
-from orchestrator.sweeps.limits import GRACE_S
 from orchestrator.testing.memory_store import MemoryStore
 from tests.simulation.audit import Audit, require
 

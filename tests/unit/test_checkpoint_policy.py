@@ -11,7 +11,7 @@ from orchestrator.core.contract import Execution, JobKind
 from orchestrator.core.errors import FailureKind, SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state.reliability import observed_mtbf_s
+from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.sweepfile import parse_sweep
 from orchestrator.testing import Fail, Hang, Lose, Script, ScriptedBackend, Succeed
 from tests.scripted_sweep import World, make_job

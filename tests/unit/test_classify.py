@@ -16,7 +16,7 @@ from orchestrator.core.errors import (
     StorageTimeoutError,
     UserError,
 )
-from orchestrator.state.signatures import SIGNATURES, signature_of
+from orchestrator.state.failure_policy import SIGNATURES, signature_of
 
 
 def foreign(name: str, text: str) -> Exception:

@@ -17,9 +17,7 @@ from orchestrator.cli.standing import Standing, standing_lines
 from orchestrator.cli.status import ANSWER_S
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.job_view import Failure, JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import Failure, JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import checkpoints_folder, lease_name
 from orchestrator.storage.local import LocalStore

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.cli.status import exit_code_for, failure_lines
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 
 

@@ -25,9 +25,7 @@ from orchestrator.cli.watch import Watching, view
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.stack.answers import check_answers
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.job_view import JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from tests.commands import run_command

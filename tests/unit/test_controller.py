@@ -11,7 +11,7 @@ from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import inbox_folder, record_name
 from orchestrator.sweeps import client
-from orchestrator.sweeps.inbox import Ownership
+from orchestrator.sweeps.requests import Ownership
 from orchestrator.testing import Fail, Hang, Lose, Script, ScriptedBackend, Succeed
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job, make_plan
 

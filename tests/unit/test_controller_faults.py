@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.fleet import MAX_RETRY_EVERY_S, Fleet, Identification
+from orchestrator.controller.owned_sweeps import MAX_RETRY_EVERY_S, Identification, OwnedSweeps
 from orchestrator.core.errors import StorageError, StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_folder, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
-from orchestrator.sweeps.inbox import Ownership
+from orchestrator.sweeps.requests import Ownership
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
 from tests.scripted_sweep import World, diamond, make_job, make_plan
 
@@ -62,7 +62,7 @@ def test_sweep_that_keeps_failing_is_not_adopted_again(tmp_path: Path, monkeypat
         looked_at_s.append(world.clock())
         raise KeyError("bug")
 
-    monkeypatch.setattr(world.controller._executor, "look_up", look_up)
+    monkeypatch.setattr(world.controller._keys, "look_up", look_up)
     for _ in range(300):
         world.tick()
     assert world.store.list_children(journal_folder("sweep")) == segments
@@ -76,7 +76,7 @@ def test_sweep_that_keeps_failing_is_not_adopted_again(tmp_path: Path, monkeypat
 
 def test_delay_of_a_failing_sweep_grows_but_not_in_an_outage_of_the_store(tmp_path: Path) -> None:
     clock = FakeClock()
-    fleet = Fleet(LocalStore(tmp_path), Identification(cluster="c", epoch=1, holder="h"), clock)
+    fleet = OwnedSweeps(LocalStore(tmp_path), Identification(cluster="c", epoch=1, holder="h"), clock)
 
     def fail(error: Exception) -> None:
         raise error

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.controller.attempt_tracker import GRACE_S
 from orchestrator.core.errors import ControllerError, FailureKind
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_message
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Running
-from orchestrator.sweeps.inbox import new_message_id
-from orchestrator.sweeps.limits import GRACE_S
+from orchestrator.sweeps.requests import new_message_id
 from orchestrator.testing import Fail, Hang, Script, ScriptedBackend, Succeed
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 
@@ -392,9 +392,9 @@ def test_accepted_plan_is_in_memory_as_the_store_has_it(tmp_path: Path) -> None:
     world = make_world(tmp_path)
     world.submit(*diamond())
     world.finish()
-    fleet = world.controller._fleet
-    assert fleet is not None
-    (holding,) = fleet.holdings()
+    owned = world.controller._owned
+    assert owned is not None
+    (holding,) = owned.all()
     assert holding.snapshot.plan == world.snapshot().plan
     assert holding.snapshot.plan is not None
     assert holding.snapshot.plan.revision == 1

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.scheduling.growth import MIN_RUN_S
-from orchestrator.state.commands import FailJob, LaunchJob, PreemptAttempt
+from orchestrator.scheduling.commands import FailJob, LaunchJob, PreemptAttempt
+from orchestrator.scheduling.preemption import GROWS_AFTER_S
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
@@ -55,8 +55,8 @@ def test_gang_is_left_as_it_is_for_a_while_before_it_grows_back() -> None:
     snapshot = after(
         plan_of("s", GANG), launched(GANG, *BOTH), failed(GANG, FailureKind.NODE_LOST, at_s=HOUR_S), smaller
     )
-    early = decide(snapshot, nodes=without(), now=again_s + MIN_RUN_S - 1.0, durations=DURATIONS)
-    late = decide(snapshot, nodes=without(), now=again_s + MIN_RUN_S, durations=DURATIONS)
+    early = decide(snapshot, nodes=without(), now=again_s + GROWS_AFTER_S - 1.0, durations=DURATIONS)
+    late = decide(snapshot, nodes=without(), now=again_s + GROWS_AFTER_S, durations=DURATIONS)
     assert early == []
     (command,) = late
     assert isinstance(command, PreemptAttempt)

@@ -14,7 +14,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.report import compute_report
 from orchestrator.report.search_text import sentences
 from orchestrator.report.searches import SearchReport
-from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore

@@ -22,8 +22,8 @@ from orchestrator.controller.attempts import judge_report
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind, NumericsError, PreemptedError
 from orchestrator.state.events import AttemptFailed
-from orchestrator.state.job_view import Attempt
-from orchestrator.state.signatures import signature_of
+from orchestrator.state.failure_policy import signature_of
+from orchestrator.state.snapshot import Attempt
 from orchestrator.testing.memory_store import MemoryStore
 from tests.integration.ray_jobs import job, request
 from workloads.train.ranks import PeerLostError

@@ -18,7 +18,7 @@ from orchestrator.backends.ray.gang_shape import GangShape
 from orchestrator.backends.ray.gang_worker import TOLERATED_S, OtherCodeError, RunnerLine, exchange_every_s
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.state.signatures import signature_of
+from orchestrator.state.failure_policy import signature_of
 from orchestrator.testing.memory_store import MemoryStore
 from tests.integration.ray_jobs import job, request
 

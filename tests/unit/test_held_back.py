@@ -10,8 +10,9 @@ import pytest
 
 from orchestrator.cli.standing import read_standing, standing_document, standing_lines
 from orchestrator.core.contract import Resources
-from orchestrator.scheduling.scheduler import Cap, Scheduler
-from orchestrator.scheduling.turns import MAX_WAITS
+from orchestrator.scheduling.budgets import Cap
+from orchestrator.scheduling.queues import MAX_WAITS
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.sweeps import client
 from orchestrator.sweeps.progress import read_progress
 from orchestrator.testing import ScriptedBackend, Succeed
@@ -37,7 +38,11 @@ def test_every_ready_job_that_a_bound_holds_back_is_counted(num_shapes: int) -> 
     scheduler = Scheduler()
     caps = {"ada": Cap(max_concurrent=0)}
     total, nodes = Resources(cpus=128.0, gpus=16.0), gpu_nodes(16)
-    scheduler.decide([after(plan_of("s", *jobs, owner="ada"))], total=total, nodes=nodes, now=10.0, user_caps=caps)
+    scheduler.decide(
+        ClusterView(
+            snapshots=[after(plan_of("s", *jobs, owner="ada"))], total=total, nodes=nodes, now=10.0, user_caps=caps
+        )
+    )
     assert _counts(scheduler, "s") == {"user ada runs 0 attempts, of max_concurrent=0": len(jobs)}
 
 
@@ -45,10 +50,12 @@ def test_jobs_that_started_are_not_counted_as_held_back() -> None:
     jobs = [gpu_job(f"finetune/{n}", gpus=1) for n in range(7)]
     scheduler = Scheduler()
     found = scheduler.decide(
-        [after(plan_of("s", *jobs, max_concurrent=1))],
-        total=Resources(cpus=128.0, gpus=16.0),
-        nodes=gpu_nodes(16),
-        now=10.0,
+        ClusterView(
+            snapshots=[after(plan_of("s", *jobs, max_concurrent=1))],
+            total=Resources(cpus=128.0, gpus=16.0),
+            nodes=gpu_nodes(16),
+            now=10.0,
+        )
     )
     assert len(found) == 1
     assert _counts(scheduler, "s") == {"the sweep runs 1 attempt, of max_concurrent=1 (policy)": 6}

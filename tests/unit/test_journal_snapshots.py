@@ -72,7 +72,7 @@ def test_damaged_snapshot_is_passed_over(world: World, damage) -> None:
 
 def test_snapshot_of_another_version_is_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     truth = client.load_snapshot(world.store, "sweep")
-    monkeypatch.setattr("orchestrator.state.stored.SNAPSHOT_VERSION", 99)
+    monkeypatch.setattr("orchestrator.state.snapshot.SNAPSHOT_VERSION", 99)
     assert client.load_snapshot(world.store, "sweep") == truth
 
 

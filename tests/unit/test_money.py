@@ -23,12 +23,10 @@ from orchestrator.planning.estimate.eta import TimeLeft
 from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import compute_report, render_files
 from orchestrator.report.results import Report
-from orchestrator.state.budgets import Budget
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.job_view import JobView
+from orchestrator.scheduling.budgets import Budget
 from orchestrator.state.nodes import Node
-from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.spending import Lot, Use, bill_of
+from orchestrator.state.snapshot import JobTable, JobView, Snapshot
+from orchestrator.state.spending import PricedAllocation, ResourceUse, bill_of
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.local import LocalStore
@@ -80,7 +78,7 @@ def test_launch_on_a_known_node_records_its_market_and_its_price(tmp_path: Path)
     world.tick_until(lambda: world.is_running("dataset/0"))
     attempt = world.job("dataset/0").attempt
     assert attempt is not None
-    assert attempt.lots == (Lot(is_spot=True, hourly=0.2),)  # one of four cores
+    assert attempt.lots == (PricedAllocation(is_spot=True, hourly=0.2),)  # one of four cores
 
 
 def test_attempt_for_which_the_cluster_grew_is_priced_once_its_node_is_known(tmp_path: Path) -> None:
@@ -129,7 +127,7 @@ def test_cost_of_lost_attempts_counts_as_that_of_others(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ status
 def _standing(
-    *used: Use, policy: Policy | None = None, left_s: float | None = None, prices: PriceTable | None = None
+    *used: ResourceUse, policy: Policy | None = None, left_s: float | None = None, prices: PriceTable | None = None
 ) -> Standing:
     """Of a sweep of two jobs on one GPU each: one has ended and used this, one takes as long as this yet."""
     jobs = [replace(make_job(f"pretrain/{name}"), resources=Resources(cpus=8.0, gpus=1.0)) for name in "ab"]
@@ -142,8 +140,8 @@ def _standing(
     return Standing(snapshot=snapshot, now=NOW, prices=prices, left=left, left_on="a node")
 
 
-LABELLED = Use(accelerator="H100", is_spot=True, gpu_s=7200.0, cpu_s=57_600.0, amount=6.0)
-BARE = Use(accelerator="H100", is_spot=False, gpu_s=3600.0, cpu_s=28_800.0)
+LABELLED = ResourceUse(accelerator="H100", is_spot=True, gpu_s=7200.0, cpu_s=57_600.0, amount=6.0)
+BARE = ResourceUse(accelerator="H100", is_spot=False, gpu_s=3600.0, cpu_s=28_800.0)
 
 
 def _told(standing: Standing) -> str:
@@ -218,7 +216,7 @@ def test_prices_that_cannot_be_read_are_named_with_where_they_were_named(monkeyp
 
 # ------------------------------------------------------------------------------------------------------------ report
 def _report(
-    *, used: dict[str, tuple[Use, ...]], prices: PriceTable | None = None, measured_s: float | None = None
+    *, used: dict[str, tuple[ResourceUse, ...]], prices: PriceTable | None = None, measured_s: float | None = None
 ) -> Report:
     plan = StudyPlan().plan()
     views = {
@@ -245,7 +243,7 @@ def _printed(report: Report) -> str:
 
 
 def test_report_adds_what_the_nodes_of_backbones_and_transfers_cost() -> None:
-    hour = Use(accelerator="H100", is_spot=True, gpu_s=4 * 3600.0, amount=12.0)
+    hour = ResourceUse(accelerator="H100", is_spot=True, gpu_s=4 * 3600.0, amount=12.0)
     report = _report(used={"pretrain": (hour,), "finetune": (hour,)})
     compute = report.tables[0].rows[0].compute
     assert compute is not None
@@ -259,7 +257,7 @@ def test_report_adds_what_the_nodes_of_backbones_and_transfers_cost() -> None:
 
 
 def test_report_of_reused_results_says_at_least() -> None:
-    hour = Use(accelerator="H100", is_spot=True, gpu_s=4 * 3600.0, amount=12.0)
+    hour = ResourceUse(accelerator="H100", is_spot=True, gpu_s=4 * 3600.0, amount=12.0)
     report = _report(used={"pretrain": (hour,)}, measured_s=3600.0)  # the transfers were made by another sweep
     cost, is_partial = _cost_of(report)
     assert is_partial
@@ -267,7 +265,7 @@ def test_report_of_reused_results_says_at_least() -> None:
 
 
 def test_report_takes_a_table_where_nodes_had_no_label() -> None:
-    bare = Use(accelerator="H100", is_spot=False, gpu_s=3600.0)
+    bare = ResourceUse(accelerator="H100", is_spot=False, gpu_s=3600.0)
     report = _report(used={"pretrain": (bare,), "finetune": (bare,)}, prices=TABLE)
     cost, is_partial = _cost_of(report)
     assert cost is not None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.metrics import machine as machine_module
 from orchestrator.metrics.machine import describe_machine, gpu_uuids
 from orchestrator.planning.graph.build import build_plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.core.contract import Resources
-from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.commands import ExcludeNode, LaunchJob, PreemptAttempt
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
-from orchestrator.state.commands import ExcludeNode, LaunchJob, PreemptAttempt
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
@@ -54,7 +54,14 @@ def gang_beside_an_excluded_node(gpus: int, *, min_gpus: int = 0, maximum: tuple
     job, scheduler = gpu_job("pretrain/gang", gpus=gpus, min_gpus=min_gpus), Scheduler()
     total = Resources(cpus=128.0, gpus=16.0)
     commands = scheduler.decide(
-        [after(plan_of("s", job))], total=total, nodes=NODES, maximum=maximum, now=10.0, former=[ended_sweep()]
+        ClusterView(
+            snapshots=[after(plan_of("s", job))],
+            total=total,
+            nodes=NODES,
+            maximum=maximum,
+            now=10.0,
+            former=[ended_sweep()],
+        )
     )
     return of_type(commands, LaunchJob), scheduler
 
@@ -66,7 +73,7 @@ def test_gang_that_needs_all_nodes_starts_on_the_one_that_is_left_out_and_says_s
     job = gpu_job("pretrain/gang", gpus=16)
     running = after(plan_of("s", job), launched(job, *command.nodes, at_s=10.0))
     scheduler = Scheduler()
-    scheduler.decide([running], total=Resources(), nodes=NODES, now=20.0, former=[ended_sweep()])
+    scheduler.decide(ClusterView(snapshots=[running], total=Resources(), nodes=NODES, now=20.0, former=[ended_sweep()]))
     assert f"pretrain/gang runs on nodes that are left out ({BAD})" in scheduler.warnings["s"]
 
 

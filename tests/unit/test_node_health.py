@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport, Capacity
-from orchestrator.controller.fleet import Fleet, Holding
 from orchestrator.controller.node_health import RECHECK_S
+from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind, StorageError
-from orchestrator.scheduling.breaker import EXCLUDED_S, REPEATED_S
+from orchestrator.scheduling.node_exclusion import EXCLUDED_S, REPEATED_S
 from orchestrator.state import events
 from orchestrator.state.nodes import Node
 from orchestrator.storage.local import LocalStore
@@ -152,15 +152,15 @@ def test_fault_whose_journal_cannot_be_written_is_told_later(tmp_path: Path, mon
     world, backend = world_of(tmp_path, dataset__a=[Hang()])
     world.submit(make_job("dataset/a"))
     world.tick_until(lambda: bool(world.launches()))
-    append = Fleet.append
+    append = OwnedSweeps.append
 
-    def failing(fleet: Fleet, holding: Holding, written: Sequence[events.Event]) -> None:
+    def failing(fleet: OwnedSweeps, holding: OwnedSweep, written: Sequence[events.Event]) -> None:
         if any(isinstance(event, events.NodeExcluded) for event in written):
             raise StorageError("the store does not answer")
         append(fleet, holding, written)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Fleet, "append", failing)
+        patched.setattr(OwnedSweeps, "append", failing)
         backend.ended = {"bad": "tflops: wrong"}
         world.tick()
     assert world.snapshot().excluded == {}

@@ -35,7 +35,7 @@ from orchestrator.storage.layout import (
     snapshot_name,
 )
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweeps import client, inbox
+from orchestrator.sweeps import client, requests
 from orchestrator.sweeps.drain import read_drain
 from orchestrator.sweeps.lease import read_lease
 from orchestrator.sweeps.ledger import DocumentDamagedError
@@ -211,7 +211,7 @@ def test_segment_that_nobody_would_read_is_not_written(tmp_path: Path, monkeypat
 
 
 def test_message_that_nobody_would_read_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "PLAN_BYTES", 1000)
+    monkeypatch.setattr(requests, "PLAN_BYTES", 1000)
     world = World(tmp_path)
     with pytest.raises(TooLargeError, match=r"message to sweep sweep has .* make several sweeps"):
         world.submit(*diamond())

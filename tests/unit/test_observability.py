@@ -21,7 +21,7 @@ from orchestrator.metrics.counters import COUNTERS, CounterBook
 from orchestrator.metrics.store_errors import StoreErrors
 from orchestrator.metrics.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SlowRank, SweepMetrics
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
@@ -109,7 +109,7 @@ class Sweep:
 
 def observed(sweep: Sweep, now: float, **silent_s: float) -> Observed:
     scheduler = Scheduler()
-    scheduler.decide([sweep.snapshot], total=Resources(cpus=0.0), nodes=(), now=now)
+    scheduler.decide(ClusterView(snapshots=[sweep.snapshot], total=Resources(cpus=0.0), nodes=(), now=now))
     return Observed(
         snapshot=sweep.snapshot,
         index=scheduler.indexes.get(sweep.snapshot.sweep),

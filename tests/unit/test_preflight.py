@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.controller.heartbeats import Heartbeats
+from orchestrator.controller.attempt_tracker import Heartbeats
 from orchestrator.core.contract import Progress, Resources
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.state.commands import LaunchJob
-from orchestrator.state.preflight import MIN_JOBS, SILENT_S
+from orchestrator.scheduling.commands import LaunchJob
+from orchestrator.scheduling.preflight import MIN_JOBS, SILENT_S
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, launched, of_type, plan_of
@@ -40,12 +40,14 @@ def test_waiting_jobs_of_a_large_sort_say_whom_they_wait_for() -> None:
     ahead = after(plan, launched(plan.jobs[0], "node-0000", at_s=10.0))
     whole = gpu_nodes(NUM_GPUS)
     scheduler.decide(
-        [ahead],
-        total=Resources(cpus=512.0, gpus=64.0),
-        nodes=whole,
-        now=20.0,
-        durations=durations,
-        stepping=set(),
+        ClusterView(
+            snapshots=[ahead],
+            total=Resources(cpus=512.0, gpus=64.0),
+            nodes=whole,
+            now=20.0,
+            durations=durations,
+            stepping=set(),
+        )
     )
     assert scheduler.waits["s"]["finetune/1"] == "preflight: finetune/0, which is of its sort, has not made 2 steps yet"
 

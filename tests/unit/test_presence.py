@@ -16,7 +16,7 @@ from orchestrator.core.contract import Resources
 from orchestrator.state.nodes import Node
 from orchestrator.storage.layout import nodes_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweeps.presence import WRITE_EVERY_S, NodePresence, PresenceBoard, read_presence
+from orchestrator.sweeps.progress import PRESENCE_EVERY_S, NodePresence, PresenceBoard, read_presence
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Hang
 from tests.scripted_sweep import CLUSTER, World, make_job
@@ -39,8 +39,8 @@ def test_presence_is_written_when_it_changed_and_not_too_often(tmp_path: Path) -
     store = LocalStore(tmp_path)
     board = PresenceBoard(store, "c")
     board.show([BUSY], {}, 100.0)
-    assert not board.is_due(100.0 + WRITE_EVERY_S - 0.1)
-    assert board.is_due(100.0 + WRITE_EVERY_S)
+    assert not board.is_due(100.0 + PRESENCE_EVERY_S - 0.1)
+    assert board.is_due(100.0 + PRESENCE_EVERY_S)
     store.delete(nodes_name("c"))
     board.show([BUSY], {}, 110.0)
     assert read_presence(store, "c") == ()  # nothing had changed

@@ -9,9 +9,9 @@ from orchestrator.backends.ray.deaths import Ended, death_of
 from orchestrator.cli.brief import MAX_CHARACTERS, brief_message
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
-from orchestrator.state.failure_counts import likeness_of
-from orchestrator.state.job_view import Failure
-from orchestrator.state.signatures import signature_of
+from orchestrator.scheduling.sweep_index import likeness_of
+from orchestrator.state.failure_policy import signature_of
+from orchestrator.state.snapshot import Failure
 from tests.scripted_sweep import make_job
 
 _FIELDS = "\tclass_name: Runner\n\tactor_id: 0123\n\tpid: 22221\n\tname: runner/x\n\tnamespace: n\n\tip: 10.0.0.7\n"

@@ -5,9 +5,7 @@ from __future__ import annotations
 from orchestrator.core.contract import Progress, Resources
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.services.remaining import time_left_of
-from orchestrator.state.job_table import JobTable
-from orchestrator.state.job_view import Attempt, JobView
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import Attempt, JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.sweeps.progress import LiveProgress
 from tests.planning_cases import job_of, made_plan

@@ -17,7 +17,7 @@ from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import compute_report, render_files
 from orchestrator.report.results import Criterion, Facet
 from orchestrator.report.text import caveats
-from orchestrator.state.job_view import JobView
+from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from tests.report_sweeps import LEVELS, StudyPlan, committed
 

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.code import package_digest
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
@@ -20,7 +20,7 @@ from orchestrator.services.reproduction import reproduce
 from orchestrator.storage.layout import provenance_name, submission_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
-from orchestrator.sweeps.origin import describe_plan, keys_digest
+from orchestrator.sweeps.ledger import describe_plan, keys_digest
 from orchestrator.testing.scripted import ScriptedBackend
 from orchestrator.tracking.machine import installed_packages
 from orchestrator.tracking.provenance import Provenance, capture, capture_all, load, save

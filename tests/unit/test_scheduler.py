@@ -5,16 +5,8 @@ from typing import Any
 
 from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Job
-from orchestrator.scheduling.scheduler import (
-    Command,
-    FailJob,
-    FinishSweep,
-    LaunchJob,
-    MarkReused,
-    SkipJob,
-    StopAttempt,
-    decide,
-)
+from orchestrator.scheduling.commands import Command, FailJob, FinishSweep, LaunchJob, MarkReused, SkipJob, StopAttempt
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.fold import fold
@@ -39,7 +31,8 @@ def launched(job: Job) -> Event:
 
 
 def commands(*snapshots: Snapshot, total: Resources = NODE, node: Resources = NODE, **options) -> list[Command]:
-    return decide(snapshots, total=total, nodes=options.pop("nodes", (node,)), now=options.pop("now", 10.0), **options)
+    nodes, now = options.pop("nodes", (node,)), options.pop("now", 10.0)
+    return Scheduler().decide(ClusterView(snapshots=snapshots, total=total, nodes=nodes, now=now, **options))
 
 
 def test_decide_fresh_sweep_launches_only_its_root() -> None:

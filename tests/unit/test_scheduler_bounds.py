@@ -4,9 +4,8 @@ from typing import Any
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.scheduling.scheduler import Cap, Scheduler
-from orchestrator.state import events
-from orchestrator.state.commands import (
+from orchestrator.scheduling.budgets import Cap
+from orchestrator.scheduling.commands import (
     CancelJob,
     ExcludeNode,
     FinishSweep,
@@ -14,6 +13,8 @@ from orchestrator.state.commands import (
     PreemptAttempt,
     TripSweep,
 )
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
+from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.snapshot import Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
@@ -35,11 +36,13 @@ def test_users_share_one_bound_over_all_their_sweeps() -> None:
     ]
     scheduler = Scheduler()
     found = scheduler.decide(
-        [after(plan) for plan in plans],
-        total=Resources(cpus=128.0, gpus=16.0),
-        nodes=gpu_nodes(16),
-        now=10.0,
-        user_caps={"*": Cap(max_gpus=3)},
+        ClusterView(
+            snapshots=[after(plan) for plan in plans],
+            total=Resources(cpus=128.0, gpus=16.0),
+            nodes=gpu_nodes(16),
+            now=10.0,
+            user_caps={"*": Cap(max_gpus=3)},
+        )
     )
     assert [command.sweep for command in of_type(found, LaunchJob)].count("c") == 3
     assert len(found) == 6

@@ -9,16 +9,16 @@ import pytest
 from orchestrator.core.contract import Outcome, Resources, Spot
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.state import events
-from orchestrator.state.commands import (
+from orchestrator.scheduling.commands import (
     FailJob,
     LaunchJob,
     PreemptAttempt,
 )
+from orchestrator.scheduling.scheduler import ClusterView, Scheduler
+from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.nodes import Node
-from tests.makespan import World
+from tests.makespan import World, decides
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, failed, launched, of_type, plan_of
 
@@ -76,7 +76,9 @@ def test_job_that_only_a_lost_node_would_hold_waits_for_it(gpus: int, is_refused
     scheduler = Scheduler()
     job = gpu_job("finetune/a", gpus=gpus)
     found = scheduler.decide(
-        [after(plan_of("s", job))], total=left.resources, nodes=(left, lost), now=0.0, stepping=None
+        ClusterView(
+            snapshots=[after(plan_of("s", job))], total=left.resources, nodes=(left, lost), now=0.0, stepping=None
+        )
     )
     assert [type(command) for command in found] == ([FailJob] if is_refused else [])
     told = scheduler.waits["s"].get("finetune/a", "")
@@ -190,7 +192,7 @@ def test_preempted_work_goes_on_after_the_urgent_one_and_loses_nothing() -> None
         plans={"low": low, "high": high},
         nodes=gpu_nodes(8),
         durations=durations,
-        decide=lambda snapshots, **options: scheduler.decide(snapshots, durations=durations, **options),
+        decide=decides(scheduler, durations=durations),
     )
     world.submit("low")
     assert world.round()

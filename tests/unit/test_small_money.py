@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.cli.money import cost_lines, sweep_bill
-from orchestrator.controller.foreground import run_sweep_inprocess
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import UserError
 from orchestrator.core.units import format_money
@@ -21,7 +21,7 @@ from orchestrator.report.numbers import money
 from orchestrator.report.render_terminal import FittingTable
 from orchestrator.report.report import compute_report
 from orchestrator.report.text import TextTable
-from orchestrator.state.spending import Use, bill_of
+from orchestrator.state.spending import ResourceUse, bill_of
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
 from tests.commands import run_command
@@ -102,13 +102,13 @@ def test_sweep_inside_this_process_is_billed_as_on_demand(tmp_path: Path) -> Non
 
 
 def test_hours_of_an_unknown_market_are_not_blamed_on_the_table() -> None:
-    unknown = Use(cpu_s=7200.0)
+    unknown = ResourceUse(cpu_s=7200.0)
     (line,) = cost_lines(bill_of([unknown], TABLE), TABLE, None)
     assert line == ("Cost so far unknown: 2.00 core-hours have no price: it is not known whether the machine was spot")
-    known = Use(cpu_s=3600.0, is_spot=False)
+    known = ResourceUse(cpu_s=3600.0, is_spot=False)
     (line,) = cost_lines(bill_of([unknown, known], TABLE), TABLE, None)
     assert line.startswith("Cost so far at least 3.00 USD: 2.00 core-hours have no known price: it is not known")
-    gpus = Use(accelerator="L4", gpu_s=3600.0, is_spot=False)
+    gpus = ResourceUse(accelerator="L4", gpu_s=3600.0, is_spot=False)
     (line,) = cost_lines(bill_of([unknown, gpus], TABLE), TABLE, None)
     assert line.endswith("have no price: of some it is not known whether the machine was spot")
     (line,) = cost_lines(bill_of([gpus], TABLE), TABLE, None)

@@ -10,7 +10,15 @@ from orchestrator.state import events
 from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.spending import Bill, Lot, Use, added, bill_of, lots_of, price_of
+from orchestrator.state.spending import (
+    Bill,
+    PricedAllocation,
+    ResourceUse,
+    added,
+    bill_of,
+    price_of,
+    priced_allocations,
+)
 from tests.scripted_sweep import make_job, make_plan
 
 GPU_NODE = Node(
@@ -34,7 +42,7 @@ TABLE = PriceTable.parse("{currency: USD, H100: {hour: 7.0, spot: 3.0}, L4: 0.7,
     ],
 )
 def test_lot_of_one_worker_costs_its_share_of_the_node(name: str, resources: Resources, expected: float) -> None:
-    (lot,) = lots_of((name,), NODES, resources, 1)
+    (lot,) = priced_allocations((name,), NODES, resources, 1)
     assert lot.hourly == pytest.approx(expected)
     assert lot.accelerator == NODES[name].accelerator
     assert lot.is_spot is NODES[name].is_spot
@@ -42,7 +50,7 @@ def test_lot_of_one_worker_costs_its_share_of_the_node(name: str, resources: Res
 
 def test_lots_of_a_gang_over_two_markets_are_priced_each() -> None:
     gang = Resources(cpus=36.0, gpus=3.0)
-    spot, on_demand = lots_of(("g", "d", "g"), NODES, gang, 3)
+    spot, on_demand = priced_allocations(("g", "d", "g"), NODES, gang, 3)
     assert (spot.num_workers, spot.is_spot) == (2, True)
     assert spot.hourly == pytest.approx(6.0)
     assert (on_demand.num_workers, on_demand.is_spot) == (1, False)
@@ -50,14 +58,14 @@ def test_lots_of_a_gang_over_two_markets_are_priced_each() -> None:
 
 
 def test_lots_of_a_gang_on_one_node_count_all_workers() -> None:
-    (lot,) = lots_of(("g",), NODES, Resources(cpus=24.0, gpus=2.0), 2)
+    (lot,) = priced_allocations(("g",), NODES, Resources(cpus=24.0, gpus=2.0), 2)
     assert lot.num_workers == 2
     assert lot.hourly == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("names", [("g", "gone"), ("gone",), (), ("g", "g")])
 def test_lots_with_a_node_that_nobody_knows_are_unknown(names: tuple[str, ...]) -> None:
-    assert lots_of(names, NODES, Resources(cpus=3.0, gpus=3.0), 3 if len(names) != 1 else 1) == ()
+    assert priced_allocations(names, NODES, Resources(cpus=3.0, gpus=3.0), 3 if len(names) != 1 else 1) == ()
 
 
 @pytest.mark.parametrize("text", ["", "free", "-1", "nan", "inf"])
@@ -66,9 +74,9 @@ def test_price_label_that_is_no_price_counts_as_none(text: str) -> None:
 
 
 def test_bill_takes_labels_first_and_the_table_for_the_rest() -> None:
-    labelled = Use(accelerator="H100", is_spot=True, gpu_s=7200.0, cpu_s=9.0, amount=5.0)
-    bare = Use(accelerator="H100", is_spot=False, gpu_s=3600.0, cpu_s=9.0)
-    cores = Use(is_spot=True, cpu_s=36_000.0)
+    labelled = ResourceUse(accelerator="H100", is_spot=True, gpu_s=7200.0, cpu_s=9.0, amount=5.0)
+    bare = ResourceUse(accelerator="H100", is_spot=False, gpu_s=3600.0, cpu_s=9.0)
+    cores = ResourceUse(is_spot=True, cpu_s=36_000.0)
     bill = bill_of([labelled, bare, cores], TABLE)
     assert bill.amount == pytest.approx(5.0 + 7.0 + 10 * 0.02)
     assert bill.gpu_hours == pytest.approx(3.0)
@@ -81,32 +89,36 @@ def test_bill_takes_labels_first_and_the_table_for_the_rest() -> None:
 
 
 def test_bill_without_the_market_is_known_only_where_both_cost_the_same() -> None:
-    assert bill_of([Use(accelerator="L4", gpu_s=3600.0)], TABLE).amount == pytest.approx(0.7)
-    assert bill_of([Use(accelerator="H100", gpu_s=3600.0)], TABLE).is_partial
-    assert not bill_of([Use(accelerator="H100", gpu_s=3600.0)], TABLE).is_known
-    assert bill_of([Use(accelerator="A100", is_spot=True, gpu_s=3600.0)], TABLE).is_partial
+    assert bill_of([ResourceUse(accelerator="L4", gpu_s=3600.0)], TABLE).amount == pytest.approx(0.7)
+    assert bill_of([ResourceUse(accelerator="H100", gpu_s=3600.0)], TABLE).is_partial
+    assert not bill_of([ResourceUse(accelerator="H100", gpu_s=3600.0)], TABLE).is_known
+    assert bill_of([ResourceUse(accelerator="A100", is_spot=True, gpu_s=3600.0)], TABLE).is_partial
 
 
 def test_bill_expects_the_rest_at_the_price_so_far() -> None:
     bill = bill_of(
-        [Use(is_spot=True, accelerator="H100", gpu_s=7200.0, amount=6.0), Use(is_spot=True, cpu_s=3600.0)], TABLE
+        [
+            ResourceUse(is_spot=True, accelerator="H100", gpu_s=7200.0, amount=6.0),
+            ResourceUse(is_spot=True, cpu_s=3600.0),
+        ],
+        TABLE,
     )
     assert bill.expected(10.0, 0.0) == pytest.approx(6.02 + 30.0)
     assert bill.expected(0.0, 100.0) == pytest.approx(6.02 + 2.0)
     assert Bill().expected(0.0, 0.0) == 0.0
     assert Bill().expected(1.0, 0.0) is None
-    assert bill_of([Use(gpu_s=1.0)]).expected(0.0, 0.0) is None
+    assert bill_of([ResourceUse(gpu_s=1.0)]).expected(0.0, 0.0) is None
 
 
 def test_uses_of_one_sort_are_added_and_others_kept() -> None:
-    one = Use(is_spot=True, gpu_s=1.0, amount=2.0)
-    assert added((one,), [one, replace(one, amount=None), Use()]) == (
-        Use(is_spot=True, gpu_s=2.0, amount=4.0),
+    one = ResourceUse(is_spot=True, gpu_s=1.0, amount=2.0)
+    assert added((one,), [one, replace(one, amount=None), ResourceUse()]) == (
+        ResourceUse(is_spot=True, gpu_s=2.0, amount=4.0),
         replace(one, amount=None),
     )
 
 
-def _launched(at_s: float, number: int, *, lots: tuple[Lot, ...] = ()) -> events.AttemptLaunched:
+def _launched(at_s: float, number: int, *, lots: tuple[PricedAllocation, ...] = ()) -> events.AttemptLaunched:
     return events.AttemptLaunched(
         at_s=at_s, job="pretrain/a", attempt_id=f"k.{number}", key="k", number=number, epoch=1, lots=lots
     )
@@ -125,22 +137,24 @@ def _fold(*journal: events.Event) -> Snapshot:
 
 def test_fold_bills_each_attempt_at_the_price_of_its_own_node() -> None:
     snapshot = _fold(
-        _launched(0.0, 1, lots=(Lot(is_spot=True, hourly=3.0),)),
+        _launched(0.0, 1, lots=(PricedAllocation(is_spot=True, hourly=3.0),)),
         events.AttemptLost(at_s=3600.0, job="pretrain/a", attempt_id="k.1", reason="gone"),
         _launched(3600.0, 2),
-        events.AttemptPlaced(at_s=3700.0, job="pretrain/a", attempt_id="k.2", nodes=("d",), lots=(Lot(hourly=7.0),)),
+        events.AttemptPlaced(
+            at_s=3700.0, job="pretrain/a", attempt_id="k.2", nodes=("d",), lots=(PricedAllocation(hourly=7.0),)
+        ),
     )
     assert bill_of(snapshot.uses(7200.0)).amount == pytest.approx(3.0 + 7.0)  # from its launch on
-    ended = _fold(_launched(0.0, 1, lots=(Lot(hourly=2.0),)), _ended(3600.0, 1))
+    ended = _fold(_launched(0.0, 1, lots=(PricedAllocation(hourly=2.0),)), _ended(3600.0, 1))
     assert bill_of(ended.jobs["pretrain/a"].used).amount == pytest.approx(2.0)
 
 
 def test_fold_keeps_the_cost_of_jobs_that_a_later_revision_does_not_have() -> None:
     revised = events.PlanAccepted(at_s=5000.0, message_id="n", revision=2)
-    ended = _fold(_launched(0.0, 1, lots=(Lot(hourly=2.0),)), _ended(3600.0, 1), revised)
+    ended = _fold(_launched(0.0, 1, lots=(PricedAllocation(hourly=2.0),)), _ended(3600.0, 1), revised)
     assert bill_of(ended.uses(9999.0)).amount == pytest.approx(2.0)
     placed = events.AttemptPlaced(
-        at_s=6000.0, job="pretrain/a", attempt_id="k.1", nodes=("g",), lots=(Lot(hourly=2.0),)
+        at_s=6000.0, job="pretrain/a", attempt_id="k.1", nodes=("g",), lots=(PricedAllocation(hourly=2.0),)
     )
     leaving = _fold(_launched(0.0, 1), revised, placed, _ended(7200.0, 1))
     assert bill_of(leaving.uses(9999.0)).amount == pytest.approx(4.0)

@@ -9,7 +9,7 @@ from orchestrator.core.contract import Outcome, Resources, Timings
 from orchestrator.core.errors import ControllerError, FailureKind
 from orchestrator.state import events
 from orchestrator.state.events import EVENT_TYPES, Event, decode_event, encode_event, event_type
-from orchestrator.state.spending import Lot
+from orchestrator.state.spending import PricedAllocation
 
 SAMPLES: list[Event] = [
     events.SweepAdopted(at_s=1.0, cluster="c", epoch=3, holder="h"),
@@ -27,7 +27,11 @@ SAMPLES: list[Event] = [
     events.NodeDescribed(at_s=1.0, node="n", machine={"gpus": ["H100"], "driver": "550.54"}),
     events.AttemptPreempting(at_s=1.0, job="j", attempt_id="k.1", reason="why", grace_s=3.0),
     events.AttemptPlaced(
-        at_s=1.0, job="j", attempt_id="k.1", nodes=("n",), lots=(Lot(accelerator="H100", is_spot=True, hourly=24.0),)
+        at_s=1.0,
+        job="j",
+        attempt_id="k.1",
+        nodes=("n",),
+        lots=(PricedAllocation(accelerator="H100", is_spot=True, hourly=24.0),),
     ),
     events.AttemptLaunched(
         at_s=1.0,

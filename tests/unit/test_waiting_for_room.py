@@ -22,23 +22,21 @@ from orchestrator.backends.simulated import (
 )
 from orchestrator.cli.standing import Standing, standing_document, used_hours
 from orchestrator.cli.status import running_lines
-from orchestrator.controller.attempts import judge_report
+from orchestrator.controller.attempts import NodePricing, judge_report
 from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.scheduling.commands import LaunchJob
 from orchestrator.scheduling.occupancy import ROOM_KEPT_S
 from orchestrator.simulation.forecast import ControllerLoop, Pace
 from orchestrator.state import events
-from orchestrator.state.commands import LaunchJob
-from orchestrator.state.policy import Retry, judge
-from orchestrator.state.reliability import observed_mtbf_s
+from orchestrator.state.failure_policy import RetryAt, judge, observed_mtbf_s
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.policy import Policy
 from orchestrator.sweeps.client import load_snapshot, submit
-from orchestrator.sweeps.terms import Terms
 from orchestrator.testing.memory_store import MemoryStore
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, launched, of_type, plan_of
@@ -93,7 +91,7 @@ def test_job_that_found_no_room_is_tried_again_without_end() -> None:
     failed = waiting(had_no_room(HOUR_S)).jobs[GANG.name]
     for count in (1, 100, 10_000):
         verdict = judge(replace(failed, failures={FailureKind.NO_ROOM: count}), max_failures=1)
-        assert isinstance(verdict, Retry)
+        assert isinstance(verdict, RetryAt)
         assert "waits for room on the cluster: no node came" in verdict.reason
         assert verdict.at_s - HOUR_S <= 400.0
 
@@ -149,11 +147,11 @@ def test_end_is_judged_by_whether_there_ever_was_room(tmp_path, kind, awaits_roo
 
 def test_placement_is_told_once_from_when_it_was_on() -> None:
     report = AttemptReport(attempt_id=ID, status=AttemptStatus.RUNNING, placed_for_s=None)
-    assert Terms().news(waiting(), {ID: report}, 100.0) == []
-    (event,) = Terms().news(waiting(), {ID: replace(report, placed_for_s=30.0)}, 100.0)
+    assert NodePricing().placement_events(waiting(), {ID: report}, 100.0) == []
+    (event,) = NodePricing().placement_events(waiting(), {ID: replace(report, placed_for_s=30.0)}, 100.0)
     assert isinstance(event, events.AttemptPlaced)
     assert (event.at_s, event.since_s) == (100.0, 30.0)
-    assert Terms().news(waiting(event), {ID: replace(report, placed_for_s=30.0)}, 101.0) == []
+    assert NodePricing().placement_events(waiting(event), {ID: replace(report, placed_for_s=30.0)}, 101.0) == []
 
 
 def test_status_says_what_an_attempt_waits_for_and_since_when() -> None:

@@ -10,10 +10,10 @@ import pytest
 from orchestrator.core.contract import Outcome
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job
+from orchestrator.scheduling.commands import ExcludeNode, FailJob, LaunchJob
 from orchestrator.state import events
-from orchestrator.state.commands import ExcludeNode, FailJob, LaunchJob
 from orchestrator.state.events import Event
-from orchestrator.state.policy import is_same_step
+from orchestrator.state.failure_policy import is_same_step
 from orchestrator.state.snapshot import Failure, Snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, launched, of_type, plan_of

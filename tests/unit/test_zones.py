@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from orchestrator.backends.ray.node_groups import node_labels
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state.commands import FailJob, LaunchJob
+from orchestrator.scheduling.commands import FailJob, LaunchJob
 from orchestrator.state.nodes import Node
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import after, decide, launched, of_type, plan_of

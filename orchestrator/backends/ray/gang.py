@@ -25,7 +25,7 @@ from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Progre
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.security.redaction import redacted
 from orchestrator.core.units import GIB
-from orchestrator.state.signatures import signature_of
+from orchestrator.state.failure_policy import signature_of
 
 if TYPE_CHECKING:
     from ray.train.v2.api.exceptions import TrainingFailedError

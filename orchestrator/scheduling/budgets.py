@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from orchestrator.sweepfile.policy import Policy
 
 WARN_AT = 0.8
+ANYBODY = "*"
+"""Among users: the bounds of users who have none of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,15 @@ class Cap:
 
 
 @dataclass(slots=True, kw_only=True)
+class UserCount:
+    """What one user's sweeps hold, while one round of decisions is made."""
+
+    cap: Cap
+    gpus: float = 0.0
+    num_live: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class Budget:
     """GPU-hours of one sweep, while one round of decisions is made."""
 
@@ -43,7 +54,7 @@ class Budget:
         if bound is None or not gpu_hours or self.used + self.promised + gpu_hours <= bound + 1e-9:
             return ""
         return (
-            f"{self._told(bound)}: {self.used:.3g} GPU-hours are used, running attempts will take {self.promised:.3g} "
+            f"{self._name(bound)}: {self.used:.3g} GPU-hours are used, running attempts will take {self.promised:.3g} "
             f"more and the next job about {gpu_hours:.3g}"
         )
 
@@ -57,9 +68,9 @@ class Budget:
         if bound is None or self.used + self.promised < WARN_AT * bound:
             return ""
         part = (self.used + self.promised) / bound
-        return f"{self._told(bound)}: {self.used:.3g} GPU-hours are used, with the running attempts {part:.0%} of it"
+        return f"{self._name(bound)}: {self.used:.3g} GPU-hours are used, with the running attempts {part:.0%} of it"
 
-    def _told(self, bound: float) -> str:
+    def _name(self, bound: float) -> str:
         if self.policy.gpu_hours == bound:
             return f"the budget is {bound:g} GPU-hours (policy.budget.gpu_hours)"
         price = self.policy.gpu_hour_price
@@ -73,8 +84,8 @@ def overdue(policy: Policy, accepted_at_s: float, now: float) -> str:
     ends = _ends(policy, accepted_at_s)
     if not ends or now < min(ends)[0]:
         return ""
-    at_s, told = min(ends)
-    return f"{told} has passed: it was {datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    at_s, which = min(ends)
+    return f"{which} has passed: it was {datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def time_left_s(policy: Policy, accepted_at_s: float, now: float) -> float | None:

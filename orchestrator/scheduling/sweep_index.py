@@ -1,42 +1,111 @@
 """One sweep as the scheduler needs it, kept up to date from what changed since the last look.
 
-All of it follows from the snapshot: an index made anew decides the same (a property test compares them).
+Invariants:
+
+- All of it follows from the snapshot: an index made anew decides the same (a property test compares them).
+- A pending job is in exactly one place: hopeless, waiting for others, given up, or in the queue of its shape.
+- Sums are whole numbers, so that adding and taking out again leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import DurationClass, Job, Plan
-from orchestrator.state.demand import Demand, Demands
-from orchestrator.state.durations import Measured, correction, estimate_s, left_s, longest_paths_ms
-from orchestrator.state.failure_counts import FailureCounts
-from orchestrator.state.holdings import Holdings
-from orchestrator.state.machines import Machines
-from orchestrator.state.policy import GiveUp, judge
-from orchestrator.state.preflight import Preflight
-from orchestrator.state.reservations import Ending
-from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.scheduling.demand import AttemptDemand, DemandTable
+from orchestrator.scheduling.durations import (
+    MeasuredDurations,
+    correction,
+    estimate_s,
+    left_s,
+    longest_paths_ms,
+)
+from orchestrator.scheduling.fairness import Holdings
+from orchestrator.scheduling.placement import ExpectedEnd, Machines
+from orchestrator.scheduling.preflight import Preflight
+from orchestrator.state.failure_policy import GiveUp, judge
+from orchestrator.state.snapshot import Failure, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
+# ---------------------------------------------------------------------------------------------- failures that are alike
+Likeness: TypeAlias = tuple[JobKind, FailureKind, str]
+"""Failures with the same likeness are one problem: kind of job, kind of failure and what its message says."""
+
+_PARTICULARS = re.compile(r"0x[0-9a-f]+|[0-9a-f]{16,}|\d+(?:\.\d+)?|(?:/[\w.@=+-]+)+|'[^']*'|\"[^\"]*\"")
+_MAX_TEXT = 120
+
+
+def likeness_of(job: Job, failure: Failure) -> Likeness:
+    """What a failure has in common with others: its message without numbers, paths and quoted names."""
+    first = failure.message.strip().partition("\n")[0]
+    return job.kind, failure.kind, " ".join(_PARTICULARS.sub("*", first).split())[:_MAX_TEXT]
+
+
+class FailureCounts:
+    """Failures by likeness and by node, and successes by kind of job."""
+
+    __slots__ = ("alike", "by_node", "numerics", "succeeded")
+
+    def __init__(self) -> None:
+        self.alike: dict[Likeness, set[str]] = {}
+        """Names of the jobs that failed for good."""
+        self.succeeded: dict[JobKind, int] = {}
+        self.by_node: dict[str, dict[str, Failure]] = {}
+        """By node and job: each job's latest failure."""
+        self.numerics: dict[str, JobView] = {}
+        """Jobs with failures of numerics, by name."""
+
+    def count(self, job: Job, view: JobView, count: int) -> None:
+        """Take a job in as it is (``count`` 1), or out as it was (-1)."""
+        if view.state is JobState.SUCCEEDED:
+            self.succeeded[job.kind] = self.succeeded.get(job.kind, 0) + count
+        if view.numerics and count > 0:
+            self.numerics[job.name] = view
+        elif view.numerics:
+            self.numerics.pop(job.name, None)
+        failure = view.last_failure
+        if failure is None:
+            return
+        if view.state is JobState.FAILED and view.failures:
+            _keep(self.alike.setdefault(likeness_of(job, failure), set()), job.name, count)
+        if failure.node:
+            on_node = self.by_node.setdefault(failure.node, {})
+            if count > 0:
+                on_node[job.name] = failure
+            else:
+                on_node.pop(job.name, None)
+
+
+def _keep(names: set[str], name: str, count: int) -> None:
+    if count > 0:
+        names.add(name)
+    else:
+        names.discard(name)
+
+
+# ------------------------------------------------------------------------------------------------------------ the index
 Ticket = tuple[int, int]
 """A ready job in its queue: minus the milliseconds of its longest remaining path, and its place in the plan."""
 
 
 @dataclass(slots=True)
-class Remembered:
+class RememberedEnds:
     """When live attempts are expected to end, as worked out in an earlier round on the same machines."""
 
     machines: Machines | None = None
-    by_id: dict[str, Ending] = field(default_factory=dict)
+    by_id: dict[str, ExpectedEnd] = field(default_factory=dict)
 
 
 class SweepIndex:
     """Queues of ready jobs by shape, what the sweep holds, and what it used and how it failed so far."""
 
-    def __init__(self, plan: Plan, demands: Demands, durations: Mapping[str, float]) -> None:
+    def __init__(self, plan: Plan, demands: DemandTable, durations: Mapping[str, float]) -> None:
         self.plan, self.durations = plan, durations
         self.snapshot = Snapshot(sweep=plan.sweep)
         self.jobs: tuple[Job, ...] = plan.jobs
@@ -47,7 +116,7 @@ class SweepIndex:
             for need in job.needs:
                 self.children[self.places[need]].append(place)
         self.views: list[JobView] = [JobView(name=job.name, key=job.key) for job in plan.jobs]
-        self.queues: dict[Demand, list[Ticket]] = {}
+        self.queues: dict[AttemptDemand, list[Ticket]] = {}
         self.ready_keys: dict[str, set[int]] = {}
         self.hopeless: set[int] = set()
         """Pending jobs one of whose needs will never have an artifact."""
@@ -59,16 +128,16 @@ class SweepIndex:
         """Why ready jobs are tried again that failed before, and what is left of their budgets."""
         self.holdings = Holdings(demands)
         self.failures = FailureCounts()
-        self.endings = Remembered()
-        self.proven: dict[Demand, int] = {}
+        self.endings = RememberedEnds()
+        self.proven: dict[AttemptDemand, int] = {}
         """Shapes that were launched before, and of how many jobs: a lost node does not make them infeasible."""
-        self.launched_s: dict[Demand, float] = {}
+        self.launched_s: dict[AttemptDemand, float] = {}
         """Latest launch of each shape."""
         self.last_end_s = 0.0
         """When an attempt of the sweep ended last."""
         self._unmet = [len(job.needs) for job in plan.jobs]
         self._lost = [0] * len(plan.jobs)
-        self._measured: dict[DurationClass, Measured] = {}
+        self._measured: dict[DurationClass, MeasuredDurations] = {}
         self._classes = [job.duration_class for job in plan.jobs]
         self._estimates_s = [estimate_s(job, durations) for job in plan.jobs]
         self._steps: dict[DurationClass, int] = {}
@@ -192,7 +261,7 @@ class SweepIndex:
         if view.num_attempts:
             self.proven[demand] = self.proven.get(demand, 0) + count
         if view.state is JobState.SUCCEEDED and view.ran_s:
-            measured = self._measured.setdefault(self._classes[place], Measured())
+            measured = self._measured.setdefault(self._classes[place], MeasuredDurations())
             measured.add(view.ran_s, self._estimates_s[place], count)
         self.failures.count(job, view, count)
 
@@ -203,7 +272,7 @@ class SweepIndex:
         ready = [place for queue in self.queues.values() for _, place in queue]
         self._steps = steps
         factors = {alike: correction(count) for alike, count in steps.items()}
-        self.endings = Remembered()
+        self.endings = RememberedEnds()
         self.full_s = [
             estimate * factors.get(alike, 1.0) for estimate, alike in zip(self._estimates_s, self._classes, strict=True)
         ]

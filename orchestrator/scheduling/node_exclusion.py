@@ -1,4 +1,4 @@
-"""When a sweep's jobs all fail alike, and when a node is at fault. Pure."""
+"""Which nodes are at fault for failures and are left out for a while. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from orchestrator.core.errors import FailureKind
-from orchestrator.state.commands import ExcludeNode
-from orchestrator.state.job_view import Failure, JobView
-from orchestrator.state.machines import Machines
-from orchestrator.state.policy import is_same_step
-from orchestrator.state.signatures import signature_of
-from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.sweep_index import SweepIndex
+from orchestrator.scheduling.commands import ExcludeNode
+from orchestrator.scheduling.placement import Machines
+from orchestrator.scheduling.sweep_index import SweepIndex
+from orchestrator.state.failure_policy import POLICY, is_same_step, signature_of
+from orchestrator.state.snapshot import Failure, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
-SUSPECT = frozenset({FailureKind.HANG, FailureKind.TIMEOUT, FailureKind.UNKNOWN, FailureKind.NODE_LOST})
-"""Kinds that may be a node's fault."""
 WINDOW_S = 6 * 3600.0
 MIN_JOBS = 3
 """Different jobs that must fail on a node; one is enough where the failure's text blames the hardware."""
@@ -28,19 +23,6 @@ REPEATED_S = 4 * EXCLUDED_S
 """A node that fails again soon after it was let back in stays out for longer."""
 MAX_EXCLUDED = 0.1
 """Part of the nodes, and at least one of several."""
-
-
-def trip_reason(index: SweepIndex) -> str:
-    """Why the sweep should stop: the first jobs of a kind all failed in the same way; empty if it should not."""
-    limit = index.plan.policy.breaker
-    for (kind, failure, text), names in sorted(index.failures.alike.items()):
-        if limit and len(names) >= limit and not index.failures.succeeded.get(kind):
-            return (
-                f"{len(names)} {kind} jobs failed in the same way and none has succeeded "
-                f"(policy.breaker={limit}): {failure}: {text}; the first is "
-                f"{min(names, key=index.places.__getitem__)}. Repair the cause and resubmit the sweep"
-            )
-    return ""
 
 
 def excluded_nodes(snapshots: Iterable[Snapshot], now: float) -> dict[str, float]:
@@ -81,9 +63,9 @@ def exclusions(
         if reason:
             room -= 1
             sweep = sweep or next(one.plan.sweep for one in indexes if node in one.failures.by_node)
-            until_s = now + _sentence_s(indexes, node, now)
-            told = f"node {node} is left out for {(until_s - now) / 3600.0:g} h: {reason}"
-            yield ExcludeNode(sweep=sweep, node=node, reason=told, until_s=until_s)
+            until_s = now + _exclusion_s(indexes, node, now)
+            notice = f"node {node} is left out for {(until_s - now) / 3600.0:g} h: {reason}"
+            yield ExcludeNode(sweep=sweep, node=node, reason=notice, until_s=until_s)
 
 
 def _nodes_with_failures(indexes: Iterable[SweepIndex]) -> set[str]:
@@ -97,7 +79,7 @@ def _recent(indexes: Iterable[SweepIndex], node: str, now: float) -> dict[tuple[
         (index.plan.sweep, job): failure
         for index in indexes
         for job, failure in index.failures.by_node.get(node, {}).items()
-        if failure.at_s > since_s and failure.kind in SUSPECT
+        if failure.at_s > since_s and POLICY[failure.kind].may_blame_node
     }
 
 
@@ -153,6 +135,6 @@ def _blame(failures: dict[tuple[str, str], Failure], elsewhere: float) -> str:
     return ""
 
 
-def _sentence_s(indexes: Iterable[SweepIndex], node: str, now: float) -> float:
+def _exclusion_s(indexes: Iterable[SweepIndex], node: str, now: float) -> float:
     ends = [index.snapshot.excluded[node].until_s for index in indexes if node in index.snapshot.excluded]
     return REPEATED_S if ends and now - max(ends) < WINDOW_S else EXCLUDED_S

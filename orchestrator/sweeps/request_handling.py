@@ -1,4 +1,12 @@
-"""From a client's submit to the events that settle it."""
+"""From a client's request to the events that settle it: each exactly once, followed or refused.
+
+Invariants:
+
+- What ``handle_request`` returns always settles the message: a request that cannot be followed is refused in words, so
+  that it does not come back at every look and keep its sweep from all others.
+- A new plan's revision is in the store before the event that names it.
+- Nothing of a plan is believed: names, keys and amounts are checked before they become names of objects.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +17,12 @@ from typing import Any
 
 from orchestrator.core.contract import MISSING_DATA
 from orchestrator.core.errors import StorageError
+from orchestrator.core.ids import sha256_hex
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.events import (
     ArtifactMissed,
     Event,
+    JobsRetried,
     MessageRefused,
     PlanAccepted,
     SweepReopened,
@@ -20,12 +30,51 @@ from orchestrator.state.events import (
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.protocol import ObjectStore, check_name
-from orchestrator.sweeps.inbox import Consent, Submit
-from orchestrator.sweeps.ledger import SweepLedger, misaddressed
-from orchestrator.sweeps.origin import keep_origin
+from orchestrator.sweeps.ledger import SweepLedger, misaddressed, write_provenance
+from orchestrator.sweeps.requests import ClientMessage, Consent, Message, RefusalError, Submit, Superseded, Unreadable
+
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
-def settle_submit(
+def handle_request(
+    store: ObjectStore, ledger: SweepLedger, message: Message, *, now: float, on_alive: Callable[[], None]
+) -> list[Event]:
+    """Events that settle a message; for a new plan, the revision is in the store when this returns.
+
+    ``on_alive`` is called again and again where this takes long.
+    """
+    if isinstance(message, Unreadable | Superseded):
+        return [MessageRefused(at_s=now, message_id=message.message_id, reason=message.reason)]
+    try:
+        _check_sender(ledger.snapshot, message)
+        if isinstance(message, Submit):
+            return _handle_submit(store, ledger, message, now=now, on_alive=on_alive)
+        event = message.to_event(ledger.snapshot, now)
+    except RefusalError as refusal:
+        return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=str(refusal))]
+    except _MALFORMED as error:
+        # It would raise at every look, and keep its sweep from all other messages.
+        reason = f"it cannot be followed ({error!r}): it is not as this version writes it; send it again"
+        return [MessageRefused(at_s=now, message_id=message.message_id, sender=str(message.sender), reason=reason)]
+    snapshot = ledger.snapshot
+    if isinstance(event, JobsRetried) and snapshot.state.is_final and snapshot.plan is not None:
+        # Since the sweep ended, results that the retried jobs read may have been deleted.
+        return [event, *missed_artifacts(store, snapshot, snapshot.plan, now, on_alive)]
+    return [event]
+
+
+def _check_sender(snapshot: Snapshot, message: ClientMessage) -> None:
+    plan = snapshot.plan
+    if plan is None or message.consent is Consent.FORCE or not message.sender or not plan.owner:
+        return
+    if message.sender != plan.owner and message.sender not in plan.policy.users:
+        raise RefusalError(
+            f"sweep {snapshot.sweep} belongs to {plan.owner}, and this was sent by {message.sender}: ask them, let "
+            "them list you under policy.users, or insist with --force"
+        )
+
+
+def _handle_submit(
     store: ObjectStore, ledger: SweepLedger, message: Submit, *, now: float, on_alive: Callable[[], None]
 ) -> list[Event]:
     """Events that settle a submit; a new plan's revision is in the store when this returns."""
@@ -109,7 +158,18 @@ def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: 
     revision, documents = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
     ledger.know_plan(revision, plan)
     if message.provenance:
-        documents |= keep_origin(store, plan, revision, message, now)
+        documents |= write_provenance(
+            store,
+            plan,
+            revision,
+            now=now,
+            submission={
+                "message_id": message.message_id,
+                "sender": message.sender,
+                "spec_sha256": sha256_hex(message.spec_text.encode()),
+                "submitted_from": dict(message.provenance),
+            },
+        )
     return PlanAccepted(
         at_s=now, message_id=message.message_id, sender=message.sender, revision=revision, documents=documents
     )

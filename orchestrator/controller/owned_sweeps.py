@@ -1,4 +1,12 @@
-"""The sweeps that one controller owns, and what happens when one of them cannot be read or written."""
+"""The sweeps that one controller owns, and what happens when one of them cannot be read or written.
+
+Invariants:
+
+- A sweep is owned once an adoption of ours is its journal's latest; then no earlier writer can append any more.
+- After an append whose outcome is unknown, memory is put aside and the journal read again. A failed read leaves memory
+  true.
+- A sweep that cannot be served keeps its live attempts, their room and their keys: see ``shelved``.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +20,10 @@ from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweeps.inbox import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.progress import ProgressBoard
+from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
 
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0
@@ -29,8 +37,8 @@ _OUTAGES = (StorageTimeoutError, StorageThrottledError)  # the store's, which pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """One sweep in this controller's hands."""
+class OwnedSweep:
+    """One sweep that this controller owns."""
 
     ledger: SweepLedger
     board: ProgressBoard
@@ -58,7 +66,7 @@ class _Delay:
     length_s: float
 
 
-class Fleet:
+class OwnedSweeps:
     """Sweeps by name: those adopted, and finished ones that may be reopened.
 
     ``on_alive`` is called after each sweep that was read: many of them take long.
@@ -75,7 +83,7 @@ class Fleet:
         self._me = me
         self._now = now
         self._on_alive = on_alive
-        self._holdings: dict[str, Holding] = {}
+        self._sweeps: dict[str, OwnedSweep] = {}
         self._retry_at_s: dict[str, float] = {}
         self._delays: dict[str, _Delay] = {}
         self._in_doubt: set[str] = set()
@@ -85,31 +93,31 @@ class Fleet:
         self._shelved: dict[str, Snapshot] = {}
         """What was last known of sweeps that must be read again: what ran for them runs on."""
         self._troubled: set[str] = set()
-        """Sweeps in hand that the store did not answer for in this round: nothing more is tried for them."""
-        self._contested: dict[str, Holding] = {}
+        """Owned sweeps that the store did not answer for in this round: nothing more is tried for them."""
+        self._contested: dict[str, OwnedSweep] = {}
         """Sweeps to whose journal somebody else has appended."""
         self._half_read: dict[str, SweepLedger] = {}
         """Sweeps whose journal was read until the store did not answer."""
         self._unseen: set[str] = set()
         """Sweeps that were never read because the store did not answer: what runs for them is unknown."""
         self._started_at_s = now()
-        self._loaded: list[Holding] = []
-        self.fenced: list[Holding] = []
+        self._loaded: list[OwnedSweep] = []
+        self.fenced: list[OwnedSweep] = []
         """Sweeps that another controller took, until the controller has let go of their attempts."""
         self.num_appends = 0
 
-    def active(self) -> list[Holding]:
+    def active(self) -> list[OwnedSweep]:
         """Unfinished sweeps with a plan, oldest submission first."""
         found = [
-            holding
-            for sweep, holding in self._holdings.items()
-            if sweep not in self._troubled and _is_active(holding.snapshot)
+            owned_sweep
+            for sweep, owned_sweep in self._sweeps.items()
+            if sweep not in self._troubled and _is_active(owned_sweep.snapshot)
         ]
-        return sorted(found, key=lambda holding: (holding.snapshot.accepted_at_s, holding.snapshot.sweep))
+        return sorted(found, key=lambda owned_sweep: (owned_sweep.snapshot.accepted_at_s, owned_sweep.snapshot.sweep))
 
     def shelved(self) -> list[Snapshot]:
         """Sweeps that cannot be served just now, as they were: their attempts are live and occupy room and keys."""
-        troubled = {sweep: self._holdings[sweep].snapshot for sweep in self._troubled if sweep in self._holdings}
+        troubled = {sweep: self._sweeps[sweep].snapshot for sweep in self._troubled if sweep in self._sweeps}
         found = self._shelved | {sweep: snapshot for sweep, snapshot in troubled.items() if _is_active(snapshot)}
         return [found[sweep] for sweep in sorted(found)]
 
@@ -125,15 +133,15 @@ class Fleet:
         """Whether somebody else writes where this controller does: it should ask whether it still has its lease."""
         return bool(self._contested or self.fenced)
 
-    def holdings(self) -> list[Holding]:
-        """All sweeps in hand, finished ones included."""
-        return list(self._holdings.values())
+    def all(self) -> list[OwnedSweep]:
+        """All of them, finished ones included."""
+        return list(self._sweeps.values())
 
-    def get(self, sweep: str) -> Holding | None:
-        """A sweep in hand."""
-        return self._holdings.get(sweep)
+    def get(self, sweep: str) -> OwnedSweep | None:
+        """One of them."""
+        return self._sweeps.get(sweep)
 
-    def take_loaded(self) -> list[Holding]:
+    def take_loaded(self) -> list[OwnedSweep]:
         """Sweeps read from their journals since the last call."""
         loaded, self._loaded = self._loaded, []
         return loaded
@@ -152,19 +160,19 @@ class Fleet:
             del self._retry_at_s[sweep]
             with self.guard(sweep):
                 self._load(sweep)
-                self._shelved.pop(sweep, None)  # it is in hand again, or another cluster's
+                self._shelved.pop(sweep, None)  # it is owned again, or another cluster's
 
     def check_fences(self) -> None:
         """Drop the sweeps that another cluster has taken over."""
-        for holding in self.active():
-            with self.guard(holding.snapshot.sweep):
-                holding.ledger.check_fence()
+        for owned_sweep in self.active():
+            with self.guard(owned_sweep.snapshot.sweep):
+                owned_sweep.ledger.check_fence()
 
-    def append(self, holding: Holding, events: Sequence[Event]) -> None:
+    def append(self, owned_sweep: OwnedSweep, events: Sequence[Event]) -> None:
         """Journal some events of a sweep; use inside ``guard``."""
-        sweep = holding.snapshot.sweep
+        sweep = owned_sweep.snapshot.sweep
         try:
-            holding.ledger.append(events)
+            owned_sweep.ledger.append(events)
         except StorageError:
             self._in_doubt.add(sweep)
             raise
@@ -187,7 +195,7 @@ class Fleet:
             _LOG.warning("sweep %s has another writer: %s", sweep, error)
             self._contest(sweep)
         except _OUTAGES as error:
-            if sweep in self._holdings and sweep not in self._in_doubt:
+            if sweep in self._sweeps and sweep not in self._in_doubt:
                 _LOG.warning("sweep %s is served a moment later: %s", sweep, error)
                 self._troubled.add(sweep)
             else:
@@ -199,11 +207,11 @@ class Fleet:
         """Somebody else appended: another cluster that took the sweep, or a controller of ours that slept and was
         replaced, which has yet to meet our adoption. Reading tells which.
         """
-        holding = self._holdings.pop(sweep, None)
-        if holding is not None:
-            self._contested[sweep] = holding
-            if _is_active(holding.snapshot):
-                self._shelved[sweep] = holding.snapshot
+        owned_sweep = self._sweeps.pop(sweep, None)
+        if owned_sweep is not None:
+            self._contested[sweep] = owned_sweep
+            if _is_active(owned_sweep.snapshot):
+                self._shelved[sweep] = owned_sweep.snapshot
         self._retry_at_s[sweep] = self._now()
 
     def _shelve(self, sweep: str, error: Exception) -> None:
@@ -211,9 +219,9 @@ class Fleet:
         # Errors of ours say what is wrong and what to do; of others it takes the traceback to find out.
         trace = None if isinstance(error, OrchestratorError) else error
         _LOG.error("sweep %s is set aside and read again in %g s: %s", sweep, delay.length_s, error, exc_info=trace)
-        holding = self._holdings.pop(sweep, None)
-        if holding is not None and _is_active(holding.snapshot):
-            self._shelved[sweep] = holding.snapshot
+        owned_sweep = self._sweeps.pop(sweep, None)
+        if owned_sweep is not None and _is_active(owned_sweep.snapshot):
+            self._shelved[sweep] = owned_sweep.snapshot
         self._delays[sweep] = delay
         self._retry_at_s[sweep] = delay.until_s
 
@@ -225,7 +233,7 @@ class Fleet:
             length_s = min(factor * previous.length_s, MAX_RETRY_EVERY_S)
         return _Delay(until_s=self._now() + length_s, length_s=length_s)
 
-    def messages(self, sweeps: Sequence[str]) -> Iterator[tuple[Holding, Message]]:
+    def messages(self, sweeps: Sequence[str]) -> Iterator[tuple[OwnedSweep, Message]]:
         """Messages for this controller. Those for others are noted and not read again."""
         for sweep in sweeps:
             if sweep in self._retry_at_s:
@@ -233,20 +241,20 @@ class Fleet:
             with self.guard(sweep):
                 yield from self._messages_of(sweep)
 
-    def _messages_of(self, sweep: str) -> Iterator[tuple[Holding, Message]]:
+    def _messages_of(self, sweep: str) -> Iterator[tuple[OwnedSweep, Message]]:
         for message in read_inbox(self._store, sweep, skip=self._ignored.get(sweep, ())):
             if sweep in self._retry_at_s:
                 return  # settling the message before this one failed
-            holding = self._addressee(sweep, message)
-            if holding is None:
+            owned_sweep = self._addressee(sweep, message)
+            if owned_sweep is None:
                 self._ignored.setdefault(sweep, set()).add(message.message_id)
                 continue
             if isinstance(message, Submit):
                 for earlier in self._overtaken(sweep, message):
-                    yield holding, earlier
-                if self._holdings.get(sweep) is not holding:
+                    yield owned_sweep, earlier
+                if self._sweeps.get(sweep) is not owned_sweep:
                     return  # settling one of these failed
-            yield holding, message
+            yield owned_sweep, message
 
     def _overtaken(self, sweep: str, submit: Submit) -> Iterator[Message]:
         """What was sent before a submit and is in the inbox still, left there for another controller.
@@ -263,20 +271,20 @@ class Fleet:
                 message = Superseded(message_id=message.message_id, reason=reason)  # noqa: PLW2901 - in its place
             yield message
 
-    def _addressee(self, sweep: str, message: Message) -> Holding | None:
-        if isinstance(message, Unreadable) and sweep not in self._holdings and not journal_exists(self._store, sweep):
+    def _addressee(self, sweep: str, message: Message) -> OwnedSweep | None:
+        if isinstance(message, Unreadable) and sweep not in self._sweeps and not journal_exists(self._store, sweep):
             said = "message %s to the new sweep %s is damaged (%s): submit the sweep again"
             _LOG.error(said, message.message_id, sweep, message.reason)
         if not isinstance(message, Submit):
-            return self._holdings.get(sweep)
+            return self._sweeps.get(sweep)
         if message.cluster == self._me.cluster:
-            return self._holdings.get(sweep) or self._load(sweep, submit=message)
-        holding = self._holdings.get(sweep)
-        if holding and (message.ownership is Ownership.TAKE or not _is_active(holding.snapshot)):
+            return self._sweeps.get(sweep) or self._load(sweep, submit=message)
+        owned_sweep = self._sweeps.get(sweep)
+        if owned_sweep and (message.ownership is Ownership.TAKE or not _is_active(owned_sweep.snapshot)):
             return None  # its new owner fences us by adopting it
-        return holding
+        return owned_sweep
 
-    def _load(self, sweep: str, *, submit: Submit | None = None) -> Holding | None:
+    def _load(self, sweep: str, *, submit: Submit | None = None) -> OwnedSweep | None:
         """Read a sweep and hold it if it is ours, or becomes ours by ``submit``."""
         ledger = self._read(sweep)
         snapshot = ledger.snapshot
@@ -293,13 +301,13 @@ class Fleet:
         needs_adoption = not is_ours or sweep in self._in_doubt or contested is not None
         if needs_adoption:
             ledger.adopt(SweepAdopted(at_s=self._now(), cluster=me.cluster, epoch=me.epoch, holder=me.holder))
-        holding = Holding(ledger=ledger, board=ProgressBoard(self._store, sweep))
-        self._holdings[sweep] = holding
-        self._loaded.append(holding)
+        owned_sweep = OwnedSweep(ledger=ledger, board=ProgressBoard(self._store, sweep))
+        self._sweeps[sweep] = owned_sweep
+        self._loaded.append(owned_sweep)
         self._ignored.pop(sweep, None)
         if needs_adoption and _is_active(snapshot):
-            self.append(holding, [])
-        return holding
+            self.append(owned_sweep, [])
+        return owned_sweep
 
     def _read(self, sweep: str) -> SweepLedger:
         """A sweep's ledger after all of its journal; a store that fails half-way need not start over."""

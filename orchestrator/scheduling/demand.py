@@ -1,9 +1,13 @@
-"""Amounts of CPUs, GPUs and memory in whole numbers: sums of fractional CPUs must come out the same in any order."""
+"""Amounts of CPUs, GPUs and memory, and the shapes of attempts that ask for them. Pure.
+
+Amounts are whole numbers: sums of fractional CPUs must come out the same in any order.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from orchestrator.core.contract import Resources
@@ -79,3 +83,59 @@ def _whole(value: float) -> int:
 def _gpu_share(gpus: float) -> float:
     """Part of a GPU that a shape keeps others of its kind from: two shapes of 0.6 never share one."""
     return 1.0 / math.floor(1.0 / gpus + _ROUNDING) if 0.0 < gpus < 1.0 else gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttemptDemand:
+    """A shape of attempts. There is one object for each shape, so they compare and hash by identity."""
+
+    resources: Resources
+    num_workers: int
+    worker: Amount
+    total: Amount
+    smaller: tuple[AttemptDemand, ...] = ()
+    """The same job on fewer GPUs, largest first; empty unless it is elastic."""
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of all workers."""
+        return self.resources.gpus
+
+    def slowdown(self, full: AttemptDemand) -> float:
+        """How many times as long a job takes as at its full size."""
+        return full.num_workers / self.num_workers
+
+
+@dataclass(slots=True)
+class DemandTable:
+    """All shapes met so far."""
+
+    _known: dict[tuple[Resources, int], AttemptDemand] = field(default_factory=dict)
+
+    def of(self, resources: Resources, num_workers: int) -> AttemptDemand:
+        """The one object for a shape."""
+        found = self._known.get((resources, num_workers))
+        if found is None:
+            found = self._known[resources, num_workers] = _demand(resources, num_workers)
+        return found
+
+
+def _demand(resources: Resources, num_workers: int) -> AttemptDemand:
+    worker = amount_of(resources.share(num_workers))
+    smaller = [_demand(resources.scaled(size / num_workers), size) for size in _sizes(resources, num_workers)]
+    return AttemptDemand(
+        resources=resources,
+        num_workers=num_workers,
+        worker=worker,
+        total=times(worker, num_workers),
+        smaller=tuple(smaller),
+    )
+
+
+def _sizes(resources: Resources, num_workers: int) -> list[int]:
+    """Halves of the full size down to the smallest allowed, and that one: few sizes keep warm runners of use."""
+    least = int(resources.min_gpus)
+    if not least or resources.gpus != num_workers or least >= num_workers:
+        return []
+    sizes = [num_workers >> power for power in range(1, num_workers.bit_length())]
+    return [size for size in sizes if size > least] + [least]

@@ -6,16 +6,15 @@ import math
 from collections.abc import Collection, Sequence
 
 from orchestrator.core.contract import JobKind, Resources
-from orchestrator.state.amounts import amount_of, count_workers
-from orchestrator.state.demand import Demand
-from orchestrator.state.machines import Machines
+from orchestrator.scheduling.demand import AttemptDemand, amount_of, count_workers
+from orchestrator.scheduling.placement import Machines
 from orchestrator.state.nodes import ZONE_LABEL, Node
 
-_MAX_SHAPES_TOLD = 4
+_MAX_SHAPES_NAMED = 4
 _SEVERAL = 2
 
 
-class Site:
+class NodeFilter:
     """Which nodes an attempt may use. ``excluded`` are nodes to keep away from while others would do."""
 
     def __init__(
@@ -25,13 +24,13 @@ class Site:
         self.can_grow = maximum is not None
         self._total, self._maximum = total, maximum or ()
         self._excluded = frozenset(machines.places[name] for name in excluded if name in machines.places)
-        self._nodes: dict[Demand, frozenset[int]] = {}
-        self._other_zones: dict[Demand, tuple[frozenset[int], ...]] = {}
+        self._nodes: dict[AttemptDemand, frozenset[int]] = {}
+        self._other_zones: dict[AttemptDemand, tuple[frozenset[int], ...]] = {}
         self._zones = [node.labels.get(ZONE_LABEL, "") for node in machines.nodes]
-        self._holds: dict[Demand, bool] = {}
-        self._by_sort: dict[Resources, frozenset[int]] = {}
+        self._holds: dict[AttemptDemand, bool] = {}
+        self._by_requirements: dict[Resources, frozenset[int]] = {}
 
-    def nodes(self, demand: Demand) -> frozenset[int]:
+    def nodes(self, demand: AttemptDemand) -> frozenset[int]:
         """Places of the nodes that an attempt may use: excluded ones only where the others, with what an autoscaler may
         yet add, could never hold all of it.
         """
@@ -44,20 +43,20 @@ class Site:
             self._nodes[demand], self._other_zones[demand] = found, tuple(others)
         return found
 
-    def other_zones(self, demand: Demand) -> tuple[frozenset[int], ...]:
+    def other_zones(self, demand: AttemptDemand) -> tuple[frozenset[int], ...]:
         """Places of the nodes of further zones that a gang may use instead; it never lies in two."""
         self.nodes(demand)
         return self._other_zones[demand]
 
-    def needed(self, demand: Demand) -> tuple[str, ...]:
+    def needed(self, demand: AttemptDemand) -> tuple[str, ...]:
         """Names of the excluded nodes that an attempt may use all the same, since it needs more than the others."""
         return self._names(self.nodes(demand) & self._excluded)
 
-    def avoided(self, demand: Demand) -> tuple[str, ...]:
+    def avoided(self, demand: AttemptDemand) -> tuple[str, ...]:
         """Names of the excluded nodes that an attempt keeps away from."""
         return self._names(self._excluded - self.nodes(demand))
 
-    def could_hold(self, demand: Demand) -> bool:
+    def could_hold(self, demand: AttemptDemand) -> bool:
         """Whether an empty cluster would hold it, grown as far as its autoscaler goes.
 
         A cluster without nodes is one that has not told yet.
@@ -67,41 +66,41 @@ class Site:
             found = self._holds[demand] = self._would_hold(demand)
         return found
 
-    def may_come_back(self, demand: Demand) -> bool:
+    def may_come_back(self, demand: AttemptDemand) -> bool:
         """Whether the nodes that were lost a short while ago would hold it, along with those that are there."""
         lost = [node for node in self.machines.lost if node.suits(demand.resources)]
         num_lost = sum(count_workers(demand.worker, amount_of(node.resources)) for node in lost)
         return num_lost > 0 and num_lost + self._num_workers(demand, self._suitable(demand)) >= demand.num_workers
 
-    def refusal(self, demand: Demand, kind: str) -> str:
+    def refusal(self, demand: AttemptDemand, kind: str) -> str:
         """Why an attempt can never run here, with the largest shapes that there are."""
         nodes = [*self.machines.nodes, *self._maximum]
         sort = [node for node in nodes if node.suits(demand.resources)]
         shapes = _largest(sort or nodes)
-        told = f"the largest node{' of that sort' if 0 < len(sort) < len(nodes) else ''} has {shapes[0]}"
+        available = f"the largest node{' of that sort' if 0 < len(sort) < len(nodes) else ''} has {shapes[0]}"
         if len(shapes) > 1:
-            told = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_TOLD])
+            available = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_NAMED])
         if not sort and nodes:
-            told = f"no node is of that sort; {told}"
+            available = f"no node is of that sort; {available}"
         asked = str(demand.resources)
         if demand.num_workers > 1:
             asked += f" for {demand.num_workers} workers ({demand.resources.share(demand.num_workers)} each)"
-            told += "" if self.can_grow else f", the cluster {self._total}"
+            available += "" if self.can_grow else f", the cluster {self._total}"
         is_search = kind == JobKind.SEARCH
         less = "search.concurrent, or what its trials ask for," if is_search else f"`resources` of {kind} jobs"
         remedy = f"lower {less} in sweep.yaml, or add a larger node and resubmit"
-        return f"infeasible: it asks for {asked}, but {told}; {remedy}"
+        return f"infeasible: it asks for {asked}, but {available}; {remedy}"
 
-    def _suitable(self, demand: Demand) -> frozenset[int]:
+    def _suitable(self, demand: AttemptDemand) -> frozenset[int]:
         asked = Resources(
             accelerator=demand.resources.accelerator, spot=demand.resources.spot, labels=demand.resources.labels
         )
-        found = self._by_sort.get(asked)
+        found = self._by_requirements.get(asked)
         if found is None:
-            found = self._by_sort[asked] = frozenset(self.machines.suitable(asked))
+            found = self._by_requirements[asked] = frozenset(self.machines.suitable(asked))
         return found
 
-    def _would_hold(self, demand: Demand) -> bool:
+    def _would_hold(self, demand: AttemptDemand) -> bool:
         if not self.machines.nodes and not self._maximum:
             return True
         # What leaves may come back, as machines do after maintenance: no job is given up for it while it is there.
@@ -114,7 +113,7 @@ class Site:
         is_held = any(count_workers(demand.worker, shape) > 0 for shape in shapes)
         return is_held and (demand.num_workers == 1 or count_workers(demand.total, self.machines.whole) > 0)
 
-    def _num_growing(self, demand: Demand) -> float:
+    def _num_growing(self, demand: AttemptDemand) -> float:
         """How many workers the nodes would hold that an autoscaler may yet add; infinite where nobody knows."""
         total = 0.0
         for kind in self._maximum:
@@ -129,14 +128,14 @@ class Site:
     def _names(self, places: frozenset[int]) -> tuple[str, ...]:
         return tuple(sorted(self.machines.names[place] for place in places))
 
-    def _num_workers(self, demand: Demand, places: frozenset[int]) -> int:
+    def _num_workers(self, demand: AttemptDemand, places: frozenset[int]) -> int:
         """Workers of an attempt that the roomiest zone would hold, were it empty."""
         return max(self._zone_workers(demand, zone) for zone in self._by_zone(demand, places))
 
-    def _zone_workers(self, demand: Demand, places: frozenset[int]) -> int:
+    def _zone_workers(self, demand: AttemptDemand, places: frozenset[int]) -> int:
         return sum(count_workers(demand.worker, self.machines.totals[place]) for place in places)
 
-    def _by_zone(self, demand: Demand, places: frozenset[int]) -> list[frozenset[int]]:
+    def _by_zone(self, demand: AttemptDemand, places: frozenset[int]) -> list[frozenset[int]]:
         """For a gang, the nodes of each zone, those first that hold most of it; else all nodes. Never empty.
 
         Between zones gradients are slow, and every byte of them is paid for.

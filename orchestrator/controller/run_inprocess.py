@@ -21,8 +21,8 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import submit
-from orchestrator.sweeps.inbox import Ownership
 from orchestrator.sweeps.ledger import SweepLedger
+from orchestrator.sweeps.requests import Ownership
 
 INPROCESS_CLUSTER = "inprocess"
 _IDLE_WAIT_S = 0.02

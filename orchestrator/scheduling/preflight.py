@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state.demand import Demand
-from orchestrator.state.holdings import Held
+from orchestrator.scheduling.demand import AttemptDemand
+from orchestrator.scheduling.fairness import Held
 from orchestrator.state.transitions import JobState
 
 MIN_JOBS = 8
@@ -23,21 +23,21 @@ NUM_STEPS = 2
 SILENT_S = 600.0
 """An attempt that runs for so long has shown enough, too, if it never says how many steps it made."""
 
-_Sort: TypeAlias = tuple[str, str, Demand]
+_Group: TypeAlias = tuple[str, str, AttemptDemand]
 """Kind, model with recipe, and shape."""
 
 
 class Preflight:
     """The large sorts of one plan's jobs, by number, and which of them have not been seen to work yet."""
 
-    def __init__(self, jobs: Sequence[Job], demands: Sequence[Demand], seconds: Sequence[float]) -> None:
-        by_sort: dict[_Sort, list[int]] = {}
+    def __init__(self, jobs: Sequence[Job], demands: Sequence[AttemptDemand], seconds: Sequence[float]) -> None:
+        by_group: dict[_Group, list[int]] = {}
         for place, (job, demand) in enumerate(zip(jobs, demands, strict=True)):
             if demand.gpus:
-                by_sort.setdefault((job.kind, _told(job), demand), []).append(place)
+                by_group.setdefault((job.kind, _model_and_recipe(job), demand), []).append(place)
         members = [
             places
-            for (_, _, demand), places in by_sort.items()
+            for (_, _, demand), places in by_group.items()
             if len(places) >= MIN_JOBS
             and sum(seconds[place] for place in places) * demand.gpus >= 3600.0 * MIN_GPU_HOURS
         ]
@@ -68,12 +68,12 @@ class Preflight:
             ahead[number] = held.attempt.job
         return {number: job for number, job in ahead.items() if number in self._open}
 
-    def sort_of(self, place: int) -> int | None:
+    def group_of(self, place: int) -> int | None:
         """Number of the sort of a job, if it has to wait for the first of its sort."""
         number = self._numbers.get(place)
         return number if number in self._open else None
 
 
-def _told(job: Job) -> str:
+def _model_and_recipe(job: Job) -> str:
     parameters = job.identity.get("parameters", {})
     return json.dumps([parameters.get("model"), parameters.get("recipe")], sort_keys=True, default=str)

@@ -1,15 +1,21 @@
-"""One sweep's ready jobs in one round of decisions, best first."""
+"""Each sweep's ready jobs in one round of decisions, best first, and how waiting raises a sweep's priority. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from orchestrator.scheduling.fairness import Standing
-from orchestrator.state.budgets import Budget, Cap
-from orchestrator.state.demand import Demand
-from orchestrator.state.preflight import NUM_STEPS
-from orchestrator.state.sweep_index import SweepIndex, Ticket
+from orchestrator.scheduling.budgets import Budget, Cap
+from orchestrator.scheduling.demand import AttemptDemand
+from orchestrator.scheduling.fairness import FairShare
+from orchestrator.scheduling.preflight import NUM_STEPS
+from orchestrator.scheduling.sweep_index import SweepIndex, Ticket
+
+AGING_S = 6 * 3600.0
+"""A sweep that has work and runs nothing rises by one class of priorities in such a time, evenly."""
+MAX_AGING = 20
+"""Two classes: what is low gets a turn among what is high, and never among what is urgent."""
+_CLASS = 10
 
 BACKFILL_DEPTH = 100
 """Jobs of one shape that are looked at, once the first of it found no room, for one short enough to go ahead."""
@@ -17,7 +23,7 @@ MAX_WAITS = 20
 Rank = tuple[int, tuple[int, float, float], float, str]
 
 
-class Closed:
+class ClosedShapes:
     """Shapes that found no room in this round, and how long attempts were for which none was found.
 
     Room only shrinks within a round, so a shape that found none finds none later, nor does a longer attempt.
@@ -26,15 +32,15 @@ class Closed:
     __slots__ = ("limits_s",)
 
     def __init__(self) -> None:
-        self.limits_s: dict[Demand, float] = {}
+        self.limits_s: dict[AttemptDemand, float] = {}
 
-    def close(self, demand: Demand, limit_s: float) -> None:
+    def close(self, demand: AttemptDemand, limit_s: float) -> None:
         """No attempt of this shape that takes ``limit_s`` or longer fits any more."""
         self.limits_s[demand] = min(limit_s, self.limits_s.get(demand, limit_s))
 
 
 @dataclass(slots=True, kw_only=True)
-class World:
+class RoundState:
     """What all sweeps see of one round of decisions."""
 
     now: float
@@ -42,12 +48,12 @@ class World:
     """Keys that are worked on, here or elsewhere: not twice at once."""
     committed: Collection[str]
     """Keys that are done."""
-    closed: Closed = field(default_factory=Closed)
+    closed: ClosedShapes = field(default_factory=ClosedShapes)
     stepping: Collection[str] | None = None
     """Attempts that have trained some steps; ``None`` = nobody tells, and no job waits for another's first steps."""
 
 
-class Turn:
+class SweepQueue:
     """Walks the queues of one sweep. Nothing is taken out of them: launches show in the next snapshot."""
 
     def __init__(
@@ -55,11 +61,11 @@ class Turn:
         index: SweepIndex,
         *,
         priority: int,
-        standing: Standing,
+        fair_share: FairShare,
         budget: Budget,
-        world: World,
+        round_state: RoundState,
     ) -> None:
-        self.index, self.standing, self.budget = index, standing, budget
+        self.index, self.fair_share, self.budget = index, fair_share, budget
         self.sweep = index.plan.sweep
         self.base_priority = self.priority = priority
         policy = index.plan.policy
@@ -68,19 +74,19 @@ class Turn:
         self.waits: dict[str, str] = {}
         self.behind: dict[str, int] = {}
         """By job of ``waits``: how many more ready jobs wait for the same, and are not told one by one."""
-        self._told: dict[str, str] = {}
+        self._first_by_reason: dict[str, str] = {}
         self.spent = ""
         """Why its budget keeps something from starting."""
-        self._world = world
+        self._round = round_state
         self._at = dict.fromkeys(index.queues, 0)
         self._tries = dict.fromkeys(index.queues, 0)
-        self._shut: set[Demand] = set()
-        self.best: tuple[Ticket, Demand] | None = None
+        self._blocked: set[AttemptDemand] = set()
+        self.best: tuple[Ticket, AttemptDemand] | None = None
         self._ahead: dict[int, str] | None = None
         """Jobs that others of their sort wait for; ``None`` = none waits."""
-        if world.stepping is not None:
+        if round_state.stepping is not None:
             self._ahead = index.preflight.watch(
-                index.holdings.live, index.places, stepping=world.stepping, now=world.now
+                index.holdings.live, index.places, stepping=round_state.stepping, now=round_state.now
             )
 
     def rank(self) -> Rank | None:
@@ -88,10 +94,10 @@ class Turn:
         self.best = self._find()
         if self.best is None:
             return None
-        key = self.standing.key(self.best[1].total)
+        key = self.fair_share.key(self.best[1].total)
         return -self.priority, key, self.index.snapshot.accepted_at_s, self.sweep
 
-    def drop_best(self) -> tuple[int, Demand]:
+    def drop_best(self) -> tuple[int, AttemptDemand]:
         """Take the best job out of this round; its place in the plan."""
         if self.best is None:
             message = "rank() found no job; there is none to take"
@@ -100,45 +106,45 @@ class Turn:
         self._at[demand] += 1
         return place, demand
 
-    def shut(self, place: int, demand: Demand, why: str) -> None:
+    def block(self, place: int, demand: AttemptDemand, why: str) -> None:
         """Nothing more of this shape for this sweep in this round: what keeps this job keeps those behind it."""
-        self._shut.add(demand)
+        self._blocked.add(demand)
         self.wait(place, why)
         name = self.index.jobs[place].name
-        told = name if name in self.waits else self._told.get(why, "")
-        if told:  # of more shapes than are told, the first one that waits for the same speaks for all
-            self._told.setdefault(why, told)
-            num_behind = len(self.index.queues[demand]) - self._at[demand] + (told != name)
-            self.behind[told] = self.behind.get(told, 0) + num_behind
+        speaker = name if name in self.waits else self._first_by_reason.get(why, "")
+        if speaker:  # of more shapes than have a line, the first one that waits for the same speaks for all
+            self._first_by_reason.setdefault(why, speaker)
+            num_behind = len(self.index.queues[demand]) - self._at[demand] + (speaker != name)
+            self.behind[speaker] = self.behind.get(speaker, 0) + num_behind
 
     def wait(self, place: int, why: str) -> None:
         """Tell why a job waits; the first ones of a round are enough."""
         if len(self.waits) < MAX_WAITS:
             self.waits.setdefault(self.index.jobs[place].name, why)
 
-    def started(self, place: int, demand: Demand, gpu_hours: float) -> None:
+    def started(self, place: int, demand: AttemptDemand, gpu_hours: float) -> None:
         """An attempt was started: count it."""
-        sort = self.index.preflight.sort_of(place)
-        if self._ahead is not None and sort is not None:
-            self._ahead[sort] = self.index.jobs[place].name
+        group = self.index.preflight.group_of(place)
+        if self._ahead is not None and group is not None:
+            self._ahead[group] = self.index.jobs[place].name
         self.num_live += 1
         self.num_gpus += demand.gpus
-        self.standing.add(demand.total)
+        self.fair_share.add(demand.total)
         self.budget.add(gpu_hours)
 
-    def _find(self) -> tuple[Ticket, Demand] | None:
-        best: tuple[Ticket, Demand] | None = None
+    def _find(self) -> tuple[Ticket, AttemptDemand] | None:
+        best: tuple[Ticket, AttemptDemand] | None = None
         for demand, queue in self.index.queues.items():
-            if demand in self._shut:
+            if demand in self._blocked:
                 continue
             ticket = self._next(demand, queue)
             if ticket is not None and (best is None or ticket < best[0]):
                 best = ticket, demand
         return best
 
-    def _next(self, demand: Demand, queue: list[Ticket]) -> Ticket | None:
+    def _next(self, demand: AttemptDemand, queue: list[Ticket]) -> Ticket | None:
         """The first job of a queue that may start, and is short enough where only short ones still find room."""
-        index, limit_s = self.index, self._world.closed.limits_s.get(demand)
+        index, limit_s = self.index, self._round.closed.limits_s.get(demand)
         if limit_s is not None and limit_s <= 0.0:
             return None
         at = self._at[demand]
@@ -156,12 +162,20 @@ class Turn:
         return None
 
     def _may_start(self, place: int) -> bool:
-        index, world, key = self.index, self._world, self.index.jobs[place].key
-        if index.not_before_s.get(place, 0.0) > world.now:
+        index, round_state, key = self.index, self._round, self.index.jobs[place].key
+        if index.not_before_s.get(place, 0.0) > round_state.now:
             return False
-        if self._ahead and (sort := index.preflight.sort_of(place)) is not None and sort in self._ahead:
+        if self._ahead and (group := index.preflight.group_of(place)) is not None and group in self._ahead:
             self.wait(
-                place, f"preflight: {self._ahead[sort]}, which is of its sort, has not made {NUM_STEPS} steps yet"
+                place, f"preflight: {self._ahead[group]}, which is of its sort, has not made {NUM_STEPS} steps yet"
             )
             return False
-        return key not in world.live_keys and key not in world.committed
+        return key not in round_state.live_keys and key not in round_state.committed
+
+
+def aging(index: SweepIndex, place: int, now: float) -> int:
+    """How much waiting adds to a sweep's priority, for the job that it would start next. 0 while anything runs."""
+    if index.holdings.live:
+        return 0
+    waited_s = now - max(index.last_launch_s, index.last_end_s, index.ready_since_s(place))
+    return min(MAX_AGING, max(0, int(waited_s / AGING_S * _CLASS)))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from orchestrator.core.errors import FailureKind
 from orchestrator.core.job_kinds import KINDS
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state.job_view import Attempt, JobView
+from orchestrator.state.failure_policy import POLICY
+from orchestrator.state.snapshot import Attempt, JobView
 
 RESTART_S = 60.0
 """What it costs to stop an attempt and to start its next one: saving, loading, warming up."""
 
-_STOPPED = frozenset({FailureKind.PREEMPTED, FailureKind.NO_ROOM})
 _PRIOR_JOBS = 2.0
 _STEP = math.log(1.1)
 _MAX_STEPS = 100
@@ -27,7 +26,7 @@ def estimate_s(job: Job, durations: Mapping[str, float]) -> float:
     return max(0.001, durations.get(job.name, KINDS[job.kind].default_s))
 
 
-class Measured:
+class MeasuredDurations:
     """Sums over finished jobs of one class. In whole milliseconds: they come out the same in any order."""
 
     __slots__ = ("actual_ms", "estimated_ms", "num_jobs")
@@ -62,7 +61,7 @@ def correction(steps: int) -> float:
 
 def left_s(job: Job, view: JobView, full_s: float) -> float:
     """Seconds that the next attempt needs at full size: one that was stopped goes on from its checkpoint."""
-    stopped = view.last_failure is not None and view.last_failure.kind in _STOPPED
+    stopped = view.last_failure is not None and POLICY[view.last_failure.kind].was_stopped
     if not KINDS[job.kind].saves or not stopped:
         return full_s
     return max(_LEAST_LEFT * full_s, full_s - view.ran_s)
