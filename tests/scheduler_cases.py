@@ -14,7 +14,7 @@ from orchestrator.state.events import Event
 from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 
 HOUR_S = 3600.0
 

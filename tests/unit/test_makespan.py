@@ -16,7 +16,7 @@ from orchestrator.planning.estimate.estimates import Estimates, JobEstimate
 from orchestrator.planning.estimate.eta import time_left
 from orchestrator.planning.estimate.makespan import Fleet, list_schedule
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from tests.planning_cases import job_of, made_plan
 
 

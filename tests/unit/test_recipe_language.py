@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import SpecError
-from orchestrator.sweepfile.complaints import Complaints
-from orchestrator.sweepfile.model import Dataset, LabelSpace
+from orchestrator.sweepfile.load import InstalledPlugins
 from orchestrator.sweepfile.parse.tree import parse_tree
-from orchestrator.sweepfile.plugins import InstalledPlugins
-from orchestrator.sweepfile.recipe_rules import ignored_fields
-from orchestrator.sweepfile.resolve_recipe import RecipeResolver, check_labels_of, check_recipe_on, num_steps
-from orchestrator.sweepfile.schema_recipe import ALWAYS_RESOLVED, RecipeSpec
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe import ALWAYS_RESOLVED, RecipeSpec, ignored_fields
+from orchestrator.sweepfile.recipe_book import RecipeResolver, check_labels_of, check_recipe_on, num_steps
+from orchestrator.sweepfile.values import Dataset, LabelSpace
 from workloads.data.order import total_steps
 from workloads.train.recipe import Recipe
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import UserError
-from orchestrator.sweepfile.schema_recipe import RecipeSpec
+from orchestrator.sweepfile.recipe import RecipeSpec
 from tests.tiny_training import RECIPE
 from workloads.train.choices import OptimizerName
 from workloads.train.recipe import Recipe

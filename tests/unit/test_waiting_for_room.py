@@ -36,7 +36,7 @@ from orchestrator.state.reliability import observed_mtbf_s
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.client import load_snapshot, submit
 from orchestrator.sweeps.terms import Terms
 from orchestrator.testing.memory_store import MemoryStore

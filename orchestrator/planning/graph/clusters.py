@@ -9,8 +9,8 @@ from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.draft import Draft, model_parameters, pretrain_job
 from orchestrator.planning.graph.features import PRETRAINED_LOOK
 from orchestrator.planning.graph.readable import readable_rule
-from orchestrator.sweepfile.model import Clustering, Embedding, LabelSpace, Sweep
 from orchestrator.sweepfile.timm_table import shipped_models
+from orchestrator.sweepfile.values import Clustering, Embedding, LabelSpace, ResolvedSweep
 
 SPLITS = ("train", "val")
 _LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.labels.cluster_space, which a test compares
@@ -19,7 +19,7 @@ _WORTH_SAYING = 1e13
 _TERA = 1e12
 
 
-def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: Sweep) -> Draft:
+def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: ResolvedSweep) -> Draft:
     """The features of a split; a backbone of the sweep must be planned already."""
     inputs = {"index": f"index/{space.dataset}"}
     parameters: dict[str, Any] = {"split": split, **_look(embedding, sweep)}
@@ -54,7 +54,7 @@ def cluster_job(space: LabelSpace, clustering: Clustering, features: Mapping[str
     )
 
 
-def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Sweep) -> float:
+def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: ResolvedSweep) -> float:
     """Floating-point operations of a k-means at most; 0 if the number of features is not known.
 
     Per iteration, and once more at the end, 2 N k D, whether the N samples are clustered together or class by class.
@@ -67,7 +67,7 @@ def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Sweep) -
     return 2.0 * sweep.datasets[space.dataset].num_train * num_clusters * dim * passes
 
 
-def long_clusterings(sweep: Sweep) -> list[str]:
+def long_clusterings(sweep: ResolvedSweep) -> list[str]:
     """One line for each k-means that takes more than minutes on a few cores."""
     lines = []
     for space in sweep.labels.values():
@@ -79,7 +79,7 @@ def long_clusterings(sweep: Sweep) -> list[str]:
     return lines
 
 
-def _look(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:
+def _look(embedding: Embedding, sweep: ResolvedSweep) -> dict[str, Any]:
     if embedding.backbone is None:
         return {**embedding.look, "decoder": embedding.look["decoder"] or "pillow"}
     recipe = sweep.pretrain(embedding.pretrain).recipe

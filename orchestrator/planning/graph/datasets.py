@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.draft import Draft
-from orchestrator.sweepfile.model import Dataset
+from orchestrator.sweepfile.values import Dataset
 
 
 def listing_job(dataset: Dataset) -> Draft:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core.contract import JobKind
-from orchestrator.sweepfile.model import LabelSpace, Model, Pretrain
+from orchestrator.sweepfile.values import LabelSpace, Model, Pretrain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.draft import Draft, model_parameters
-from orchestrator.sweepfile.model import Pretrain
+from orchestrator.sweepfile.values import Pretrain
 
 CENTER = "center"
 # The recipe language's defaults: features are those of images as the backbone saw them in pretraining.

@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from orchestrator.core.contract import Execution, JobKind, Resources
 from orchestrator.planning.graph.published import Published
-from orchestrator.sweepfile.notify import Channel
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Channel, Policy
 
 PLAN_VERSION = 1
 

@@ -11,7 +11,7 @@ from orchestrator.planning.graph.features import Features
 from orchestrator.planning.graph.identity import CODE_VERSIONS
 from orchestrator.planning.graph.readable import readable_rule
 from orchestrator.planning.graph.sources import backbone_job
-from orchestrator.sweepfile.model import LabelSpace, Pretrain, Search, Sweep, Transfer
+from orchestrator.sweepfile.values import LabelSpace, Pretrain, ResolvedSweep, Search, Transfer
 
 LABEL_SPACE = "label_space"
 METRICS = {"train": "select_error", "val": "val_error"}
@@ -50,7 +50,13 @@ def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str
 
 
 def backbone_search(
-    sweep: Sweep, transfer: Transfer, search: Search, *, pretrain: Pretrain, spaces: Sequence[LabelSpace], seed: int
+    sweep: ResolvedSweep,
+    transfer: Transfer,
+    search: Search,
+    *,
+    pretrain: Pretrain,
+    spaces: Sequence[LabelSpace],
+    seed: int,
 ) -> Draft:
     """The search for a backbone: among label spaces, or among recipes for a single one."""
     target = sweep.labels[transfer.target]
@@ -100,7 +106,7 @@ def best_facets(pretrain: Pretrain, spaces: Sequence[LabelSpace], seed: int) -> 
     return {**{name: value for name, value in facets.items() if name != "granularity"}, **chosen}
 
 
-def searched_spaces(sweep: Sweep, transfer: Transfer, pretrain: Pretrain) -> Iterator[list[LabelSpace]]:
+def searched_spaces(sweep: ResolvedSweep, transfer: Transfer, pretrain: Pretrain) -> Iterator[list[LabelSpace]]:
     """The label spaces of each search for backbones of a block."""
     spaces = [sweep.labels[name] for name in pretrain.labels if transfer.measures(name)]
     if transfer.search is not None and transfer.search.over == "labels":
@@ -118,7 +124,7 @@ def _asked(search: Search, metric: str) -> dict[str, Any]:
     return {"over": search.over, "algorithm": search.algorithm, "seed": search.seed, "metric": metric}
 
 
-def _probe(sweep: Sweep, transfer: Transfer, search: Search, pretrain: Pretrain) -> dict[str, Any]:
+def _probe(sweep: ResolvedSweep, transfer: Transfer, search: Search, pretrain: Pretrain) -> dict[str, Any]:
     """Parameters of the cached probe that judges; images look to it as they do to the pretraining."""
     dataset = sweep.labels[transfer.target].dataset
     features = Features(pretrain=pretrain, backbone="", checkpoint={}, dataset=dataset, recipe=search.probe)

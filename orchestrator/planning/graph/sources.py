@@ -15,7 +15,7 @@ from orchestrator.planning.graph.draft import (
     subset_parameters,
 )
 from orchestrator.planning.graph.readable import readable_rule
-from orchestrator.sweepfile.model import Checkpoints, Dataset, LabelSpace, Pretrain, Sweep
+from orchestrator.sweepfile.values import Checkpoints, Dataset, LabelSpace, Pretrain, ResolvedSweep
 
 
 def dataset_job(kind: JobKind, dataset: Dataset, parameters: Mapping[str, Any], inputs: Mapping[str, str]) -> Draft:
@@ -30,7 +30,7 @@ def dataset_job(kind: JobKind, dataset: Dataset, parameters: Mapping[str, Any], 
     )
 
 
-def missing_datasets(sweep: Sweep) -> list[str]:
+def missing_datasets(sweep: ResolvedSweep) -> list[str]:
     """One line for each data set that is planned from its declaration, because it cannot be read."""
     return [
         f"{dataset.missing}; planned from what the file declares: it cannot be submitted, and its keys are not final"

@@ -12,8 +12,8 @@ from orchestrator.planning.graph.draft import Draft, model_parameters, pretrain_
 from orchestrator.planning.graph.features import Features, is_cached
 from orchestrator.planning.graph.readable import readable_rule
 from orchestrator.planning.graph.searches import backbone_search, best_facets, recipe_search, searched_spaces
-from orchestrator.sweepfile.model import Cell, LabelSpace, Pretrain, Sweep, Transfer
-from orchestrator.sweepfile.schema_probe import LOOK_FIELDS
+from orchestrator.sweepfile.recipe import LOOK_FIELDS
+from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, ResolvedSweep, Transfer
 
 RETRAIN = "retrain"
 
@@ -59,7 +59,7 @@ class _Backbone:
         return {} if is_final or self.epoch is None else {"checkpoint": self.epoch}
 
 
-def transfer_jobs(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
+def transfer_jobs(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[Draft]:
     """The jobs of a transfer, and before them the features that they read.
 
     The pretrainings and label spaces that they need must be planned already.
@@ -82,7 +82,7 @@ def transfer_jobs(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
             yield job if search is None else replace(job, inputs={**job.inputs, "search": search.name})
 
 
-def _backbone_searches(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
+def _backbone_searches(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[Draft]:
     search = transfer.search
     if search is None or not transfer.searches_backbones:
         return
@@ -92,7 +92,7 @@ def _backbone_searches(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
 
 
 def _recipe_search(
-    sweep: Sweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None
+    sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None
 ) -> Draft | None:
     """The search of a transfer's recipe, on the block's first backbone and the first transfer seed."""
     if transfer.search is None or transfer.searches_backbones:
@@ -110,7 +110,7 @@ def _recipe_search(
     return recipe_search(transfer, transfer.search, measured, "/".join(part for part in parts if part))
 
 
-def _backbones(sweep: Sweep, transfer: Transfer) -> Iterator[_Backbone]:
+def _backbones(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[_Backbone]:
     for block in transfer.pretrains:
         pretrain = sweep.pretrain(block)
         retrained = (transfer.target,) if RETRAIN in transfer.baselines else ()
@@ -127,7 +127,7 @@ def _backbones(sweep: Sweep, transfer: Transfer) -> Iterator[_Backbone]:
                 yield _Backbone(pretrain=pretrain, space=sweep.labels[space], seed=seed, epoch=epoch)
 
 
-def _features(sweep: Sweep, transfer: Transfer, backbone: _Backbone, cell: Cell) -> Features | None:
+def _features(sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, cell: Cell) -> Features | None:
     """What a cell reads; None if it reads images."""
     if not is_cached(transfer.protocol, cell.recipe):
         return None
@@ -142,7 +142,7 @@ def _features(sweep: Sweep, transfer: Transfer, backbone: _Backbone, cell: Cell)
 
 
 def _job(
-    sweep: Sweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None, seed: int
+    sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None, seed: int
 ) -> Draft:
     target, pretrain, recipe = sweep.labels[transfer.target], backbone.pretrain, cell.recipe
     inputs = {"index": f"index/{target.dataset}", "labels": f"labels/{target.name}"}

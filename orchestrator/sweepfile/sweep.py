@@ -1,54 +1,83 @@
-"""From the validated schema to the resolved sweep: label spaces, globs, recipes and references. Pure."""
+"""A whole sweep.yaml: what it may say, and the resolved sweep. Pure.
+
+Strict pydantic at the edge; nothing behind the language sees it. Every field has a description with its unit and range,
+because the schema is also the reference of the language. Invariants:
+
+- A sweep that validates resolves without any I/O: what lies outside of the file comes in as values.
+- All problems are collected, each with its place, so that one run shows all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import StorageError, UserError
 from orchestrator.storage.open import check_store_uri
-from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
-from orchestrator.sweepfile.complaints import Complaints
-from orchestrator.sweepfile.model import Dataset, LabelSpace, Pretrain, Sweep, Transfer
-from orchestrator.sweepfile.notify import Channel
+from orchestrator.sweepfile.clusters import check_embeddings
+from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture, thinned
+from orchestrator.sweepfile.fields import Name, Strict
+from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_label_spaces
+from orchestrator.sweepfile.model import check_model, check_recipe_of_model, check_resize
+from orchestrator.sweepfile.notify import NotifySpec, check_channel_of_sweep, resolve_notify
 from orchestrator.sweepfile.parse.tree import Tree
-from orchestrator.sweepfile.recipe_book import Recipes
-from orchestrator.sweepfile.resolve_clusters import check_embeddings
-from orchestrator.sweepfile.resolve_datasets import resolve_dataset
-from orchestrator.sweepfile.resolve_labels import LabelSources, resolve_label_spaces, thinned
-from orchestrator.sweepfile.resolve_mixture import resolve_mixture
-from orchestrator.sweepfile.resolve_model import check_model, check_recipe_of_model, check_resize
-from orchestrator.sweepfile.resolve_notify import resolve_notify
-from orchestrator.sweepfile.resolve_policy import resolve_policy, resolve_resources
-from orchestrator.sweepfile.resolve_pretrain import blocks_of, check_origins, path_of, resolve_pretrain
-from orchestrator.sweepfile.resolve_recipe import (
+from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
+from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe_book import (
     Objectives,
     RecipeBook,
     RecipeResolver,
+    Recipes,
     check_labels_of,
     check_recipe_on,
 )
-from orchestrator.sweepfile.resolve_search import check_searches
-from orchestrator.sweepfile.resolve_transfer import Use, check_targets, resolve_transfer, uses_of, with_baselines
-from orchestrator.sweepfile.schema import SweepSpec
-from orchestrator.sweepfile.schema_datasets import MixtureSpec
+from orchestrator.sweepfile.report import ReportSpec, TrackingSpec
+from orchestrator.sweepfile.resources import RESOURCE_GROUPS, ComputeSpec, ResourceGroups, resolve_resources
+from orchestrator.sweepfile.search import check_searches
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import Surveys
 from orchestrator.sweepfile.timm_table import shipped_models
+from orchestrator.sweepfile.transfer import (
+    RecipeUse,
+    TransferSpec,
+    check_targets,
+    resolve_transfer,
+    uses_of,
+    with_baselines,
+)
+from orchestrator.sweepfile.values import Channel, Dataset, LabelSpace, Pretrain, ResolvedSweep, Transfer
 
-_GROUPS = {
-    JobKind.DATASET: "data",
-    JobKind.INDEX: "data",
-    JobKind.EMBED: "embed",
-    JobKind.CLUSTER: "cluster",
-    JobKind.LABELS: "data",
-    JobKind.PRETRAIN: "pretrain",
-    JobKind.FINETUNE: "transfer",
-    JobKind.PROBE: "transfer",
-    JobKind.KNN: "transfer",
-    JobKind.SEARCH: "transfer",
-}
+
+class SweepSpec(Strict):
+    """A whole sweep.yaml."""
+
+    version: Literal[1] = Field(description="Version of the language.")
+    name: Name = Field(description="Name of the sweep, which is its id: a changed file of the same name revises it.")
+    datasets: Annotated[dict[Name, DatasetSpec], Field(min_length=1)] = Field(description="Data sets by name.")
+    labels: Annotated[dict[Name, LabelEntry], Field(min_length=1)] = Field(
+        description="Label spaces by name; an entry with several levels or numbers makes one each (NAME/LEVEL)."
+    )
+    recipes: dict[Name, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Training hyper-parameters by name, for recipe and base; they win over shipped ones of that name.",
+    )
+    pretrain: PretrainBlocks = Field(description="The backbones: one block, or a mapping of names to blocks.")
+    transfer: list[TransferSpec] = Field(
+        default_factory=list, description="How every backbone is measured; none: they are only pretrained."
+    )
+    report: ReportSpec = Field(ReportSpec(), description="What is compared, and with what.")
+    resources: ResourceGroups = Field(ResourceGroups(), description="What attempts occupy. Changes no key.")
+    compute: ComputeSpec = Field(ComputeSpec(), description="How training computes. Changes no key.")
+    store: str = Field("", description="URI of the object store; default: the project's own directory.")
+    tracking: TrackingSpec = Field(TrackingSpec(), description="Where MLflow is. Changes no key.")
+    policy: PolicySpec = Field(PolicySpec(), description="Budgets, ranks and failures. Changes no key.")
+    notify: list[NotifySpec] = Field(
+        default_factory=list, description="Who is told when it ends, stalls or spends its budget. Changes no key."
+    )
 
 
 def resolve_sweep(
@@ -59,7 +88,7 @@ def resolve_sweep(
     *,
     objectives: Objectives | None = None,
     labels: LabelSources | None = None,
-) -> Sweep:
+) -> ResolvedSweep:
     """Resolve a schema-valid sweep.
 
     Args:
@@ -96,7 +125,7 @@ class _Resolver:
         self._surveys = surveys
         self._complaints = complaints
 
-    def resolve(self) -> Sweep:
+    def resolve(self) -> ResolvedSweep:
         spec = self._spec
         datasets = {
             name: resolve_dataset(name, entry, self._complaints, self._surveys.get(name))
@@ -129,7 +158,7 @@ class _Resolver:
         notify = resolve_notify(spec.notify)
         self._check_channels(notify)
         self._complaints.raise_any()
-        return Sweep(
+        return ResolvedSweep(
             name=spec.name,
             datasets=datasets,
             labels=labels,
@@ -137,8 +166,10 @@ class _Resolver:
             transfer=transfer,
             baseline=baseline,
             metric=spec.report.metric,
-            resources={kind: resolve_resources(getattr(spec.resources, group)) for kind, group in _GROUPS.items()},
-            num_workers={kind: getattr(spec.resources, group).num_workers for kind, group in _GROUPS.items()},
+            resources={
+                kind: resolve_resources(getattr(spec.resources, group)) for kind, group in RESOURCE_GROUPS.items()
+            },
+            num_workers={kind: getattr(spec.resources, group).num_workers for kind, group in RESOURCE_GROUPS.items()},
             compute=spec.compute.model_dump(),
             store=spec.store,
             tracking_uri=spec.tracking.uri,
@@ -200,7 +231,9 @@ class _Resolver:
         datasets: Mapping[str, Dataset],
     ) -> None:
         uses = [
-            Use(path=path_of(block), recipe=block.recipe, subset=block.subset, labels=(*block.labels, *block.baselines))
+            RecipeUse(
+                path=path_of(block), recipe=block.recipe, subset=block.subset, labels=(*block.labels, *block.baselines)
+            )
             for block in pretrains
         ]
         uses += [use for position, item in enumerate(transfer) for use in uses_of(position, item)]

@@ -1,4 +1,4 @@
-"""What ``report:`` and ``tracking:`` may say."""
+"""`report:` and `tracking:`: what they may say. Pure."""
 
 from __future__ import annotations
 
