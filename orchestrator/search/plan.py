@@ -16,8 +16,7 @@ from orchestrator.planning.graph.identity import make_identity
 from orchestrator.search.asha import Rule
 from orchestrator.search.samplers import InOrder, OptunaSampler, RandomSampler, Sampler
 from orchestrator.search.space import Space
-from orchestrator.sweepfile.recipe import TRAINING, RecipeSpec, ignored_fields, schema_of
-from orchestrator.sweepfile.recipe_book import over_base
+from orchestrator.sweepfile.recipe import TRAINING, RecipeSpec, ignored_fields, over_base, schema_of
 
 LABEL_SPACE = "label_space"
 """The one dimension of a search over label spaces."""

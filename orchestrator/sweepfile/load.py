@@ -18,7 +18,7 @@ from orchestrator.sweepfile.parse.canonical import canonical_text
 from orchestrator.sweepfile.parse.document import Changes, read_document
 from orchestrator.sweepfile.parse.tree import MAX_BYTES, parse_tree, too_large
 from orchestrator.sweepfile.problems import validate
-from orchestrator.sweepfile.recipe_book import Recipe, RecipeBook
+from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.survey import count_classes, read_table, survey_datasets
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep

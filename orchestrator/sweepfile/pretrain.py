@@ -16,7 +16,7 @@ from orchestrator.sweepfile.fields import Name, Seed, Strict
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.recipe_book import RecipeResolver
+from orchestrator.sweepfile.recipe import RecipeResolver
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.timm_table import shipped_models
 from orchestrator.sweepfile.values import InitialBackbone, LabelSpace, Model, Pretrain

@@ -1,21 +1,46 @@
-"""Recipes as a sweep.yaml states them: hyper-parameters, and which of them mean nothing beside others. Pure."""
+"""Recipes: what one may say, by name or over a base, and what it resolves to for a protocol. Pure.
+
+The fields of a training and what they must be beside each other come from ``orchestrator.core.recipe``, which defines
+them once for both planes; here are the forms in which a sweep.yaml writes them, and the recipes of probes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.errors import SpecError
+from orchestrator.core.recipe import (
+    EXCLUSIVE,
+    LOSSES,
+    PARAMETERS,
+    REGISTRIES,
+    RELATIONS,
+    SOFTMAX,
+    Form,
+    Parameter,
+    Reader,
+)
 from orchestrator.sweepfile.fields import Count, Strict
+from orchestrator.sweepfile.parse.tree import MovedTree, Path, Tree
+from orchestrator.sweepfile.problems import Complaints, validate
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.values import Dataset, LabelSpace
 
-Positive = Annotated[float, Field(gt=0)]
-Triple = Annotated[list[float], Field(min_length=3, max_length=3)]
-Scales = Annotated[list[Positive], Field(min_length=3, max_length=3)]
-Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
+Recipe = Mapping[str, Any]
+RecipeBook = Mapping[str, Recipe]
+GivenRecipe = str | Recipe
+Objectives = Mapping[str, str]
+"""Installed objectives: name -> ``<distribution>==<version>:<name>``."""
+
+# ------------------------------------------------------------------------------------------------- fields of a training
 
 
 def _ascending(values: list[float]) -> list[float]:
@@ -47,206 +72,84 @@ def _reaction(value: object) -> object:
     raise PydanticCustomError("on_numerics", "write stop or {rewind: n}, n >= 1 updates")
 
 
-Pair = Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_ascending)]
-Shares = Annotated[
-    list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2), AfterValidator(_ascending)
-]
-Frozen = Annotated[Any, AfterValidator(_frozen)]
-Reaction = Annotated[Any, AfterValidator(_reaction)]
-
-# These stand in every identity, as they did in the first release. A field that came later is left out at its default,
-# so that a release with more fields retrains nothing; such a default never changes without a bump of code_version.
-ALWAYS_RESOLVED = frozenset(
-    {"epochs", "batch_size", "lr", "optimizer", "momentum", "nesterov", "betas", "weight_decay", "grad_clip"}
-    | {"schedule", "warmup_epochs", "label_smoothing", "augment", "norm_group", "precision", "shuffle_block_shards"}
-    | {"mean", "std", "eval_every_epochs"}
-)
+def _annotation(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
+    """How pydantic reads a hyper-parameter."""
+    kind = _type_of(parameter)
+    return kind | None if parameter.null else kind
 
 
-class RecipeSpec(Strict):
+def _type_of(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
+    if parameter.form in _PLAIN:
+        return _PLAIN[parameter.form]
+    if parameter.form is Form.CHOICE:
+        return Literal[parameter.options]
+    bounds = parameter.bounds
+    if parameter.form is Form.WHOLE and bounds.at_least == 1:
+        return Count
+    limits = {"gt": bounds.above, "ge": bounds.at_least, "lt": bounds.below, "le": bounds.at_most}
+    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    number: Any = int if parameter.form is Form.WHOLE else float
+    number = Annotated[number, Field(**given)] if given else number
+    if parameter.form is not Form.NUMBERS:
+        return number
+    values: Any = list[number]
+    if parameter.length is not None:
+        values = Annotated[values, Field(min_length=parameter.length, max_length=parameter.length)]
+    return Annotated[values, AfterValidator(_ascending)] if parameter.is_ascending else values
+
+
+_PLAIN: Final[Mapping[Form, Any]] = {
+    Form.FLAG: bool,
+    Form.TEXT: Annotated[str, Field(min_length=1)],
+    Form.FREEZE: Annotated[Any, AfterValidator(_frozen)],
+    Form.REACTION: Annotated[Any, AfterValidator(_reaction)],
+}
+
+
+def _field(parameter: Parameter) -> tuple[Any, Any]:
+    default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+    given: dict[str, Any] = {} if default is MISSING else {"default": default}
+    return _annotation(parameter), Field(description=parameter.meaning, **given)
+
+
+if TYPE_CHECKING:
+
+    class _TrainingFields(Strict):
+        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - fields that a type checker cannot see
+
+else:
+    _TrainingFields = create_model(
+        "_TrainingFields",
+        __base__=Strict,
+        __doc__="The hyper-parameters of ``orchestrator.core.recipe``.",
+        **{name: _field(parameter) for name, parameter in PARAMETERS.items()},
+    )
+
+
+class RecipeSpec(_TrainingFields):
     """Training hyper-parameters. ``base`` names a shipped recipe whose fields this one overrides."""
 
-    epochs: float = Field(gt=0, description="Passes over the training split; steps = round(epochs * N / batch_size).")
-    batch_size: Count = Field(description="Global batch, samples.")
-    lr: float = Field(gt=0, description="Peak learning rate.")
-    optimizer: Literal["sgd", "adam", "adamw", "lamb", "lars"] = Field("sgd", description="Optimiser.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum (sgd, lars).")
-    nesterov: bool = Field(default=False, description="Nesterov momentum (sgd, lars); needs momentum > 0.")
-    betas: Betas = Field([0.9, 0.999], description="Decay of both moments, in [0, 1) (adam, adamw, lamb).")
-    eps: Positive | None = Field(
-        None, description="Added to denominators (all but sgd); default 1e-8, in lamb 1e-6, as their authors have it."
-    )
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
-    weight_decay_on: Literal["all", "no_bias_norm"] = Field(
-        "all", description="Parameters that decay; no_bias_norm spares vectors and scalars."
-    )
-    schedule: Literal["constant", "linear", "cosine", "step", "exponential"] = Field(
-        "cosine", description="Learning rate after warm-up and constant_epochs."
-    )
-    warmup_epochs: float = Field(0.0, ge=0, description="Linear warm-up from 0, epochs; at most epochs.")
-    warmup_steps: int = Field(0, ge=0, description="Linear warm-up from 0, steps; instead of warmup_epochs.")
-    constant_epochs: float = Field(
-        0.0, ge=0, description="Epochs at lr before the decay (linear, cosine, exponential)."
-    )
-    lr_final: float = Field(0.0, ge=0, description="Learning rate at the end (linear, cosine); at most lr.")
-    lr_every: Literal["step", "half_epoch", "epoch"] = Field(
-        "step", description="How often a linear, cosine or exponential decay takes a new value."
-    )
-    decay_rate: float = Field(0.1, gt=0, le=1, description="Factor of a milestone (step) or period (exponential).")
-    decay_every_epochs: Positive = Field(1.0, description="Period of the exponential decay, epochs.")
-    milestones: Annotated[list[Positive], AfterValidator(_ascending)] = Field(
-        [], description="Epochs at which the learning rate is multiplied by decay_rate (step)."
-    )
-    loss: Annotated[str, Field(min_length=1)] = Field(
-        "softmax", description="softmax, sigmoid (several classes per sample), or the name of an installed objective."
-    )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Mass spread over all classes.")
-    head_bias: float | None = Field(None, description="Initial bias of every output; default: PyTorch's random one.")
-    head_init: Literal["default", "zeros"] = Field("default", description="Initial weights of the head.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout: in transformers within the blocks, else at the head.")
-    drop_path: float = Field(0.0, ge=0, lt=1, description="Largest stochastic depth rate.")
-    mixup: float = Field(0.0, ge=0, description="Alpha of mixup's Beta distribution; 0 = none.")
-    cutmix: float = Field(0.0, ge=0, description="Alpha of CutMix's Beta distribution; 0 = none.")
-    mix_prob: float = Field(1.0, gt=0, le=1, description="Share of pairs of images that are mixed at all.")
-    cutmix_share: float = Field(0.5, gt=0, lt=1, description="Share of mixed pairs that are cut when both are on.")
-    grad_clip: float = Field(0.0, ge=0, description="Largest gradient norm; 0 = no clipping.")
-    average: Literal["none", "ema", "polyak"] = Field("none", description="Average of the weights that is the result.")
-    average_decay: float = Field(0.9999, ge=0, lt=1, description="What the average keeps at each step (ema).")
-    average_start_epoch: float = Field(0.0, ge=0, description="Epoch at which averaging begins; before epochs.")
-    freeze: Frozen = Field("none", description="none, backbone, or patterns of names of parameters that do not learn.")
-    on_numerics: Reaction = Field(
-        "stop", description="After a NaN, infinity or spike: stop, or {rewind: n} updates and leave those batches out."
-    )
-    grad_spike: float = Field(
-        0.0, ge=0, description="Gradient norm above so many (> 1) times its running mean is a failure; 0 = never."
-    )
-    augment: Literal[
-        "none",
-        "flip",
-        "crop_flip",
-        "random_crop",
-        "random_crop_flip",
-        "random_resized_crop",
-        "random_resized_crop_flip",
-    ] = Field("none", description="Training augmentation.")
-    resize: Count | None = Field(
-        None, description="Shorter side before a centre or random crop, pixels; default: the model's image size."
-    )
-    interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="Filter of resizing.")
-    crop_scale: Shares = Field([0.08, 1.0], description="Least and largest share of the area (random_resized_crop).")
-    crop_ratio: Pair = Field([0.75, 4 / 3], description="Least and largest width / height (random_resized_crop).")
-    color_jitter: float = Field(0.0, ge=0, le=1, description="Strength of brightness, contrast and saturation changes.")
-    decoder: Literal["pillow", "turbo", "nvjpeg"] = Field(
-        "pillow",
-        description="Decoder and resizer of images; turbo is faster; its resized pixels differ from pillow's by one "
-        "level (bilinear), or by two and at hard edges more (bicubic).",
-    )
-    norm_group: Count | None = Field(
-        None, description="Samples per BatchNorm statistic, a divisor of batch_size; default min(batch_size, 64)."
-    )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Arithmetic of forward and backward passes; weights are fp32 always."
-    )
-    tf32: bool = Field(default=False, description="Let float32 products run as TF32 on NVIDIA GPUs.")
-    shuffle_block_shards: Count = Field(16, description="Shards whose samples are shuffled together.")
-    shuffle_chunk_samples: Count | None = Field(
-        None, description="Neighbours that stay together when blocks are formed; default: whole shards."
-    )
-    mean: Triple = Field([0.5, 0.5, 0.5], description="Channel means of the input in [0, 1].")
-    std: Scales = Field([0.5, 0.5, 0.5], description="Channel standard deviations of the input, > 0.")
-    eval_every_epochs: Count = Field(1, description="Epochs between validations; the last epoch is always validated.")
-    select_holdout: float = Field(
-        0.0, ge=0, le=0.5, description="Share of the training samples kept out of training, for select_error; 0 = none."
-    )
-
     def resolved(self) -> dict[str, Any]:
-        """The fields of an identity: those of ``ALWAYS_RESOLVED``, and the others where they are not at default."""
+        """The fields of an identity: those that stand there always, and the others where they are not at default."""
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         return {
             name: value
             for name, value in self.model_dump().items()
-            if name in ALWAYS_RESOLVED or value != defaults[name]
+            if (name in PARAMETERS and PARAMETERS[name].always) or value != defaults[name]
         }
 
     # The data plane refuses the same; here it is refused before anything is created.
-    @field_validator("nesterov")
+    @field_validator("*")
     @classmethod
-    def _needs_momentum(cls, nesterov: bool, others: ValidationInfo) -> bool:  # noqa: FBT001 - pydantic's signature
-        if nesterov and others.data.get("momentum") == 0:
-            message = "Nesterov's update needs momentum, which is 0; set momentum > 0 or nesterov: false"
-            raise PydanticCustomError("no_momentum", message)
-        return nesterov
+    def _fits_the_others(cls, value: object, others: ValidationInfo) -> object:
+        values = {**others.data, str(others.field_name): value}
+        for relation in RELATIONS:
+            if relation.refusal and relation.name == others.field_name and relation.is_broken(values):
+                raise PydanticCustomError("relation", "{why}", {"why": relation.refusal.format(**values)})
+        return value
 
-    @field_validator("warmup_epochs")
-    @classmethod
-    def _ends_before_training(cls, warmup_epochs: float, others: ValidationInfo) -> float:
-        epochs = others.data.get("epochs", warmup_epochs)
-        if warmup_epochs > epochs:
-            message = "the warm-up would last longer than the training of {epochs} epochs; use 0 to {epochs}"
-            raise PydanticCustomError("long_warmup", message, {"epochs": f"{epochs:g}"})
-        return warmup_epochs
 
-    @field_validator("warmup_steps")
-    @classmethod
-    def _is_the_only_warmup(cls, warmup_steps: int, others: ValidationInfo) -> int:
-        if warmup_steps and others.data.get("warmup_epochs"):
-            message = "warmup_epochs says {epochs} as well; keep one of the two"
-            raise PydanticCustomError("two_warmups", message, {"epochs": f"{others.data['warmup_epochs']:g}"})
-        return warmup_steps
-
-    @field_validator("constant_epochs")
-    @classmethod
-    def _leaves_time_to_decay(cls, constant_epochs: float, others: ValidationInfo) -> float:
-        warmup, epochs = others.data.get("warmup_epochs", 0), others.data.get("epochs", constant_epochs)
-        if constant_epochs + warmup > epochs:
-            message = "with {warmup} epochs of warm-up it lasts longer than the training of {epochs} epochs; use less"
-            raise PydanticCustomError("long_rest", message, {"warmup": f"{warmup:g}", "epochs": f"{epochs:g}"})
-        return constant_epochs
-
-    @field_validator("lr_final")
-    @classmethod
-    def _is_not_above_the_peak(cls, lr_final: float, others: ValidationInfo) -> float:
-        if lr_final > others.data.get("lr", lr_final):
-            message = "the learning rate would rise, from lr {lr}; use at most {lr}"
-            raise PydanticCustomError("rising_rate", message, {"lr": f"{others.data['lr']:g}"})
-        return lr_final
-
-    @field_validator("mixup", "cutmix")
-    @classmethod
-    def _has_whole_pairs(cls, alpha: float, others: ValidationInfo) -> float:
-        if alpha and others.data.get("batch_size", 2) % 2:
-            message = "images are mixed in pairs, but batch_size {batch_size} is odd; make it even"
-            raise PydanticCustomError("odd_batch", message, {"batch_size": others.data["batch_size"]})
-        return alpha
-
-    @field_validator("average_start_epoch")
-    @classmethod
-    def _leaves_something_to_average(cls, start: float, others: ValidationInfo) -> float:
-        if start and start >= others.data.get("epochs", start + 1):
-            message = "the training of {epochs} epochs is over by then; use less"
-            raise PydanticCustomError("late_average", message, {"epochs": f"{others.data['epochs']:g}"})
-        return start
-
-    @field_validator("grad_spike")
-    @classmethod
-    def _is_a_spike(cls, grad_spike: float) -> float:
-        if 0 < grad_spike <= 1:
-            message = "every gradient norm would be a spike; use more than 1 (say 10), or 0 for none"
-            raise PydanticCustomError("no_spike", message)
-        return grad_spike
-
-    @field_validator("norm_group")
-    @classmethod
-    def _divides_the_batch(cls, norm_group: int | None, others: ValidationInfo) -> int | None:
-        batch_size = others.data.get("batch_size")
-        if norm_group and batch_size and batch_size % norm_group:
-            message = "batch_size {batch_size} is not a whole number of norm groups; use a divisor of {batch_size}"
-            raise PydanticCustomError("uneven_groups", message, {"batch_size": batch_size})
-        if norm_group and norm_group % 2 and (others.data.get("mixup") or others.data.get("cutmix")):
-            message = "images are mixed in pairs, which odd norm groups cut; use an even divisor of {batch_size}"
-            raise PydanticCustomError("odd_groups", message, {"batch_size": batch_size})
-        return norm_group
-
+# ----------------------------------------------------------------------------- recipes of probes and nearest neighbours
 
 TRAINING = "training"
 """Protocol of what is neither a probe nor nearest neighbours: all else that trains."""
@@ -262,6 +165,8 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values
 
 
+Triple = Annotated[list[float], Field(min_length=3, max_length=3)]
+Scales = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=3, max_length=3)]
 Strengths = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), AfterValidator(_distinct)]
 Counts = Annotated[list[Count], Field(min_length=1), AfterValidator(_distinct)]
 Views = Annotated[list[Literal["center", "mirrored"]], Field(min_length=1), AfterValidator(_distinct)]
@@ -358,67 +263,32 @@ def schema_of(recipe: Mapping[str, Any], protocol: str = "") -> type[RecipeSpec 
     return ProbeSpec if is_probe else RecipeSpec
 
 
-_ADAMS = ("adam", "adamw", "lamb")
-_DECAYS = ("linear", "cosine", "exponential")
-_RESIZED_CROPS = ("random_resized_crop", "random_resized_crop_flip")
+# ---------------------------------------------------------------------------------------- fields that nothing reads
 
-EXCLUSIVE = (("warmup_epochs", "warmup_steps"),)
-"""Pairs of which a recipe gives one: the one that overrides a base displaces the other."""
-
-
-# The backbone of a probe is frozen whatever its recipe says, and of what training does only drops out; the head is one
-# linear layer.
-_UNREAD_BY_PROBES = dict.fromkeys(
-    ("freeze", "drop_path", "norm_group"),
-    "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or choose finetune",
-)
-_UNREAD_FROM_CACHE = dict.fromkeys(
-    ("augment", "crop_scale", "crop_ratio", "color_jitter", "mixup", "cutmix", "mix_prob", "cutmix_share", "dropout"),
-    "is ignored by features: cached, which were computed once, of whole images; remove it, or use features: online",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadBy:
-    """Who reads a field: recipes whose field ``of`` is one of ``among``."""
-
-    field: str
-    of: str
-    among: tuple[str, ...]
-
-
-_USES = (
-    _ReadBy("momentum", "optimizer", ("sgd", "lars")),
-    _ReadBy("nesterov", "optimizer", ("sgd", "lars")),
-    _ReadBy("betas", "optimizer", _ADAMS),
-    _ReadBy("eps", "optimizer", (*_ADAMS, "lars")),
-    _ReadBy("constant_epochs", "schedule", _DECAYS),
-    _ReadBy("lr_every", "schedule", _DECAYS),
-    _ReadBy("lr_final", "schedule", ("linear", "cosine")),
-    _ReadBy("decay_rate", "schedule", ("step", "exponential")),
-    _ReadBy("decay_every_epochs", "schedule", ("exponential",)),
-    _ReadBy("milestones", "schedule", ("step",)),
-    _ReadBy("average_decay", "average", ("ema",)),
-    _ReadBy("average_start_epoch", "average", ("ema", "polyak")),
-    _ReadBy("crop_scale", "augment", _RESIZED_CROPS),
-    _ReadBy("crop_ratio", "augment", _RESIZED_CROPS),
-)
-_NEEDS = (
-    _ReadBy("milestones", "schedule", ("step",)),
-    _ReadBy("decay_rate", "schedule", ("exponential",)),
-    _ReadBy("decay_every_epochs", "schedule", ("exponential",)),
-)
+_UNREAD_BY: Final[Mapping[Reader, str]] = {
+    Reader.PROBE: "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or "
+    "choose finetune",
+    Reader.CACHED: "is ignored by features: cached, which were computed once, of whole images; remove it, or use "
+    "features: online",
+}
 
 
 def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:
     """Fields, given or not, that a training by this recipe never reads, and why; ``protocol`` is a transfer's."""
-    found = dict(_UNREAD_BY_PROBES) if protocol == "probe" else {}
-    found |= _UNREAD_FROM_CACHE if getattr(recipe, "features", "") == "cached" else {}
-    found |= {
-        use.field: f"is ignored by {use.of}: {chosen}; remove it, or choose {' or '.join(use.among)}"
-        for use in _USES
-        if (chosen := getattr(recipe, use.of)) not in use.among
+    readers = [Reader.PROBE] if protocol == "probe" else []
+    readers += [Reader.CACHED] if getattr(recipe, "features", "") == "cached" else []
+    found = {
+        name: _UNREAD_BY[reader]
+        for reader in readers
+        for name, parameter in PARAMETERS.items()
+        if reader in parameter.unread_by
     }
+    for choice, options in REGISTRIES.items():
+        chosen = getattr(recipe, choice)
+        for name in dict.fromkeys(name for option in options.values() for name in option.reads):
+            among = [other for other, option in options.items() if name in option.reads]
+            if chosen not in among:
+                found[name] = f"is ignored by {choice}: {chosen}; remove it, or choose {' or '.join(among)}"
     if not recipe.weight_decay:
         found["weight_decay_on"] = "is ignored without weight_decay; remove it, or set weight_decay > 0"
     if not (recipe.mixup or recipe.cutmix):
@@ -431,10 +301,242 @@ def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:
 def missing_fields(recipe: RecipeSpec) -> dict[str, str]:
     """Fields that this recipe needs and does not give, and who needs them."""
     return {
-        use.field: f"'{use.field}' is missing, which {use.of}: {getattr(recipe, use.of)} needs; add it here"
-        for use in _NEEDS
-        if getattr(recipe, use.of) in use.among and use.field not in recipe.model_fields_set
+        name: f"'{name}' is missing, which {choice}: {getattr(recipe, choice)} needs; add it here"
+        for choice, options in REGISTRIES.items()
+        for name in options[getattr(recipe, choice)].needs
+        if name not in recipe.model_fields_set
     }
 
 
-GivenRecipe = str | Mapping[str, Any]
+# ------------------------------------------------------------------------------------------------------ recipes by name
+
+
+def given_fields(given: GivenRecipe) -> dict[str, Any]:
+    """What stands in the file as a mapping: a name alone is a base."""
+    return {"base": given} if isinstance(given, str) else dict(given)
+
+
+def over_base(base: Recipe, given: Recipe) -> dict[str, Any]:
+    """Fields over those of another recipe; of two that exclude each other the given one displaces the other."""
+    inherited = dict(base)
+    for pair in EXCLUSIVE:
+        if not given.keys().isdisjoint(pair):
+            inherited = {name: value for name, value in inherited.items() if name not in pair}
+    return {**inherited, **given}
+
+
+class Recipes(Mapping[str, Recipe]):
+    """All recipes of a sweep by name, without bases; remembers which ones were asked for."""
+
+    def __init__(
+        self, own: Mapping[str, Recipe], shipped: Mapping[str, Recipe], tree: Tree, complaints: Complaints
+    ) -> None:
+        self._own, self._shipped = own, shipped
+        self._tree, self._complaints = tree, complaints
+        self._open: list[str] = []
+        self._flat: dict[str, Recipe] = {}
+        self.broken: set[str] = set()
+        """Recipes of the file about which there are complaints."""
+        self.used: dict[str, Recipe] = {}
+        """What was asked for."""
+        for name in own:
+            self._flat[name] = self._resolve(name)
+
+    def __getitem__(self, name: str) -> Recipe:
+        recipe = self._flat[name] if name in self._flat else self._shipped[name]
+        self.used[name] = recipe
+        return recipe
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._shipped
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._own, *self._shipped)))
+
+    def __len__(self) -> int:
+        return len(self._own.keys() | self._shipped.keys())
+
+    def _resolve(self, name: str) -> Recipe:
+        """A recipe of the file with its base; itself alone if something is wrong with that."""
+        if name in self._flat:
+            return self._flat[name]
+        given = dict(self._own[name])
+        base = given.pop("base", None)
+        problem = self._problem_of_base(name, base)
+        if problem:
+            self._complaints.add(("recipes", name, "base"), problem)
+            self.broken.add(name)
+            return given
+        self._open.append(name)
+        inherited = self._base(name, base) if base is not None else {}
+        self._open.pop()
+        flat = over_base(inherited, given)
+        self._check(name, given, flat, base)
+        self._flat[name] = flat
+        return flat
+
+    def _base(self, name: str, base: str) -> Recipe:
+        return self._resolve(base) if base in self._own and base != name else self._shipped[base]
+
+    def _problem_of_base(self, name: str, base: object) -> str:
+        if base is None or (base == name and name in self._shipped):  # over the shipped recipe of its own name
+            return ""
+        if not isinstance(base, str) or base not in self:
+            return f"{base!r} is not a recipe: {did_you_mean(str(base), self)}"
+        if base == name or base in self._open:
+            chain = " -> ".join(
+                [*self._open[self._open.index(base) :], name, base] if base in self._open else [name, base]
+            )
+            return f"the recipe '{base}' starts from itself ({chain}); break the circle"
+        return ""
+
+    def _check(self, name: str, given: Recipe, flat: Recipe, base: object) -> None:
+        """What it says must be right by itself; what it leaves out, whoever uses it gives."""
+        if base in self.broken:
+            self.broken.add(name)
+            return
+        group = flat.get("norm_group")
+        left_out = {"epochs": 1e6, "lr": 1e6, "batch_size": 2 * group if isinstance(group, int) and group > 0 else 4096}
+        try:
+            schema = schema_of(flat)
+            fields = {field: value for field, value in left_out.items() if field in schema.model_fields}
+            validate(schema, {**fields, **flat}, self._tree, ("recipes", name))
+        except SpecError as error:
+            self._complaints.extend(error)
+            self.broken.add(name)
+
+
+class RecipeResolver:
+    """Resolves the recipes of one sweep; ``complaints`` collects what is wrong with them."""
+
+    def __init__(self, book: RecipeBook, objectives: Objectives, tree: Tree, complaints: Complaints) -> None:
+        self._book = book if isinstance(book, Recipes) else Recipes({}, book, tree, complaints)
+        self._objectives, self._tree, self._complaints = objectives, tree, complaints
+
+    def resolve(self, path: Path, recipe: str | Mapping[str, Any], protocol: str = "") -> Mapping[str, Any]:
+        """All fields of the recipe that stands at ``path``, for a transfer's ``protocol``; nothing if it is wrong."""
+        given = {} if isinstance(recipe, str) else dict(recipe)
+        base = recipe if isinstance(recipe, str) else given.pop("base", None)
+        if base is not None and (not isinstance(base, str) or base not in self._book):
+            where = path if isinstance(recipe, str) else (*path, "base")
+            self._complaints.add(where, f"{base!r} is not a recipe: {did_you_mean(str(base), self._book)}")
+            return {}
+        inherited = self._book[base] if base is not None else {}
+        if base in self._book.broken:  # which is complained of at its own place
+            return {}
+        fields = over_base(inherited, given)
+        try:
+            spec = validate(schema_of(fields, protocol or TRAINING), fields, self._tree, path)
+            if not isinstance(spec, RecipeSpec):
+                return spec.resolved()
+            return self._checked(path, spec, given, ignored_fields(spec, protocol))
+        except SpecError as error:
+            self._complaints.extend(error)
+            return {}
+
+    def of(self, protocol: str) -> ProtocolRecipes:
+        """The same for one protocol alone."""
+        return ProtocolRecipes(self, protocol)
+
+    def known_fields(self, recipe: str | Mapping[str, Any], protocol: str = "") -> tuple[str, ...]:
+        """Names of the fields that such a recipe may have; none if its base is not known."""
+        given = {} if isinstance(recipe, str) else dict(recipe)
+        base = recipe if isinstance(recipe, str) else given.pop("base", None)
+        if base is not None and (not isinstance(base, str) or base not in self._book):
+            return ()
+        fields = over_base(self._book[base] if base is not None else {}, given)
+        return tuple(schema_of(fields, protocol or TRAINING).model_fields)
+
+    def elsewhere(self, moved: Mapping[Path, Path]) -> tuple[RecipeResolver, Complaints]:
+        """A resolver that complains of some places as of others, and what it complains to."""
+        complaints = Complaints(MovedTree.of(self._tree, moved))
+        return RecipeResolver(self._book, self._objectives, complaints.tree, complaints), complaints
+
+    def _checked(
+        self, path: Path, spec: RecipeSpec, given: Mapping[str, Any], ignored: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        for name in given.keys() & ignored.keys():
+            self._complaints.add((*path, name), f"{given[name]!r} {ignored[name]}")
+        for message in missing_fields(spec).values():
+            self._complaints.add(path, message)
+        # What a base says about an optimiser or schedule that was overridden goes with it.
+        fields = {name: getattr(spec, name) for name in spec.model_fields_set - ignored.keys()}
+        loss = self._loss((*path, "loss"), spec.loss)
+        return type(spec).model_construct(**{**fields, "loss": loss}).resolved()
+
+    def _loss(self, path: Path, name: str) -> str:
+        if name in LOSSES:
+            return name
+        if name not in self._objectives:
+            known = (*LOSSES, *self._objectives)
+            self._complaints.add(path, f"'{name}' is neither built in nor installed: {did_you_mean(name, known)}")
+        return self._objectives.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRecipes:
+    """A resolver of the recipes of one protocol."""
+
+    resolver: RecipeResolver
+    protocol: str
+
+    def resolve(self, path: Path, recipe: str | Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `RecipeResolver`."""
+        return self.resolver.resolve(path, recipe, self.protocol)
+
+    def known_fields(self, recipe: str | Mapping[str, Any]) -> tuple[str, ...]:
+        """See `RecipeResolver`."""
+        return self.resolver.known_fields(recipe, self.protocol)
+
+    def elsewhere(self, moved: Mapping[Path, Path]) -> tuple[ProtocolRecipes, Complaints]:
+        """See `RecipeResolver`."""
+        resolver, complaints = self.resolver.elsewhere(moved)
+        return resolver.of(self.protocol), complaints
+
+
+def check_recipe_on(path: Path, recipe: Mapping[str, Any], dataset: Dataset, complaints: Complaints) -> None:
+    """Complain about a resolved recipe that cannot train on a data set whose size is known."""
+    if "batch_size" not in recipe:  # it was refused, or takes all samples at once
+        return
+    batch_size, num_train = recipe["batch_size"], dataset.num_train - num_held_out(recipe, dataset.num_train)
+    if batch_size > num_train:
+        message = f"batch_size {batch_size} is more than the {num_train} training samples of '{dataset.name}'; lower it"
+        complaints.add((*path, "batch_size"), message)
+        return
+    total = num_steps(recipe["epochs"], num_train, batch_size)
+    if total < 1:
+        message = f"{recipe['epochs']:g} epochs of the {num_train} training samples of '{dataset.name}' give no batch"
+        complaints.add((*path, "epochs"), f"{message} of {batch_size}; train longer or in smaller batches")
+    elif recipe.get("warmup_steps", 0) > total:
+        message = f"the training on '{dataset.name}' has {total} steps; the warm-up of {recipe['warmup_steps']} would"
+        complaints.add((*path, "warmup_steps"), f"{message} outlast it; use 0 to {total}")
+
+
+def num_held_out(recipe: Mapping[str, Any], num_train: int) -> int:
+    """Training samples that a recipe keeps out of training."""
+    share: float = recipe.get("select_holdout", 0.0)
+    return math.floor(share * num_train + 0.5)
+
+
+def check_labels_of(
+    path: Path, recipe: Mapping[str, Any], space: LabelSpace, dataset: Dataset, complaints: Complaints
+) -> None:
+    """Complain about a label space that the resolved recipe at ``path`` cannot learn."""
+    if space.num_classes == 1:
+        message = f"the recipe trains on '{space.name}', which has a single class: there is nothing to tell apart"
+        complaints.add(path, f"{message}; use a label space of 2 classes or more")
+    several = space.multi_label or (dataset.multi_label and not _has_one_target(space))
+    if several and recipe.get("loss", SOFTMAX) == SOFTMAX:
+        message = f"samples of '{space.name}' have several classes each, and a softmax can give only one of them"
+        complaints.add((*path, "loss"), f"{message} probability 1; use loss: sigmoid")
+
+
+def _has_one_target(space: LabelSpace) -> bool:
+    """Whether a rule gives one target to a sample of several leaf classes: of classes it has all their targets."""
+    by_sample = {"random", "split", "clusters", "binary"}
+    return bool(by_sample & space.space.keys()) or "contains" in space.space.get("wordnet", {})
+
+
+def num_steps(epochs: float, num_samples: int, batch_size: int) -> int:
+    """Steps of a run, as the data plane counts them (a test compares the two): halves round up."""
+    return math.floor(Fraction(repr(float(epochs))) * num_samples / batch_size + Fraction(1, 2))

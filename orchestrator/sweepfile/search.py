@@ -15,8 +15,15 @@ from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.pretrain import path_of
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.recipe import LOOK_FIELDS, GivenRecipe, LogisticSpec, RecipeSpec, ignored_fields
-from orchestrator.sweepfile.recipe_book import ProtocolRecipes
+from orchestrator.sweepfile.recipe import (
+    LOOK_FIELDS,
+    GivenRecipe,
+    LogisticSpec,
+    ProtocolRecipes,
+    RecipeSpec,
+    given_fields,
+    ignored_fields,
+)
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import LabelSpace, Pretrain, Search, Transfer
 
@@ -337,7 +344,7 @@ def _check_values(asked: SearchedRecipe, recipes: ProtocolRecipes, complaints: C
                 for key in space[field]
             }
             resolver, problems = recipes.elsewhere(moved)
-            found = resolver.resolve(asked.recipe_path, {**_fields(asked.given), **chosen})
+            found = resolver.resolve(asked.recipe_path, {**given_fields(asked.given), **chosen})
             complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
             seen.update(problems.problems)
             recipe = recipe or found
@@ -346,7 +353,3 @@ def _check_values(asked: SearchedRecipe, recipes: ProtocolRecipes, complaints: C
                 complaints.add((*asked.path, "space", name), f"'{name}' {message}")
                 return {}
     return recipe
-
-
-def _fields(given: GivenRecipe) -> dict[str, Any]:
-    return {"base": given} if isinstance(given, str) else dict(given)

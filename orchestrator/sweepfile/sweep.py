@@ -28,7 +28,7 @@ from orchestrator.sweepfile.parse.tree import Tree
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.recipe_book import (
+from orchestrator.sweepfile.recipe import (
     Objectives,
     RecipeBook,
     RecipeResolver,

@@ -19,8 +19,7 @@ from orchestrator.sweepfile.datasets import SubsetSpec
 from orchestrator.sweepfile.fields import Count, Name, Seed, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.recipe import GivenRecipe
-from orchestrator.sweepfile.recipe_book import ProtocolRecipes, RecipeResolver
+from orchestrator.sweepfile.recipe import GivenRecipe, ProtocolRecipes, RecipeResolver, given_fields
 from orchestrator.sweepfile.search import (
     SearchedRecipe,
     SearchSpec,
@@ -106,7 +105,7 @@ def grid_cells(
             (*path, "recipe", name): (*path, "grid", name, place) for name, place in zip(grid, places, strict=True)
         }
         resolver, problems = recipes.elsewhere(moved)
-        recipe = resolver.resolve((*path, "recipe"), {**_fields(given), **chosen})
+        recipe = resolver.resolve((*path, "recipe"), {**given_fields(given), **chosen})
         complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
         seen.update(problems.problems)
         cells.append(Cell(name=cell_name(chosen), recipe=recipe))
@@ -125,10 +124,6 @@ def _text(value: object) -> str:
         return f"{value:.12g}"
     text = value if isinstance(value, str) else json.dumps(value, separators=(";", ":"))
     return _UNNAMED.sub("", text.replace(",", ";"))
-
-
-def _fields(given: GivenRecipe) -> dict[str, Any]:
-    return {"base": given} if isinstance(given, str) else dict(given)
 
 
 def _is_well_formed(
