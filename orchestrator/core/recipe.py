@@ -23,7 +23,7 @@ from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class RegistryEntry:
     """One value of a named choice."""
 
     reads: tuple[str, ...] = ()
@@ -32,41 +32,41 @@ class Option:
     """Those of them that a recipe must give, whatever their default."""
 
 
-OPTIMIZERS: Final[Mapping[str, Option]] = {
-    "sgd": Option(reads=("momentum", "nesterov")),
-    "adam": Option(reads=("betas", "eps")),
-    "adamw": Option(reads=("betas", "eps")),
-    "lamb": Option(reads=("betas", "eps")),
-    "lars": Option(reads=("momentum", "nesterov", "eps")),
+OPTIMIZERS: Final[Mapping[str, RegistryEntry]] = {
+    "sgd": RegistryEntry(reads=("momentum", "nesterov")),
+    "adam": RegistryEntry(reads=("betas", "eps")),
+    "adamw": RegistryEntry(reads=("betas", "eps")),
+    "lamb": RegistryEntry(reads=("betas", "eps")),
+    "lars": RegistryEntry(reads=("momentum", "nesterov", "eps")),
 }
-SCHEDULES: Final[Mapping[str, Option]] = {
-    "constant": Option(),
-    "linear": Option(reads=("constant_epochs", "lr_every", "lr_final")),
-    "cosine": Option(reads=("constant_epochs", "lr_every", "lr_final")),
-    "step": Option(reads=("decay_rate", "milestones"), needs=("milestones",)),
-    "exponential": Option(
+SCHEDULES: Final[Mapping[str, RegistryEntry]] = {
+    "constant": RegistryEntry(),
+    "linear": RegistryEntry(reads=("constant_epochs", "lr_every", "lr_final")),
+    "cosine": RegistryEntry(reads=("constant_epochs", "lr_every", "lr_final")),
+    "step": RegistryEntry(reads=("decay_rate", "milestones"), needs=("milestones",)),
+    "exponential": RegistryEntry(
         reads=("constant_epochs", "lr_every", "decay_rate", "decay_every_epochs"),
         needs=("decay_rate", "decay_every_epochs"),
     ),
 }
-AVERAGES: Final[Mapping[str, Option]] = {
-    "none": Option(),
-    "ema": Option(reads=("average_decay", "average_start_epoch")),
-    "polyak": Option(reads=("average_start_epoch",)),
+AVERAGES: Final[Mapping[str, RegistryEntry]] = {
+    "none": RegistryEntry(),
+    "ema": RegistryEntry(reads=("average_decay", "average_start_epoch")),
+    "polyak": RegistryEntry(reads=("average_start_epoch",)),
 }
-AUGMENTATIONS: Final[Mapping[str, Option]] = {
-    "none": Option(),
-    "flip": Option(),
-    "crop_flip": Option(),
-    "random_crop": Option(),
-    "random_crop_flip": Option(),
-    "random_resized_crop": Option(reads=("crop_scale", "crop_ratio")),
-    "random_resized_crop_flip": Option(reads=("crop_scale", "crop_ratio")),
+AUGMENTATIONS: Final[Mapping[str, RegistryEntry]] = {
+    "none": RegistryEntry(),
+    "flip": RegistryEntry(),
+    "crop_flip": RegistryEntry(),
+    "random_crop": RegistryEntry(),
+    "random_crop_flip": RegistryEntry(),
+    "random_resized_crop": RegistryEntry(reads=("crop_scale", "crop_ratio")),
+    "random_resized_crop_flip": RegistryEntry(reads=("crop_scale", "crop_ratio")),
 }
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
 LOSSES: Final = (SOFTMAX, SIGMOID)
 """Those that are built in; packages bring others."""
-REGISTRIES: Final[Mapping[str, Mapping[str, Option]]] = {
+REGISTRIES: Final[Mapping[str, Mapping[str, RegistryEntry]]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "average": AVERAGES,
@@ -92,7 +92,7 @@ class Form(Enum):
     """``stop`` or ``{rewind: n}``."""
 
 
-class Reader(Enum):
+class PartialReader(Enum):
     """A protocol that differs from an ordinary training in what it reads."""
 
     PROBE = "probe"
@@ -151,7 +151,7 @@ class Parameter:
     """What null stands for; empty = it may not be null."""
     zero: str = ""
     """What 0 stands for, where that is not a number like others."""
-    unread_by: tuple[Reader, ...] = ()
+    unread_by: tuple[PartialReader, ...] = ()
 
 
 def _parameter(form: Form, meaning: str, default: Any = MISSING, *, value: Any = MISSING, **facts: Any) -> Any:  # noqa: ANN401 - a field of any type
@@ -184,12 +184,12 @@ def _flag(meaning: str, **facts: Any) -> Any:  # noqa: ANN401 - see _parameter
     return _parameter(Form.FLAG, meaning, default=False, **facts)
 
 
-def _choice(options: Mapping[str, Option] | tuple[str, ...], default: str, meaning: str, **facts: Any) -> Any:  # noqa: ANN401 - see _parameter
+def _choice(options: Mapping[str, RegistryEntry] | tuple[str, ...], default: str, meaning: str, **facts: Any) -> Any:  # noqa: ANN401 - see _parameter
     return _parameter(Form.CHOICE, meaning, default, options=tuple(options), **facts)
 
 
-_ON_IMAGES: Final = (Reader.CACHED,)
-_IN_BACKBONES: Final = (Reader.PROBE,)
+_ON_IMAGES: Final = (PartialReader.CACHED,)
+_IN_BACKBONES: Final = (PartialReader.PROBE,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,10 @@ from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec, check_model, check_resize
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe import Decoder, Deviations, Interpolation, Mean, Precision
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.timm_table import shipped_models
 from orchestrator.sweepfile.values import Clustering, Dataset, Embedding, LabelSpace, Model, Pretrain
-
-PerChannel = Annotated[list[float], Field(min_length=3, max_length=3)]
-Deviations = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=3, max_length=3)]
 
 
 class SweptBackbone(Strict):
@@ -43,17 +41,15 @@ class EmbedSpec(OneRule):
     resize: Count | None = Field(
         None, description="Shorter side before the centre square is cut out, pixels; default: as the weights were used."
     )
-    interpolation: Literal["bilinear", "bicubic"] | None = Field(
+    interpolation: Interpolation | None = Field(
         None, description="Filter of resizing; default: as the weights were trained."
     )
-    decoder: Literal["pillow", "turbo", "nvjpeg"] | None = Field(
+    decoder: Decoder | None = Field(
         None, description="Decoder and resizer; default: as the sweep pretrains, or pillow."
     )
-    mean: PerChannel | None = Field(None, description="Per channel, of pixels in [0, 1]; default: that of the weights.")
+    mean: Mean | None = Field(None, description="Per channel, of pixels in [0, 1]; default: that of the weights.")
     std: Deviations | None = Field(None, description="Per channel, of pixels in [0, 1]; default: that of the weights.")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Arithmetic; features are stored in float16."
-    )
+    precision: Precision = Field("fp32", description="Arithmetic; features are stored in float16.")
 
 
 class Rebalanced(Strict):

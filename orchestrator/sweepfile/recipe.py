@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator
 from pydantic_core import PydanticCustomError
@@ -26,7 +26,7 @@ from orchestrator.core.recipe import (
     SOFTMAX,
     Form,
     Parameter,
-    Reader,
+    PartialReader,
 )
 from orchestrator.sweepfile.fields import Count, Strict
 from orchestrator.sweepfile.parse.tree import MovedTree, Path, Tree
@@ -112,12 +112,20 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
     return _annotation(parameter), Field(description=parameter.meaning, **given)
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which cannot see what is made at run time
+    Decoder: TypeAlias = str
+    Interpolation: TypeAlias = str
+    Precision: TypeAlias = str
+    Mean: TypeAlias = list[float]
+    Deviations: TypeAlias = list[float]
 
     class _TrainingFields(Strict):
-        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - fields that a type checker cannot see
+        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - of several types
 
 else:
+    Decoder, Interpolation, Precision, Mean, Deviations = (
+        _type_of(PARAMETERS[name]) for name in ("decoder", "interpolation", "precision", "mean", "std")
+    )
     _TrainingFields = create_model(
         "_TrainingFields",
         __base__=Strict,
@@ -165,8 +173,6 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values
 
 
-Triple = Annotated[list[float], Field(min_length=3, max_length=3)]
-Scales = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=3, max_length=3)]
 Strengths = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), AfterValidator(_distinct)]
 Counts = Annotated[list[Count], Field(min_length=1), AfterValidator(_distinct)]
 Views = Annotated[list[Literal["center", "mirrored"]], Field(min_length=1), AfterValidator(_distinct)]
@@ -204,15 +210,11 @@ class _Frozen(Strict):
     resize: Count | None = Field(
         None, description="Shorter side before the centre square is cut out, pixels; default: as in pretraining."
     )
-    interpolation: Literal["bilinear", "bicubic"] | None = Field(
-        None, description="Filter of resizing; default: as in pretraining."
-    )
-    decoder: Literal["pillow", "turbo", "nvjpeg"] | None = Field(
-        None, description="Decoder; default: as in pretraining."
-    )
-    mean: Triple | None = Field(None, description="Channel means in [0, 1]; default: as in pretraining.")
-    std: Scales | None = Field(None, description="Channel standard deviations, > 0; default: as in pretraining.")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
+    interpolation: Interpolation | None = Field(None, description="Filter of resizing; default: as in pretraining.")
+    decoder: Decoder | None = Field(None, description="Decoder; default: as in pretraining.")
+    mean: Mean | None = Field(None, description="Channel means in [0, 1]; default: as in pretraining.")
+    std: Deviations | None = Field(None, description="Channel standard deviations, > 0; default: as in pretraining.")
+    precision: Precision = Field(
         "fp32", description="Arithmetic of the backbone; features are stored in float16, whatever this says."
     )
 
@@ -265,18 +267,18 @@ def schema_of(recipe: Mapping[str, Any], protocol: str = "") -> type[RecipeSpec 
 
 # ---------------------------------------------------------------------------------------- fields that nothing reads
 
-_UNREAD_BY: Final[Mapping[Reader, str]] = {
-    Reader.PROBE: "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or "
+_UNREAD_BY: Final[Mapping[PartialReader, str]] = {
+    PartialReader.PROBE: "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or "
     "choose finetune",
-    Reader.CACHED: "is ignored by features: cached, which were computed once, of whole images; remove it, or use "
+    PartialReader.CACHED: "is ignored by features: cached, which were computed once, of whole images; remove it, or use "
     "features: online",
 }
 
 
 def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:
     """Fields, given or not, that a training by this recipe never reads, and why; ``protocol`` is a transfer's."""
-    readers = [Reader.PROBE] if protocol == "probe" else []
-    readers += [Reader.CACHED] if getattr(recipe, "features", "") == "cached" else []
+    readers = [PartialReader.PROBE] if protocol == "probe" else []
+    readers += [PartialReader.CACHED] if getattr(recipe, "features", "") == "cached" else []
     found = {
         name: _UNREAD_BY[reader]
         for reader in readers

@@ -142,17 +142,13 @@ def ask_listing(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: it is not there, does not fit the format, or cannot be listed in two hours.
     """
-    command = [sys.executable, "-m", "workloads.data", "listing", json.dumps(arguments)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LISTING_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        message = f"{arguments['source']} was not listed within {_LISTING_TIMEOUT_S:g} s; declare convert.listing, or"
-        raise UserError(f"{message} convert it with `orchestrator data shard`") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise UserError(f"the source cannot be listed: {_in_fields(lines[-1].removeprefix('error: '))}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    late = f"{arguments['source']} was not listed within {_LISTING_TIMEOUT_S:g} s; declare convert.listing, or convert"
+    return _ask(
+        ["workloads.data", "listing", json.dumps(arguments)],
+        limit_s=_LISTING_TIMEOUT_S,
+        late=f"{late} it with `orchestrator data shard`",
+        failed=lambda why: f"the source cannot be listed: {_in_fields(why)}",
+    )
 
 
 def _in_fields(message: str) -> str:
@@ -195,18 +191,41 @@ def table_of(dataset: Dataset) -> dict[str, Any]:
 
 def ask_labels(verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a command of the data plane's side of label spaces. Raises ``UserError`` with what it says."""
-    command = [sys.executable, "-m", "workloads.labels", verb]
+    task = _TASKS.get(verb, _COUNTING)
+    return _ask(
+        ["workloads.labels", verb],
+        limit_s=_LABELS_TIMEOUT_S,
+        late=f"{task} within {_LABELS_TIMEOUT_S:g} s; look at the files and images they name",
+        failed=lambda why: f"{task}: {why}",
+        request=json.dumps(request),
+    )
+
+
+def _ask(
+    command: Sequence[str], *, limit_s: float, late: str, failed: Callable[[str], str], request: str | None = None
+) -> dict[str, Any]:
+    """What a module of the data plane prints, started as a process of its own.
+
+    Args:
+        command: the module and its arguments.
+        limit_s: how long it is waited for.
+        late: the error after that.
+        failed: the error of why it failed.
+        request: what it reads.
+    """
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=_LABELS_TIMEOUT_S, check=False
+            [sys.executable, "-m", *command],
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
-        message = (
-            f"{_TASKS.get(verb, _COUNTING)} within {_LABELS_TIMEOUT_S:g} s; look at the files and images they name"
-        )
-        raise UserError(message) from error
+        raise UserError(late) from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise UserError(f"{_TASKS.get(verb, _COUNTING)}: {lines[-1].removeprefix('error: ')}")
+        raise UserError(failed(lines[-1].removeprefix("error: ")))
     reply: dict[str, Any] = json.loads(done.stdout)
     return reply
