@@ -268,10 +268,12 @@ def schema_of(recipe: Mapping[str, Any], protocol: str = "") -> type[RecipeSpec 
 # ---------------------------------------------------------------------------------------- fields that nothing reads
 
 _UNREAD_BY: Final[Mapping[PartialReader, str]] = {
-    PartialReader.PROBE: "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or "
-    "choose finetune",
-    PartialReader.CACHED: "is ignored by features: cached, which were computed once, of whole images; remove it, or use "
-    "features: online",
+    PartialReader.PROBE: (
+        "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or choose finetune"
+    ),
+    PartialReader.CACHED: (
+        "is ignored by features: cached, which were computed once, of whole images; remove it, or use features: online"
+    ),
 }
 
 
