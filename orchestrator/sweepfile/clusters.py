@@ -79,6 +79,8 @@ class ClustersSpec(OneRule):
     )
 
 
+# ------------------------------------------------------------------------------------------------- what they resolve to
+
 WHOLE_SET = "dataset"
 
 

@@ -245,6 +245,44 @@ DatasetSpec = Annotated[
     Discriminator(_form),
 ]
 
+# ---------------------------------------------------------------------------------------- what a look outside has found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What was found of one external data set."""
+
+    described: DatasetFile | None = None
+    """Its ``dataset.json``, for ``from``."""
+    listing: str = ""
+    """Digest of names, sizes and versions of its shards; empty where the digest of their content is known."""
+    class_table: Sequence[Mapping[str, Any]] = ()
+    classes_uri: str = ""
+    """Empty: classes are numbers."""
+    classes_sha256: str = ""
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """URI patterns of ``shards``."""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """How the source of a conversion is listed."""
+    listed: Mapping[str, Any] = field(default_factory=dict)
+    """What the source of a conversion holds; empty: nobody looked, since its listing is declared."""
+    missing: str = ""
+    """Why the data set cannot be read, where it is declared in full; empty if it was."""
+
+
+Surveys = Mapping[str, Survey]
+_NOT_ASKED: Final = frozenset({"listing", "shard_mib", "shuffle"})
+
+
+def source_arguments(entry: ConversionSpec) -> dict[str, Any]:
+    """How the data plane lists a source, as JSON, with paths as the file has them. Pure."""
+    # Left out at its default: nodes with an older version of this program do not know the field.
+    not_asked = _NOT_ASKED if entry.follow_links else _NOT_ASKED | {"follow_links"}
+    return entry.model_dump(exclude=set(not_asked))
+
+
+# --------------------------------------------------------------------- built-in data sets, and shards that others wrote
+
 BUILTIN_VERSION = 1
 _SCANS_OF_DIGITS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
 """Scans of the digits 0 to 9 inside scikit-learn."""
@@ -396,6 +434,8 @@ def _check_patches(path: Path, entry: SyntheticHierarchy, complaints: Complaints
         complaints.add(path, f"{message} at most {values} independent features; use fewer nodes or larger patches")
 
 
+# ----------------------------------------------------------------------- shards that jobs of the sweep make of a source
+
 WRITER_VERSION = 1  # as in workloads.data.convert.write, which a test compares
 _LISTED = ("num_train", "num_val", "num_classes", "multi_label")
 
@@ -468,6 +508,8 @@ def _check_source(path: Path, entry: ConvertedShards, found: Mapping[str, Any], 
         complaints.add((*path, "convert", "source"), "it has no images of a split 'train'; name the splits")
 
 
+# ------------------------------------------------------------------------------------------------------------- mixtures
+
 ReadClassTable = Callable[[Dataset], Sequence[Mapping[str, Any]]]
 """The class table of a data set, which may take the data plane to make."""
 
@@ -518,37 +560,7 @@ def _table(dataset: Dataset, read_table: ReadClassTable | None) -> Sequence[Mapp
     return read_table(dataset)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What was found of one external data set."""
-
-    described: DatasetFile | None = None
-    """Its ``dataset.json``, for ``from``."""
-    listing: str = ""
-    """Digest of names, sizes and versions of its shards; empty where the digest of their content is known."""
-    class_table: Sequence[Mapping[str, Any]] = ()
-    classes_uri: str = ""
-    """Empty: classes are numbers."""
-    classes_sha256: str = ""
-    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """URI patterns of ``shards``."""
-    source: Mapping[str, Any] = field(default_factory=dict)
-    """How the source of a conversion is listed."""
-    listed: Mapping[str, Any] = field(default_factory=dict)
-    """What the source of a conversion holds; empty: nobody looked, since its listing is declared."""
-    missing: str = ""
-    """Why the data set cannot be read, where it is declared in full; empty if it was."""
-
-
-Surveys = Mapping[str, Survey]
-_NOT_ASKED: Final = frozenset({"listing", "shard_mib", "shuffle"})
-
-
-def source_arguments(entry: ConversionSpec) -> dict[str, Any]:
-    """How the data plane lists a source, as JSON, with paths as the file has them. Pure."""
-    # Left out at its default: nodes with an older version of this program do not know the field.
-    not_asked = _NOT_ASKED if entry.follow_links else _NOT_ASKED | {"follow_links"}
-    return entry.model_dump(exclude=set(not_asked))
+# ------------------------------------------------------------------------------------------ parts of the training split
 
 
 class SubsetSpec(Strict):

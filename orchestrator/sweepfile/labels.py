@@ -174,6 +174,8 @@ class LabelEntry(OneRule):
         return self
 
 
+# ------------------------------------------------------------------------------------------- how many classes they have
+
 Definition = Mapping[str, Any]
 
 
@@ -247,6 +249,8 @@ def _has_many_targets(space: Definition) -> bool:
     is_level: bool = rule.get("level", 0) > 0 and rule.get("paths") == "all"
     return is_level
 
+
+# ------------------------------------------------------------------------------------------------- what they resolve to
 
 _LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
 _TAXONOMIC_CLASS = "taxonomic_class"  # what the rank "class" is called where `class` numbers the leaf classes

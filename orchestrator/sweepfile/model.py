@@ -81,6 +81,8 @@ class InitialSpec(Strict):
         return self
 
 
+# ----------------------------------------------------------------------------------------------- what planning can tell
+
 # The same rule as workloads.models.batchnorm, which a test compares.
 DEFAULT_NORM_GROUP = 64
 # Arguments that change neither which images a network takes nor its layers; with any other, only the data plane knows.

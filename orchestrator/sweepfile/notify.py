@@ -8,7 +8,7 @@ cluster's own file, which its operator writes, may name anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
@@ -20,7 +20,7 @@ from orchestrator.core.security.urls import check_url, forbidden_host
 from orchestrator.sweepfile.fields import Strict
 from orchestrator.sweepfile.parse.tree import parse_tree, parse_value
 from orchestrator.sweepfile.policy import duration_s
-from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.problems import Complaints, validate
 from orchestrator.sweepfile.values import Channel, Email, Occasion, Security
 
 _ADDRESS = re.compile(r"[^@\s<>,;:\"\\()\[\]]{1,64}@[A-Za-z0-9.-]{1,255}")
@@ -128,6 +128,9 @@ class NotifySpec(Strict):
         return self
 
 
+# -------------------------------------------------------------------------------------------------- what it resolves to
+
+
 def resolve_notify(entries: Iterable[NotifySpec]) -> tuple[Channel, ...]:
     """The channels of a sweep."""
     return tuple(_channel(entry) for entry in entries)
@@ -180,6 +183,8 @@ def _email(entry: EmailSpec) -> Email:
     )
 
 
+# --------------------------------------------------------------------------- which secrets a channel of a sweep may use
+
 _MEANT_FOR_IT = re.compile(r"(?i)notif|hook|slack|mail|smtp")
 _NAMED = re.compile(r"\$\{(?P<where>[a-z-]+):(?P<name>[^}#]+)(?:#[^}]*)?\}")
 
@@ -208,3 +213,12 @@ def _references(channel: Channel) -> Iterator[str]:
     password = channel.email.password if channel.email is not None else ""
     webhook = channel.webhook if channel.webhook.startswith("${") else ""
     yield from (text for text in (webhook, channel.secret, channel.slack, password) if text)
+
+
+def check_channels(channels: Sequence[Channel], complaints: Complaints) -> None:
+    """Refuse them here already: a controller would refuse them when there is something to tell, hours later."""
+    for position, channel in enumerate(channels):
+        try:
+            check_channel_of_sweep(channel)
+        except UserError as error:
+            complaints.add(("notify", position), str(error))

@@ -81,6 +81,8 @@ PretrainBlocks = Annotated[
     Annotated[PretrainSpec, Tag(_ONE)] | Annotated[dict[Name, PretrainSpec], Tag(_NAMED)], Discriminator(_form)
 ]
 
+# -------------------------------------------------------------------------------------------------- what it resolves to
+
 _OUTSIDE = {"artifact", "uri", "sha256", "timm"}
 """Fields of initial weights that no job of this sweep makes."""
 

@@ -107,6 +107,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+# -------------------------------------------------------------------------------------------- problems found on the way
+
+
 class Complaints:
     """Collects what is wrong with a sweep.yaml, each with its place in the file."""
 

@@ -116,6 +116,8 @@ class SearchSpec(OneRule):
     seed: Seed = Field(0, description="Of the draws.")
 
 
+# -------------------------------------------------------------------------------------------------- what it resolves to
+
 DEFAULT_TRIALS: Final = 16
 _JUDGED = "knn and probes solved by lbfgs choose on held-out samples themselves: there is nothing to search"
 

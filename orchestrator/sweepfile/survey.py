@@ -120,6 +120,8 @@ def _at(path: TreePath, read: Callable[[], Found]) -> Found:
         raise _SurveyError(path, message, is_damage=isinstance(error, BadDataError)) from error
 
 
+# --------------------------------------------------------------------------------------------------- sources to convert
+
 _LISTING_TIMEOUT_S: Final = 7200.0
 _PATHS: Final = ("source", "labels", "root")
 
@@ -160,6 +162,8 @@ def _in_fields(message: str) -> str:
 def _absolute(path: str) -> str:
     return str(Path(path.removeprefix("file://")).absolute())
 
+
+# ---------------------------------------------------------------------------------------------- classes of label spaces
 
 _LABELS_TIMEOUT_S = 300.0
 _COUNTING = "label spaces could not be counted"

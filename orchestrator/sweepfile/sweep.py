@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from orchestrator.core.contract import JobKind
-from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.errors import StorageError
 from orchestrator.storage.open import check_store_uri
 from orchestrator.sweepfile.clusters import check_embeddings
 from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture, thinned
 from orchestrator.sweepfile.fields import Name, Strict
 from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_label_spaces
 from orchestrator.sweepfile.model import check_model, check_recipe_of_model, check_resize
-from orchestrator.sweepfile.notify import NotifySpec, check_channel_of_sweep, resolve_notify
+from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
 from orchestrator.sweepfile.parse.tree import Tree
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
@@ -36,10 +36,9 @@ from orchestrator.sweepfile.recipe import (
     check_labels_of,
     check_recipe_on,
 )
-from orchestrator.sweepfile.report import ReportSpec, TrackingSpec
+from orchestrator.sweepfile.report import ReportSpec, TrackingSpec, check_published, resolve_baseline
 from orchestrator.sweepfile.resources import RESOURCE_GROUPS, ComputeSpec, ResourceGroups, resolve_resources
 from orchestrator.sweepfile.search import check_searches
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.timm_table import shipped_models
 from orchestrator.sweepfile.transfer import (
     RecipeUse,
@@ -49,7 +48,7 @@ from orchestrator.sweepfile.transfer import (
     uses_of,
     with_baselines,
 )
-from orchestrator.sweepfile.values import Channel, Dataset, LabelSpace, Pretrain, ResolvedSweep, Transfer
+from orchestrator.sweepfile.values import Dataset, LabelSpace, Pretrain, ResolvedSweep, Transfer
 
 
 class SweepSpec(Strict):
@@ -151,12 +150,13 @@ class _Resolver:
         workers = {group: getattr(spec.resources, group).num_workers for group in ("pretrain", "transfer")}
         check_searches(transfer, pretrains, labels, workers, self._complaints)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
-        baseline = self._baseline(pretrained)
-        self._check_published(pretrained, pretrains)
+        transfers = [entry.name for entry in spec.transfer]
+        baseline = resolve_baseline(spec.report, pretrained, self._complaints)
+        check_published(spec.report, transfers, pretrains, self._complaints)
         self._check_store()
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
         notify = resolve_notify(spec.notify)
-        self._check_channels(notify)
+        check_channels(notify, self._complaints)
         self._complaints.raise_any()
         return ResolvedSweep(
             name=spec.name,
@@ -179,14 +179,6 @@ class _Resolver:
             policy=policy,
             notify=notify,
         )
-
-    def _check_channels(self, channels: Sequence[Channel]) -> None:
-        """Refuse them here already: a controller would refuse them when there is something to tell, hours later."""
-        for position, channel in enumerate(channels):
-            try:
-                check_channel_of_sweep(channel)
-            except UserError as error:
-                self._complaints.add(("notify", position), str(error))
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
         read_table = self._labels.read_table if self._labels else None
@@ -254,26 +246,6 @@ class _Resolver:
                 if datasets[name].location:
                     message += " (`orchestrator data index --split train=... --split val=...` prints the entry)"
                 self._complaints.add(("datasets", name), message)
-
-    def _baseline(self, pretrained: Sequence[str]) -> str:
-        baseline = self._spec.report.baseline
-        if baseline is not None and pretrained and baseline not in pretrained:
-            hint = did_you_mean(baseline, pretrained)
-            self._complaints.add(("report", "baseline"), f"'{baseline}' is not pretrained in this sweep: {hint}")
-        return baseline or ""
-
-    def _check_published(self, pretrained: Sequence[str], pretrains: Sequence[Pretrain]) -> None:
-        known = {
-            "transfer": [entry.name for entry in self._spec.transfer],
-            "label_space": ["", *dict.fromkeys((*pretrained, *(name for one in pretrains for name in one.baselines)))],
-            "pretrain": [*(pretrain.name for pretrain in pretrains)],
-        }
-        for position, entry in enumerate(self._spec.report.published):
-            for field, names in known.items():
-                if (value := getattr(entry, field)) not in names:
-                    hint = did_you_mean(value, filter(None, names))
-                    message = f"'{value}' is no {field} of this sweep: {hint}" if value else f"say which one: {hint}"
-                    self._complaints.add(("report", "published", position, field), message)
 
     def _check_store(self) -> None:
         try:

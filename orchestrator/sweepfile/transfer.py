@@ -83,6 +83,8 @@ class TransferSpec(Strict):
     )
 
 
+# ---------------------------------------------------------------------------------------------------------------- grids
+
 MAX_CELLS: Final = 1000
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
 Grid = Mapping[str, Sequence[Any]]
@@ -157,6 +159,8 @@ def _problems(path: Path, given: GivenRecipe, grid: Grid, known: Sequence[str]) 
         number = prod(len(values) for values in grid.values())
         yield path, f"the grid has {number:,} cells, each run with every backbone and seed; use {MAX_CELLS:,} or fewer"
 
+
+# -------------------------------------------------------------------------------------------------- what it resolves to
 
 SELECT_HOLDOUT: Final = 0.1
 """Of the training samples, where a grid is selected on them and its recipe says nothing else."""

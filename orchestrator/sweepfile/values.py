@@ -283,6 +283,9 @@ class ResolvedSweep:
         return tuple(name for name in pretrain.labels if name in needed)
 
 
+# --------------------------------------------------------------------------------------------------------------- policy
+
+
 class PriorityClass(IntEnum):
     """Named priorities; numbers between and beyond them are fine too."""
 
@@ -332,6 +335,9 @@ class Policy:
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``dataclasses.asdict``."""
         return cls(**{**document, "users": tuple(document.get("users", ()))})
+
+
+# --------------------------------------------------------------------------------------------------------------- notify
 
 
 class Occasion(StrEnum):
