@@ -11,7 +11,7 @@ from orchestrator.core.contract import Execution, JobKind, Resources
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.nodes import Node
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 
 NUM_PRETRAINS = 192
 NUM_TRANSFERS = 50

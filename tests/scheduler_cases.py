@@ -5,16 +5,14 @@ from typing import Any
 from orchestrator.core.contract import Outcome, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.scheduling.commands import (
-    Command,
-)
+from orchestrator.scheduling.commands import Command
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 
 HOUR_S = 3600.0
 

@@ -12,7 +12,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps import client
 from orchestrator.testing import FakeClock, ScriptedBackend
 

@@ -14,16 +14,14 @@ from typing import Any
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry
-from orchestrator.sweepfile.counted import Counted, Definition
+from orchestrator.sweepfile.datasets import Survey
+from orchestrator.sweepfile.labels import Counted, Definition, LabelSources
 from orchestrator.sweepfile.load import shipped_recipes
-from orchestrator.sweepfile.model import Dataset, Sweep
 from orchestrator.sweepfile.parse.canonical import canonical_text
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
 from orchestrator.sweepfile.problems import validate
-from orchestrator.sweepfile.resolve import resolve_sweep
-from orchestrator.sweepfile.resolve_labels import LabelSources
-from orchestrator.sweepfile.schema import SweepSpec
-from orchestrator.sweepfile.survey import Survey
+from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
+from orchestrator.sweepfile.values import Dataset, ResolvedSweep
 
 TREE = "{builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}"
 RECIPE = "{epochs: 2, batch_size: 64, lr: 1e-3}"
@@ -177,7 +175,7 @@ def portable_of(*overrides: str, text: str = TEXT) -> Portable:
     )
 
 
-def _resolved(document: Document) -> Sweep:
+def _resolved(document: Document) -> ResolvedSweep:
     spec = validate(SweepSpec, document.tree.value, document.tree)
     sources = LabelSources(count=_count, plugins={"mine": "pkg==1:mine", "other": "pkg==1:other"}, kmeans="faiss")
     return resolve_sweep(spec, document.tree, shipped(), _surveys(document.tree.value), labels=sources)

@@ -31,8 +31,8 @@ from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile import model
 from orchestrator.sweepfile.survey import require_datasets
+from orchestrator.sweepfile.values import ResolvedSweep
 from orchestrator.sweeps.client import SweepLedger, load_plan, load_snapshot
 from orchestrator.tracking import provenance
 
@@ -55,7 +55,7 @@ class Sweep:
     """A sweep.yaml, or a sweep that was submitted to a store."""
 
     def __init__(
-        self, name: str, store_uri: str, *, resolved: model.Sweep | None = None, text: str = "", settings: Settings
+        self, name: str, store_uri: str, *, resolved: ResolvedSweep | None = None, text: str = "", settings: Settings
     ) -> None:
         """Use ``from_yaml`` or ``submitted``."""
         self.name, self.store_uri = name, store_uri
@@ -252,7 +252,7 @@ class Sweep:
             raise NotFoundError(f"there is no store at {self.store_uri}: submit a sweep first, or name another store")
         return open_store(self.store_uri)
 
-    def _must_be_resolved(self, verb: str) -> model.Sweep:
+    def _must_be_resolved(self, verb: str) -> ResolvedSweep:
         if self._resolved is None:
             message = f"cannot {verb} {self.name!r}: it was read from a store; open its file with Sweep.from_yaml"
             raise NotFoundError(message)

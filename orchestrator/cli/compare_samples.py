@@ -41,8 +41,8 @@ from orchestrator.report.text import describe_transfer
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes
-from orchestrator.sweepfile.count_classes import ask_labels
 from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.survey import ask_labels
 from orchestrator.sweeps.client import list_sweeps, load_plan, load_snapshot
 
 _NUM_IMAGES = 24

@@ -25,7 +25,7 @@ from orchestrator.doctor.store import check_free_space, store_checks
 from orchestrator.doctor.tracking import reach_tracking
 from orchestrator.stack.description import read_stack
 from orchestrator.sweepfile.load import load_sweep
-from orchestrator.sweepfile.model import Sweep
+from orchestrator.sweepfile.values import ResolvedSweep
 
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.SKIPPED: "dim"}
 _SHARDS = "shards"
@@ -76,7 +76,7 @@ def _store_results(uri: str) -> Iterator[CheckResult]:
     yield CheckResult(name="store", verdict=Verdict.SKIPPED, detail=detail)
 
 
-def _machine_checks(settings: Settings, sweep: Sweep | None) -> Iterator[Check]:
+def _machine_checks(settings: Settings, sweep: ResolvedSweep | None) -> Iterator[Check]:
     cache = Path(os.environ.get(CACHE_VARIABLE) or _usual_cache(settings))
     yield Check(name="cache", run=lambda: check_free_space(cache, "the cache"), remedy=f"set {CACHE_VARIABLE}")
     tracking = settings.tracking_uri(sweep.tracking_uri if sweep else "")
@@ -91,7 +91,7 @@ def _usual_cache(settings: Settings) -> Path:
 
 
 def _cluster_results(
-    settings: Settings, sweep: Sweep | None, store_uri: str, bad: set[str], limit_s: float
+    settings: Settings, sweep: ResolvedSweep | None, store_uri: str, bad: set[str], limit_s: float
 ) -> Iterator[CheckResult]:
     stack = None if settings.driver_address or settings.is_remote else read_stack(settings.home)
     address = stack.ray_address if stack is not None else settings.driver_address

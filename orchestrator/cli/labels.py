@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.tree import Tree
 
-    from orchestrator.sweepfile.model import Sweep
+    from orchestrator.sweepfile.values import ResolvedSweep
 
 app = typer.Typer(
     help="Look at label spaces.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -49,7 +49,7 @@ def show(
 ) -> None:
     """Classes of each label space: number, sizes, entropy, and whether they lie within the classes of the targets."""
     from orchestrator.cli.console import stdout_console
-    from orchestrator.sweepfile.count_classes import ask_labels
+    from orchestrator.sweepfile.survey import ask_labels
 
     folder = _folder_uri(reference)
     requests = _of_folder(folder) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
@@ -119,7 +119,7 @@ def _of_sweep(
 ) -> dict[str, dict[str, Any]]:
     """A request for each data set."""
     from orchestrator.sweepfile import load_sweep
-    from orchestrator.sweepfile.count_classes import table_of
+    from orchestrator.sweepfile.survey import table_of
 
     sweep = load_sweep(reference, scale=scale)[0]
     used = list(dict.fromkeys(space.dataset for space in sweep.labels.values()))
@@ -146,7 +146,7 @@ def _of_sweep(
     return requests
 
 
-def _made_of_clusters(sweep: Sweep) -> dict[str, str]:
+def _made_of_clusters(sweep: ResolvedSweep) -> dict[str, str]:
     """Keys of the label maps that are made of clusters, if a run has made them; nothing is known of the others."""
     from orchestrator.cli.settings import Settings
     from orchestrator.planning.graph.build import build_plan
@@ -161,7 +161,7 @@ def _made_of_clusters(sweep: Sweep) -> dict[str, str]:
     return {job.name: job.key for job in jobs if job.name in wanted and is_committed(store, job.key)}
 
 
-def _index(sweep: Sweep, dataset: str) -> dict[str, Any]:
+def _index(sweep: ResolvedSweep, dataset: str) -> dict[str, Any]:
     """Where the data set's index is, if a run has made it."""
     from orchestrator.cli.settings import Settings
     from orchestrator.planning.graph.build import build_plan

@@ -20,7 +20,7 @@ from orchestrator.core.errors import NotFoundError
 from orchestrator.storage.log_records import LEVELS, LogQuery, LogRecord, encode, format_time, plain_text
 from orchestrator.storage.log_search import StoredLog, find_logs, follow_logs, of_keys, search_logs
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.schema_policy import duration_s, moment_s
+from orchestrator.sweepfile.policy import duration_s, moment_s
 from orchestrator.sweeps.client import SweepLedger
 
 _POLL_S = 0.5

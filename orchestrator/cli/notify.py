@@ -21,10 +21,9 @@ from orchestrator.notifications.notification_channels import deliver
 from orchestrator.notifications.notifications import trial_notice
 from orchestrator.notifications.outbox import DeliveryState, Entry, read_all
 from orchestrator.storage.log_records import format_time
-from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
 from orchestrator.sweepfile.load import load_sweep, read_text
-from orchestrator.sweepfile.notify import Channel
-from orchestrator.sweepfile.resolve_notify import is_notify_file, parse_notify_file
+from orchestrator.sweepfile.notify import check_channel_of_sweep, is_notify_file, parse_notify_file
+from orchestrator.sweepfile.values import Channel
 
 
 def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:

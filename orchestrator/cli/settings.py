@@ -17,7 +17,7 @@ from orchestrator.core.errors import SpecError
 from orchestrator.stack.description import database_behind, tracking_uri
 
 if TYPE_CHECKING:
-    from orchestrator.sweepfile.model import Sweep
+    from orchestrator.sweepfile.values import ResolvedSweep
 
 UNKNOWN_STORE = "file:///the-store-of-the-cluster"
 """Stands for the store of a cluster that nobody here has been told of; nothing is ever there."""
@@ -101,12 +101,12 @@ class Settings(BaseSettings):
 
         return resolve_secret(as_reference(self.ray_token), what="the cluster's token (ray_token)")
 
-    def store_uri(self, sweep: Sweep | None = None) -> str:
+    def store_uri(self, sweep: ResolvedSweep | None = None) -> str:
         """The sweep's store, else the setting, else the project's own, or that of a cluster behind its dashboard."""
         given = (sweep.store if sweep else "") or self.store
         return given or (UNKNOWN_STORE if self.jobs_address else "") or self.own_store_uri
 
-    def known_store_uri(self, given: str = "", sweep: Sweep | None = None) -> str:
+    def known_store_uri(self, given: str = "", sweep: ResolvedSweep | None = None) -> str:
         """``given``, else ``store_uri``, for whoever reads or writes there.
 
         Raises:

@@ -20,7 +20,7 @@ from orchestrator.state.spending import Bill
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_folder
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.client import LiveProgress, read_progress, read_trouble, read_warnings
 from orchestrator.sweeps.lease import LeaseState, read_lease
 from orchestrator.sweeps.quotas import ANYBODY, Cap, read_quotas

@@ -11,7 +11,7 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.orders import Choice, Order, Sending, give_order
 from orchestrator.cli.selection import parse_where
 from orchestrator.state.transitions import JobState, SweepState
-from orchestrator.sweepfile.policy import PriorityClass
+from orchestrator.sweepfile.values import PriorityClass
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Running
 

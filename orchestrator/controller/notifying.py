@@ -13,8 +13,8 @@ from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.notifications.notifier import Notifier
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.open import open_store
-from orchestrator.sweepfile.notify import Channel
-from orchestrator.sweepfile.resolve_notify import parse_notify_file
+from orchestrator.sweepfile.notify import parse_notify_file
+from orchestrator.sweepfile.values import Channel
 
 NOTIFY_FILE_VARIABLE = "ORCHESTRATOR_NOTIFY_FILE"
 """Environment variable of the head's workers: a YAML file ``notify: [...]`` that counts for all sweeps."""

@@ -8,7 +8,7 @@ from orchestrator.core.errors import BadDataError
 from orchestrator.storage.dataset_files import read_dataset_file
 from orchestrator.storage.listing import list_shards
 from orchestrator.storage.open import open_store
-from orchestrator.sweepfile.model import Dataset, Sweep
+from orchestrator.sweepfile.values import Dataset, ResolvedSweep
 
 _HEADER_BYTES = 512
 _MAGIC = slice(257, 262)
@@ -16,7 +16,7 @@ _MAGIC = slice(257, 262)
 _NUM_SAMPLES = 3
 
 
-def sample_shards(sweep: Sweep) -> list[tuple[str, str]]:
+def sample_shards(sweep: ResolvedSweep) -> list[tuple[str, str]]:
     """Store and name of the first, middle and last shard of every split of every external data set.
 
     Raises:

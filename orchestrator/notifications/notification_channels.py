@@ -19,7 +19,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.references import is_reference, resolve_secret
 from orchestrator.notifications.connections import Deadline, checked_address, post
 from orchestrator.notifications.notifications import Notice
-from orchestrator.sweepfile.notify import Channel, Email, Security
+from orchestrator.sweepfile.values import Channel, Email, Security
 
 TIMEOUT_S = 10.0
 _GONE = 410

@@ -16,7 +16,7 @@ from orchestrator.core.units import format_duration
 from orchestrator.scheduling.budgets import WARN_AT, overdue
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
-from orchestrator.sweepfile.notify import Occasion
+from orchestrator.sweepfile.values import Occasion
 
 _MAX_REASONS = 5
 _MAX_CHARS = 300

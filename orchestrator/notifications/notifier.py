@@ -40,8 +40,8 @@ from orchestrator.storage.layout import (
 )
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
-from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
-from orchestrator.sweepfile.notify import Channel, Occasion
+from orchestrator.sweepfile.notify import check_channel_of_sweep
+from orchestrator.sweepfile.values import Channel, Occasion
 
 _SAVE_EVERY = 64
 """Segments of the journal between two notes of how far it was read: what a restart reads again."""

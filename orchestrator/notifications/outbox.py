@@ -17,7 +17,7 @@ from orchestrator.notifications.notifications import Notice
 from orchestrator.storage.layout import notification_name, notifications_folder
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
-from orchestrator.sweepfile.notify import Channel
+from orchestrator.sweepfile.values import Channel
 
 FIRST_DELAY_S, LAST_DELAY_S = 5.0, 3600.0
 """Between two tries, doubled from the first up to the last."""

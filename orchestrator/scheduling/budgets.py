@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 
 WARN_AT = 0.8
 ANYBODY = "*"

@@ -16,10 +16,7 @@ from orchestrator.planning.graph.identity import make_identity
 from orchestrator.planning.graph.transfers import LABEL_SPACE
 from orchestrator.search.asha import AshaRule
 from orchestrator.search.samplers import InOrder, OptunaSampler, RandomSampler, Sampler, Space
-from orchestrator.sweepfile.recipe_book import over_base
-from orchestrator.sweepfile.recipe_rules import ignored_fields
-from orchestrator.sweepfile.schema_probe import TRAINING, schema_of
-from orchestrator.sweepfile.schema_recipe import RecipeSpec
+from orchestrator.sweepfile.recipe import TRAINING, RecipeSpec, ignored_fields, over_base, schema_of
 
 
 class Over(StrEnum):

@@ -20,7 +20,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
 from orchestrator.services.look_up import Found, look_up
 from orchestrator.services.measured import history_of
-from orchestrator.sweepfile.model import Sweep
+from orchestrator.sweepfile.values import ResolvedSweep
 
 _VAL_SHARE = 0.05
 """Of the training split, of data sets that do not say how large their validation split is."""
@@ -90,7 +90,7 @@ class Outlook:
 
 
 def make_outlook(
-    sweep: Sweep,
+    sweep: ResolvedSweep,
     plan: Plan,
     *,
     fleet: Fleet | None,
@@ -140,7 +140,7 @@ def _index_warnings(plan: Plan, found: Found) -> Iterator[str]:
     yield from sorted_shards(plan, {key: record.summary for key, record in found.records.items()})
 
 
-def declared_sizes(sweep: Sweep) -> dict[str, DatasetSize]:
+def declared_sizes(sweep: ResolvedSweep) -> dict[str, DatasetSize]:
     """Samples of external data sets by name of their index job, as far as the sweep.yaml or their description tells."""
     sizes = {}
     for name, dataset in sweep.datasets.items():

@@ -9,11 +9,11 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.sweepfile import load_sweep
-from orchestrator.sweepfile.model import Sweep
+from orchestrator.sweepfile.values import ResolvedSweep
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
 
-def read_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[Sweep, str]:
+def read_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[ResolvedSweep, str]:
     """As ``load_sweep``: the sweep, and the text that a submit stores.
 
     Args:

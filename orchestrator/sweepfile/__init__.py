@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestrator.sweepfile.load import load_sweep, parse_sweep
-    from orchestrator.sweepfile.model import Sweep
+    from orchestrator.sweepfile.values import ResolvedSweep
 
-__all__ = ["Sweep", "load_sweep", "parse_sweep"]
+__all__ = ["ResolvedSweep", "load_sweep", "parse_sweep"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - of several types
@@ -18,8 +18,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - of several types
         from orchestrator.sweepfile import load
 
         return getattr(load, name)
-    if name == "Sweep":
-        from orchestrator.sweepfile.model import Sweep
+    if name == "ResolvedSweep":
+        from orchestrator.sweepfile.values import ResolvedSweep
 
-        return Sweep
+        return ResolvedSweep
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

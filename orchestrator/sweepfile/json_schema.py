@@ -15,10 +15,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from orchestrator.sweepfile.fields import Strict
-from orchestrator.sweepfile.schema import SweepSpec
-from orchestrator.sweepfile.schema_pretrain import PretrainSpec
-from orchestrator.sweepfile.schema_probe import CachedSgdSpec, KnnSpec, LogisticSpec, ProbeSpec
-from orchestrator.sweepfile.schema_recipe import RecipeSpec
+from orchestrator.sweepfile.pretrain import PretrainSpec
+from orchestrator.sweepfile.recipe import CachedSgdSpec, KnnSpec, LogisticSpec, ProbeSpec, RecipeSpec
+from orchestrator.sweepfile.sweep import SweepSpec
 
 FILE = Path(__file__).with_name("sweep.schema.json")
 

@@ -1,4 +1,4 @@
-"""Reads a sweep.yaml and resolves it; with ``survey`` and ``count_classes``, the part of the language that does I/O."""
+"""Reads a sweep.yaml and resolves it; with ``survey``, the part of the language that does I/O."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from orchestrator.core.errors import SpecError
-from orchestrator.sweepfile.count_classes import count_classes, read_table
-from orchestrator.sweepfile.model import Sweep
+from orchestrator.sweepfile.datasets import Surveys
+from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.canonical import canonical_text
 from orchestrator.sweepfile.parse.document import Changes, read_document
 from orchestrator.sweepfile.parse.tree import MAX_BYTES, parse_tree, too_large
-from orchestrator.sweepfile.plugins import LABEL_SPACES, OBJECTIVES, InstalledPlugins
 from orchestrator.sweepfile.problems import validate
-from orchestrator.sweepfile.recipe_book import Recipe
-from orchestrator.sweepfile.resolve import resolve_sweep
-from orchestrator.sweepfile.resolve_labels import LabelSources
-from orchestrator.sweepfile.resolve_recipe import RecipeBook
-from orchestrator.sweepfile.schema import SweepSpec
+from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import Surveys, survey_datasets
+from orchestrator.sweepfile.survey import count_classes, read_table, survey_datasets
+from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
+from orchestrator.sweepfile.values import ResolvedSweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """A sweep and the texts that say it."""
 
-    sweep: Sweep
+    sweep: ResolvedSweep
     canonical: str
     """Its canonical form: complete in itself."""
     text: str
@@ -39,7 +38,7 @@ class Loaded:
     """Which scales the file has itself; what it includes is not looked at."""
 
 
-def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[Sweep, str]:
+def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[ResolvedSweep, str]:
     """Read the file at a path, or the shipped sweep of that name; returns the sweep and the text to keep with it.
 
     Args:
@@ -79,7 +78,7 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
 
 
-def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | None = None) -> Sweep:
+def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | None = None) -> ResolvedSweep:
     """Resolve the text of a sweep.yaml; ``file`` is its name in errors, ``surveys`` what external data sets are. Pure.
 
     Raises:
@@ -172,3 +171,34 @@ def _shown_path(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+OBJECTIVES = "pretraining_orchestrator.objectives"
+LABEL_SPACES = "pretraining_orchestrator.label_spaces"
+
+
+class InstalledPlugins(Mapping[str, str]):
+    """Entry points of one group: name -> ``<distribution>==<version>:<name>``, which is what identities hold.
+
+    Installed packages are searched at the first look, because few sweeps name a plug-in.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    @cached_property
+    def _found(self) -> Mapping[str, str]:
+        return {
+            point.name: f"{point.dist.name}=={point.dist.version}:{point.name}"
+            for point in entry_points(group=self._group)
+            if point.dist is not None
+        }
+
+    def __getitem__(self, name: str) -> str:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)

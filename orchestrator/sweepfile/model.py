@@ -1,278 +1,198 @@
-"""The resolved sweep: frozen values without defaults left open, globs or names of recipes."""
+"""`model:` and `init:`: what they may say, and what planning can tell of a model and its recipe without timm. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Self
 
-from orchestrator.core.contract import JobKind, Resources
-from orchestrator.sweepfile.notify import Channel
-from orchestrator.sweepfile.policy import Policy
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from orchestrator.core.errors import StorageError
+from orchestrator.storage.open import check_store_uri
+from orchestrator.storage.uris import split_object_uri
+from orchestrator.sweepfile.fields import Count, Strict, canonical
+from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.timm_table import ModelTable, TimmModel
+from orchestrator.sweepfile.values import Model
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
-    """A data set; ``parameters`` are its whole identity. ``levels`` maps levels to their number of classes."""
-
-    name: str
-    readable: str
-    parameters: Mapping[str, Any]
-    levels: Mapping[str, int]
-    num_classes: int
-    num_train: int
-    location: Mapping[str, Any] = field(default_factory=dict)
-    """Where its shards lie that others wrote, and what is declared of them (``Execution.data_location``)."""
-    jobs: int = 1
-    """Jobs that share the writing of its shards."""
-    listing: Mapping[str, Any] = field(default_factory=dict)
-    """Identity of the listing of the source that it is converted from; empty without one."""
-    source: Mapping[str, Any] = field(default_factory=dict)
-    """Where that source lies (``Execution.data_location``)."""
-    scan: Mapping[str, Any] = field(default_factory=dict)
-    """Identity of the scan of shards that jobs of the sweep write; empty = nothing out of the ordinary."""
-    class_table: tuple[Mapping[str, Any], ...] = ()
-    """Rows of an external data set's class table."""
-    multi_label: bool = False
-    has_val: bool = True
-    """Whether a validation split is known to be there, or may be."""
-    components: tuple[str, ...] = ()
-    """Data sets that this one mixes; empty otherwise."""
-    missing: str = ""
-    """Why it cannot be read, where it is known by its declaration alone; empty if it is there."""
-
-    @property
-    def is_written(self) -> bool:
-        """Whether jobs of the sweep write its shards."""
-        return bool(self.listing) or not (self.location or self.components)
-
-    @property
-    def uncounted(self) -> str:
-        """Why classes cannot be counted by its class table; empty if they can."""
-        unlisted = "its source is not listed where 'convert.listing' is declared"
-        return self.missing or (unlisted if self.listing and not self.class_table else "")
+# What the data plane passes to timm itself; a test keeps this equal to its list.
+RESERVED_KWARGS = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A timm architecture; ``kwargs`` go to ``timm.create_model`` as they are."""
-
-    name: str
-    image_size: int
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+def _not_reserved(name: str) -> str:
+    """The name of an argument that a sweep may set."""
+    if name in RESERVED_KWARGS:
+        raise PydanticCustomError("reserved", "the product sets this argument itself; remove it")
+    return name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedding:
-    """Whose features are clustered: the pretrained ``backbone`` (a label space) of ``seed``, or ``model``."""
+class ModelSpec(Strict):
+    """A network by its timm name."""
 
-    pretrain: str = ""
-    """Name of the block that pretrains the backbone."""
-    backbone: str | None
-    seed: int
-    model: Model | None
-    initial: Mapping[str, str]
-    """Weights of ``model``: one of ``artifact``, ``uri`` with ``sha256``, ``timm``."""
-    look: Mapping[str, Any]
-    """How images are seen; None = as the weights were trained."""
+    name: Annotated[str, Field(min_length=1)] = Field(description="Any timm model name.")
+    image_size: Count = Field(description="Side of the square input, pixels.")
+    kwargs: dict[Annotated[str, AfterValidator(_not_reserved)], Annotated[Any, AfterValidator(canonical)]] = Field(
+        default_factory=dict, description="Arguments for timm.create_model: plain JSON, none that the product sets."
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clustering:
-    """Clusters of features; ``parameters`` are the identity of the job that makes them, apart from the features."""
-
-    embedding: Embedding
-    parameters: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelSpace:
-    """A label space, by its path ``<entry>/<level>``, ``<entry>/<num_classes>`` or ``<entry>``."""
-
-    name: str
-    entry: str
-    level: str
-    dataset: str
-    space: Mapping[str, Any]
-    num_classes: int
-    """0 = not known before it is made."""
-    multi_label: bool = False
-    """A leaf class has several targets."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Where the files lie that ``space`` names by their digest; never identity."""
-    clustering: Clustering | None = None
-    """How it is made, if it is made of clusters."""
+def _readable_uri(uri: str) -> str:
+    """A URI of a file in a store that can be opened."""
+    try:
+        check_store_uri(uri)  # first the whole one, so that messages name what was written
+        if uri.endswith("/"):
+            raise PydanticCustomError("refused", "this names a folder; give the URI of a weights file")
+        split_object_uri(uri)
+    except StorageError as error:
+        why = str(error).replace("store ", "URI ", 1) if str(error).startswith("store ") else str(error)
+        raise PydanticCustomError("refused", "{why}", {"why": why}) from None
+    return uri
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints:
-    """How often a run is saved; see the fields of ``Execution``. Never changes a result."""
+class InitialSpec(Strict):
+    """Initial weights of a network; exactly one of ``artifact``, ``uri`` and ``timm``."""
 
-    every_steps: int = 0
-    every_epochs: int = 1
-    mtbf_s: float = 0.0
-    keep_last: int = 2
+    SOURCES: ClassVar[tuple[str, ...]] = ("artifact", "uri", "timm")
 
+    artifact: Annotated[str, Field(pattern=r"(pretrain|finetune)-\S+")] | None = Field(
+        None, description="Key of a finished pretrain or finetune job in the sweep's store."
+    )
+    uri: Annotated[str, AfterValidator(_readable_uri)] | None = Field(
+        None, description="file:// or s3:// URI of a weights file (safetensors, or a .pth of tensors); needs sha256."
+    )
+    sha256: Annotated[str, Field(pattern=r"[0-9a-f]{64}")] | None = Field(
+        None, description="Sha256 of the file at uri: results must not depend on who changes it (sha256sum FILE)."
+    )
+    timm: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Tag of timm's pretrained weights of this architecture (augreg_in21k)."
+    )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialBackbone:
-    """A backbone of this sweep that others start from."""
-
-    pretrain: str
-    """Name of its block."""
-    labels: str = ""
-    """Its label space; empty: the same as that of the backbone that starts from it."""
-    seed: int | None = None
-    """Its seed; None: the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pretrain:
-    """Backbones to make: ``labels`` (names of label spaces, in order) x ``seeds``."""
-
-    name: str = ""
-    """Name of the block; empty for a sweep's only, unnamed one."""
-    model: Model
-    labels: tuple[str, ...]
-    recipe: Mapping[str, Any]
-    seeds: tuple[int, ...]
-    subset: Mapping[str, Any] = field(default_factory=dict)
-    """Part of the training split; empty = all of it."""
-    initial: Mapping[str, str] = field(default_factory=dict)
-    """Where the backbone's weights start: one of ``artifact``, ``uri`` with ``sha256``, ``timm``; empty = random."""
-    initial_from: InitialBackbone | None = None
-    """The backbone of this sweep that it starts from, in place of ``initial``."""
-    keep: Mapping[str, Any] = field(default_factory=dict)
-    """Checkpoints that become part of the artifact, and so of its identity; empty = none."""
-    baselines: tuple[str, ...] = ()
-    """Label spaces that are pretrained for the baselines of transfers alone."""
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        given = [name for name in self.SOURCES if getattr(self, name) is not None]
+        if len(given) != 1:
+            found, known = " and ".join(given) or "none of them", ", ".join(self.SOURCES[:-1])
+            raise PydanticCustomError("one_rule", f"give exactly one of {known} and {self.SOURCES[-1]}; here: {found}")
+        if (self.uri is None) != (self.sha256 is None):
+            message = "uri and sha256 belong together: a file may change, and results must not; run sha256sum FILE"
+            raise PydanticCustomError("one_rule", message)
+        return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One combination of a grid's values; without a grid the only one, with an empty name."""
+# ----------------------------------------------------------------------------------------------- what planning can tell
 
-    recipe: Mapping[str, Any]
-    name: str = ""
-    """Such as ``lr=0.4,batch_size=512``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """Trials in place of a grid."""
-
-    over: str
-    """``recipe``, ``pretrain`` or ``labels``."""
-    algorithm: Mapping[str, Mapping[str, Any]]
-    """Its name, with all of its options."""
-    space: Mapping[str, Mapping[str, Any]]
-    """Recipe fields: ``{"values": [...]}`` or a range; empty over label spaces."""
-    trials: int | None
-    """None: one for each label space."""
-    concurrent: int
-    seed: int
-    probe: Mapping[str, Any] = field(default_factory=dict)
-    """Recipe of the cached probe that judges pretrainings."""
-    holds_out: Mapping[str, Any] = field(default_factory=dict)
-    """What is added to the recipes of trials alone, so that they can be judged."""
+# The same rule as workloads.models.batchnorm, which a test compares.
+DEFAULT_NORM_GROUP = 64
+# Arguments that change neither which images a network takes nor its layers; with any other, only the data plane knows.
+_HARMLESS = frozenset(
+    {
+        "attn_drop_rate",
+        "drop_path_rate",
+        "drop_rate",
+        "init_values",
+        "mlp_ratio",
+        "num_heads",
+        "patch_drop_rate",
+        "pos_drop_rate",
+        "proj_drop_rate",
+        "qk_norm",
+        "qkv_bias",
+    }
+)
+# Networks whose patch size is of a stem that pads, or of one branch that sees enlarged images.
+_TAKE_LARGE_PATCHES = ("crossvit", "visformer", "xcit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """One way to measure every backbone on one target."""
-
-    name: str
-    target: str
-    protocol: JobKind
-    cells: tuple[Cell, ...]
-    """Recipes to run: one, or those of a grid."""
-    seeds: tuple[int, ...]
-    subset: Mapping[str, Any] = field(default_factory=dict)
-    """As in `Pretrain`."""
-    fractions: tuple[float, ...] = ()
-    """Parts of the training split, one job each; empty = ``subset`` alone."""
-    subset_seed: int | None = None
-    """What draws the fractions; None: each transfer seed its own ones."""
-    checkpoints: tuple[int, ...] = ()
-    """Epochs of the pretraining to measure; empty = its final weights."""
-    select_on: str = ""
-    """Where a grid's cell is chosen: ``train``, ``val``; empty without a grid."""
-    baselines: tuple[str, ...] = ()
-    """``one_pass``, ``retrain``."""
-    pretrains: tuple[str, ...] = ("",)
-    """Names of the blocks whose backbones are measured."""
-    labels: tuple[str, ...] | None = None
-    """Label spaces whose backbones are measured; None = all that a block pretrains."""
-    search: Search | None = None
-
-    def measures(self, space: str) -> bool:
-        """Whether backbones of a label space are measured; those of its own baselines always are."""
-        return self.labels is None or space in self.labels
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        """Of the first cell."""
-        return self.cells[0].recipe
-
-    @property
-    def recipes(self) -> tuple[Mapping[str, Any], ...]:
-        """Those to check: of all cells, or a search's at each listed value and each end of a range."""
-        if self.search is None or self.searches_backbones:
-            return tuple(cell.recipe for cell in self.cells)
-        ends = {name: [*next(iter(values.values()))] for name, values in self.search.space.items()}
-        first = {name: values[0] for name, values in ends.items()}
-        tried = [{**first, name: value} for name, values in ends.items() for value in values]
-        return tuple({**self.recipe, **self.search.holds_out, **chosen} for chosen in tried if self.recipe)
-
-    @property
-    def searches_backbones(self) -> bool:
-        """Whether its backbones are those that its search pretrains."""
-        return self.search is not None and self.search.over != "recipe"
+def check_model(path: Path, model: Model, table: ModelTable, complaints: Complaints) -> None:
+    """Complain about a model that timm does not have, or an image size that it is known to refuse."""
+    problem = table.name_problem(model.name)
+    if problem:
+        complaints.add((*path, "name"), problem)
+        return
+    known = table.find(model.name)
+    if known is not None and not model.kwargs.keys() - _HARMLESS:
+        problem = known.size_problem(model.image_size)
+        if problem:
+            complaints.add((*path, "image_size"), f"image_size {model.image_size} is refused: {problem}")
+    _check_patches(path, model, complaints)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """A whole sweep.yaml, resolved. ``store`` and ``tracking_uri`` are empty when the project's defaults apply."""
+def check_recipe_of_model(
+    path: Path,
+    recipe: Mapping[str, Any],
+    model: Model,
+    table: ModelTable,
+    complaints: Complaints,
+    *,
+    num_workers: int = 1,
+) -> None:
+    """Complain about a resolved recipe that the network at hand cannot be trained with by so many workers."""
+    known = table.find(model.name)
+    if known is None or not recipe:
+        return
+    if known.has_batchnorm and not any("norm" in name for name in model.kwargs):
+        _check_groups(path, recipe, known, complaints)
+        _check_shares(path, recipe, num_workers, complaints)
+    missing = {"dropout": known.has_dropout, "drop_path": known.has_drop_path}
+    for field, has_it in missing.items():
+        if recipe.get(field) and not has_it:
+            complaints.add((*path, field), f"timm model {known.name} has no {field}; remove it or choose another model")
 
-    name: str
-    datasets: Mapping[str, Dataset]
-    labels: Mapping[str, LabelSpace]
-    pretrains: tuple[Pretrain, ...]
-    """With different names, or a single one without."""
-    transfer: tuple[Transfer, ...]
-    baseline: str
-    metric: str
-    resources: Mapping[JobKind, Resources]
-    num_workers: Mapping[JobKind, int]
-    """Processes that work on one job of a kind together."""
-    compute: Mapping[str, Any]
-    """Fields of ``Execution`` that say how training computes."""
-    store: str
-    tracking_uri: str
-    experiment: str
-    policy: Policy
-    register: str = ""
-    """``best``: MLflow's model registry gets the best backbone; empty: it gets none."""
-    published: tuple[Mapping[str, Any], ...] = ()
-    """Printed numbers for the report (fields of ``Published``)."""
-    recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Recipes that it names, by name, with the fields of their bases."""
-    notify: tuple[Channel, ...] = ()
 
-    def pretrain(self, name: str) -> Pretrain:
-        """The block of a name. Raises ``KeyError``."""
-        return {block.name: block for block in self.pretrains}[name]
+def check_resize(path: Path, look: Mapping[str, Any], models: Iterable[Model], complaints: Complaints) -> None:
+    """Complain about a shorter side (``look["resize"]``) from which no square of a network's size could be cut."""
+    resize = look.get("resize")
+    for model in models:
+        if resize is not None and resize < model.image_size:
+            message = f"resize {resize} is below the model's image_size {model.image_size}: no square of that size "
+            complaints.add((*path, "resize"), f"{message}could be cut out; use {model.image_size} or more, or null")
 
-    def trained(self, pretrain: Pretrain) -> tuple[str, ...]:
-        """The label spaces whose backbones are pretrained by jobs of their own, not as trials of a search."""
-        measuring = [item for item in self.transfer if pretrain.name in item.pretrains]
-        if not any(item.searches_backbones for item in measuring):
-            return pretrain.labels
-        needed = {
-            name
-            for item in measuring
-            for name in pretrain.labels
-            if (not item.searches_backbones and item.measures(name)) or (item.baselines and name == item.target)
-        }
-        return tuple(name for name in pretrain.labels if name in needed)
+
+def _check_patches(path: Path, model: Model, complaints: Complaints) -> None:
+    """Patches (a side, or one in each direction) larger than the image: not a single one fits."""
+    given = model.kwargs.get("patch_size")
+    sides = [side for side in (given if isinstance(given, list | tuple) else (given,)) if isinstance(side, int)]
+    if model.kwargs.get("dynamic_img_pad") or model.name.startswith(_TAKE_LARGE_PATCHES):
+        return
+    if sides and max(sides) > model.image_size:
+        message = (
+            f"image_size {model.image_size} is refused: kwargs.patch_size {given} is larger, so that no patch fits"
+        )
+        remedy = f"use image_size {max(sides)} or more, or smaller patches"
+        complaints.add((*path, "image_size"), f"{message}; {remedy}")
+
+
+def _check_shares(path: Path, recipe: Mapping[str, Any], num_workers: int, complaints: Complaints) -> None:
+    """Every worker takes whole norm groups of a batch, at least one."""
+    batch_size = recipe["batch_size"]
+    group = recipe.get("norm_group") or min(batch_size, DEFAULT_NORM_GROUP)
+    if num_workers > max(1, batch_size // group):
+        message = f"batch_size {batch_size} has {batch_size // group} norm groups of {group} samples, fewer than the"
+        complaints.add(
+            (*path, "norm_group" if recipe.get("norm_group") else "batch_size"),
+            f"{message} {num_workers} workers that share it, and BatchNorm cuts none; use fewer workers"
+            f"{_smaller_groups(recipe, num_workers)}",
+        )
+
+
+def _smaller_groups(recipe: Mapping[str, Any], num_workers: int) -> str:
+    """The other remedy: the largest groups of which every worker has one; nothing where there are none."""
+    batch_size, unit = recipe["batch_size"], 2 if recipe.get("mixup") or recipe.get("cutmix") else 1
+    largest = batch_size // num_workers
+    fitting = [group for group in range(unit, largest + 1, unit) if batch_size % group == 0]
+    return f", or set norm_group to at most {fitting[-1]} (this changes the key)" if fitting else ""
+
+
+def _check_groups(path: Path, recipe: Mapping[str, Any], model: TimmModel, complaints: Complaints) -> None:
+    batch_size = recipe["batch_size"]
+    group = min(batch_size, DEFAULT_NORM_GROUP)
+    if recipe.get("norm_group") is None and batch_size % group:
+        message = (
+            f"batch_size {batch_size} is not a multiple of {group}, and {model.name} has BatchNorm, whose statistics"
+        )
+        complaints.add(
+            (*path, "batch_size"),
+            f"{message} are over groups of {group} samples by default; set norm_group to a divisor of {batch_size}",
+        )

@@ -1,75 +1,224 @@
-"""Who is told what of a sweep: the resolved form of ``notify:``. It changes no result and holds no secret."""
+"""`notify:`: what it may say, which secrets a channel may use, and the file of the same list for a whole cluster. Pure.
+
+A controller reads references in its own environment, and whoever may submit a sweep, or write the store that it lies
+in, chooses the mail server that a password is told to. So what a sweep names must be called as what it is for; the
+cluster's own file, which its operator writes, may name anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Self
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.core.errors import SpecError, UserError
+from orchestrator.core.security.references import is_reference
+from orchestrator.core.security.urls import check_url, forbidden_host
+from orchestrator.sweepfile.fields import Strict
+from orchestrator.sweepfile.parse.tree import parse_tree, parse_value
+from orchestrator.sweepfile.policy import duration_s
+from orchestrator.sweepfile.problems import Complaints, validate
+from orchestrator.sweepfile.values import Channel, Email, Occasion, Security
+
+_ADDRESS = re.compile(r"[^@\s<>,;:\"\\()\[\]]{1,64}@[A-Za-z0-9.-]{1,255}")
+_SERVER = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_REFERENCES = "${env:NAME}, ${file:/path} or another reference of docs/security.md, which the controller reads"
 
 
-class Occasion(StrEnum):
-    """What people are told about."""
-
-    FINISHED = "finished"
-    """The sweep has ended with a result for every job, or was cancelled."""
-    FAILED = "failed"
-    """The sweep has ended without some results, or the circuit breaker stopped it."""
-    STALLED = "stalled"
-    """Nothing has happened for long though nobody paused it."""
-    BUDGET = "budget"
-    """A budget is nearly or wholly spent, or a deadline has passed."""
+def _reference(text: str) -> str:
+    if text and not is_reference(text):
+        # No message shows the text, which may be the secret itself.
+        message = "this must say where the secret lies, because sweeps are stored and shared; write {forms}"
+        raise PydanticCustomError("refused", message, {"forms": _REFERENCES})
+    return text
 
 
-class Security(StrEnum):
-    """How a connection to a mail server is protected."""
-
-    STARTTLS = "starttls"
-    TLS = "tls"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Email:
-    """A mail server and who writes to whom."""
-
-    to: tuple[str, ...]
-    sender: str
-    server: str
-    """``host:port``"""
-    user: str = ""
-    password: str = ""
-    """Reference to a secret; empty = none."""
-    security: Security = Security.STARTTLS
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``dataclasses.asdict``."""
-        return cls(**{**document, "to": tuple(document["to"]), "security": Security(document["security"])})
+def _url(text: str) -> str:
+    if text and not is_reference(text):
+        try:
+            check_url(text, what="the webhook")
+        except UserError as error:
+            raise PydanticCustomError("refused", "{why}", {"why": str(error)}) from None
+    return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Channel:
-    """One way to tell somebody; exactly one of ``webhook``, ``slack`` and ``email`` is there."""
+def _mail_address(text: str) -> str:
+    if not _ADDRESS.fullmatch(text):
+        raise PydanticCustomError("refused", "{text} is no mail address; write name@host", {"text": repr(text)})
+    return text
 
-    on: tuple[Occasion, ...] = tuple(Occasion)
-    webhook: str = ""
-    """URL, or a reference to it."""
-    secret: str = ""
-    """Reference to the key that signs what a webhook gets; empty = not signed."""
-    slack: str = ""
-    """Reference to an incoming webhook of Slack or what understands the same."""
-    email: Email | None = None
-    stalled_after_s: float = 1800.0
 
-    @property
-    def kind(self) -> str:
-        """``webhook``, ``slack`` or ``email``."""
-        return "email" if self.email else "slack" if self.slack else "webhook"
+def _server(text: str) -> str:
+    found = _SERVER.fullmatch(text)
+    if found is None or not 0 < int(found["port"]) < 65536:
+        message = "{text} is no mail server; write host:port, such as smtp.example.org:587"
+        raise PydanticCustomError("refused", message, {"text": repr(text)})
+    if reason := forbidden_host(found["host"].strip("[]")):
+        message = "{text} is refused: it names a host {reason}; name your mail server"
+        raise PydanticCustomError("refused", message, {"text": repr(text), "reason": reason})
+    return text
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``dataclasses.asdict``."""
-        email = document.get("email")
-        occasions = tuple(Occasion(name) for name in document["on"])
-        return cls(**{**document, "on": occasions, "email": Email.from_json(email) if email else None})
+
+def _duration(text: str) -> str:
+    if not duration_s(text):
+        message = "{text} is no duration above zero; write 30m, 2h, 1d"
+        raise PydanticCustomError("refused", message, {"text": repr(text)})
+    return text
+
+
+Reference = Annotated[str, AfterValidator(_reference)]
+MailAddress = Annotated[str, AfterValidator(_mail_address)]
+
+
+class EmailSpec(Strict):
+    """A mail server, and who writes to whom."""
+
+    to: Annotated[list[MailAddress], Field(min_length=1, max_length=50)] = Field(description="Who gets the mail.")
+    sender: MailAddress = Field(description="From whom it comes.")
+    server: Annotated[str, AfterValidator(_server)] = Field(description="host:port of the mail server (SMTP).")
+    user: str = Field("", description="Name to log in with; default: no login.")
+    password: Reference = Field("", description="Where its password lies: ${env:NAME}, ${file:/path}, ...")
+    security: Literal["starttls", "tls", "none"] = Field(
+        "starttls", description="How the connection is protected; none is refused beyond this machine."
+    )
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        if bool(self.user) != bool(self.password):
+            raise PydanticCustomError("refused", "user and password belong together; give both or none")
+        if self.security == "none" and self.server.rpartition(":")[0] not in _LOOPBACK:
+            message = "without TLS everybody on the way reads it, the password too; write security: starttls or tls"
+            raise PydanticCustomError("refused", message)
+        return self
+
+
+_Occasion = Literal["finished", "failed", "stalled", "budget"]
+
+
+class NotifySpec(Strict):
+    """One way to tell somebody: a webhook, Slack or mail."""
+
+    on: Annotated[list[_Occasion], Field(min_length=1)] = Field(
+        default_factory=lambda: list(get_args(_Occasion)),
+        description="What is told: the sweep finished, failed, stalled, or its budget is nearly or wholly spent.",
+    )
+    webhook: Annotated[str, AfterValidator(_url)] = Field(
+        "", description="URL that gets a POST of JSON, or a reference to it. http only on this machine or network."
+    )
+    secret: Reference = Field("", description="Where the key lies that signs what the webhook gets; default: unsigned.")
+    slack: Reference = Field("", description="Where the URL of an incoming webhook of Slack lies: ${env:SLACK_URL}.")
+    email: EmailSpec | None = Field(None, description="Mail.")
+    stalled_after: Annotated[str, AfterValidator(_duration)] = Field(
+        "30m", description="A sweep has stalled when nothing happened for so long: 30m, 2h, 1d."
+    )
+
+    @model_validator(mode="after")
+    def _is_one_channel(self) -> Self:
+        given = [name for name in ("webhook", "slack", "email") if getattr(self, name)]
+        if len(given) != 1:
+            found = f"{', '.join(given)}; keep one and write an entry for each" if given else "none; add one"
+            message = "needs exactly one of webhook, slack, email; it has {found}"
+            raise PydanticCustomError("refused", message, {"found": found})
+        if self.secret and not self.webhook:
+            raise PydanticCustomError("refused", "secret signs what a webhook gets; without webhook remove it")
+        return self
+
+
+# -------------------------------------------------------------------------------------------------- what it resolves to
+
+
+def resolve_notify(entries: Iterable[NotifySpec]) -> tuple[Channel, ...]:
+    """The channels of a sweep."""
+    return tuple(_channel(entry) for entry in entries)
+
+
+def is_notify_file(text: str, file: str) -> bool:
+    """Whether a text holds only who is told (or a list of that, which is refused), and is no sweep.yaml.
+
+    Raises:
+        SpecError: it is not YAML.
+    """
+    found = parse_value(text, file)
+    return isinstance(found, list) or (isinstance(found, dict) and set(found) == {"notify"})
+
+
+def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
+    """The channels of a file, called ``file`` in errors.
+
+    Raises:
+        SpecError: everything that is wrong with it, one line each.
+    """
+    if isinstance(parse_value(text, file), list):
+        raise SpecError((f"{file}:1:1: this is a bare list; write notify: above it",))
+    tree = parse_tree(text, file)
+    entries = tree.value.get("notify")
+    if not isinstance(entries, list) or len(tree.value) != 1:
+        raise SpecError((f"{file}:1:1: this is no file of who is told; write notify: [...], and nothing else",))
+    return resolve_notify(validate(NotifySpec, entry, tree, ("notify", number)) for number, entry in enumerate(entries))
+
+
+def _channel(entry: NotifySpec) -> Channel:
+    return Channel(
+        on=tuple(Occasion(name) for name in dict.fromkeys(entry.on)),
+        webhook=entry.webhook,
+        secret=entry.secret,
+        slack=entry.slack,
+        email=_email(entry.email) if entry.email is not None else None,
+        stalled_after_s=duration_s(entry.stalled_after) or 0.0,
+    )
+
+
+def _email(entry: EmailSpec) -> Email:
+    return Email(
+        to=tuple(entry.to),
+        sender=entry.sender,
+        server=entry.server,
+        user=entry.user,
+        password=entry.password,
+        security=Security(entry.security),
+    )
+
+
+# --------------------------------------------------------------------------- which secrets a channel of a sweep may use
+
+_MEANT_FOR_IT = re.compile(r"(?i)notif|hook|slack|mail|smtp")
+_NAMED = re.compile(r"\$\{(?P<where>[a-z-]+):(?P<name>[^}#]+)(?:#[^}]*)?\}")
+
+
+def check_channel_of_sweep(channel: Channel) -> None:
+    """Refuse a sweep's channel that would use other secrets of the cluster, or tell one in clear.
+
+    Raises:
+        UserError: and nothing was read.
+    """
+    for reference in _references(channel):
+        found = _NAMED.fullmatch(reference)
+        name = found["name"].rpartition("/")[2] if found else ""
+        if not _MEANT_FOR_IT.search(name):
+            raise UserError(
+                f"a sweep may not use {reference}: its name must hold notif, hook, slack, mail or smtp, so that no "
+                "sweep has other secrets of the cluster sent anywhere; rename it, or put the channel into the "
+                "cluster's own file (ORCHESTRATOR_NOTIFY_FILE)"
+            )
+    email = channel.email
+    if email is not None and email.security is Security.NONE and email.server.rpartition(":")[0] not in _LOOPBACK:
+        raise UserError(f"the mail server {email.server} would be told everything in clear; write security: starttls")
+
+
+def _references(channel: Channel) -> Iterator[str]:
+    password = channel.email.password if channel.email is not None else ""
+    webhook = channel.webhook if channel.webhook.startswith("${") else ""
+    yield from (text for text in (webhook, channel.secret, channel.slack, password) if text)
+
+
+def check_channels(channels: Sequence[Channel], complaints: Complaints) -> None:
+    """Refuse them here already: a controller would refuse them when there is something to tell, hours later."""
+    for position, channel in enumerate(channels):
+        try:
+            check_channel_of_sweep(channel)
+        except UserError as error:
+            complaints.add(("notify", position), str(error))

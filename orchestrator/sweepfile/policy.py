@@ -1,59 +1,149 @@
-"""What a sweep may use and how its jobs rank: the resolved form of ``policy:``. It changes no result."""
+"""`policy:`: what it may say, resolved and checked against the resources. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, Self
+import re
+from datetime import datetime
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.sweepfile.fields import Count, Strict
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.resources import ResourceGroups, ResourcesSpec
+from orchestrator.sweepfile.values import Policy, PriorityClass
+
+PriorityName = Literal["low", "normal", "high", "urgent"]
+_MAX_PRIORITY = 1000
+Priority = Annotated[int, Field(ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)]
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[mhd])")
+_UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class PriorityClass(IntEnum):
-    """Named priorities; numbers between and beyond them are fine too."""
+def _deadline(text: str) -> str:
+    if not duration_s(text) and moment_s(text) is None:
+        message = (
+            "{value} is neither a duration above zero ('90m', '36h', '3d', counted from submission) nor a moment with "
+            "its time zone ('2026-12-01T18:00:00+01:00')"
+        )
+        raise PydanticCustomError("deadline", message, {"value": repr(text)})
+    return text
 
-    LOW = -10
-    NORMAL = 0
-    HIGH = 10
-    URGENT = 100
-    """Out of reach of whatever has waited for long."""
+
+def duration_s(text: str) -> float | None:
+    """Seconds of ``"90m"``, ``"36h"`` or ``"3d"``; none for any other text."""
+    found = _DURATION.fullmatch(text)
+    return float(found["number"]) * _UNIT_S[found["unit"]] if found else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """See the fields of ``policy:``; ``None`` = no bound."""
+def moment_s(text: str) -> float | None:
+    """Unix seconds of an ISO 8601 moment with a time zone; none for any other text."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo is not None else None
 
-    priority: int = int(PriorityClass.NORMAL)
-    weight: float = 1.0
-    """Share of a busy cluster, relative to other sweeps of this priority."""
-    max_gpus: float | None = None
-    """GPUs that all live attempts hold together."""
-    max_concurrent: int | None = None
-    """Live attempts."""
-    max_failures: int = 3
-    """Failed attempts per job before the job fails; preemptions, lost nodes and failures of storage do not count."""
-    max_preemptions: int = 3
-    """Times that the scheduler may take a job's room for a sweep of higher priority."""
-    breaker: int = 5
-    """Jobs that fail in the same way, with none of their kind done, before the sweep stops; 0 = never."""
-    gpu_hours: float | None = None
-    cost: float | None = None
-    gpu_hour_price: float = 0.0
-    """Cost of one GPU-hour, in the currency of ``cost``."""
-    deadline_s: float | None = None
-    """Unix seconds from which on nothing is started."""
-    time_limit_s: float | None = None
-    """Seconds after submission from which on nothing is started."""
-    users: tuple[str, ...] = ()
-    """Who may give the sweep orders besides its owner."""
 
-    @property
-    def gpu_hour_budget(self) -> float | None:
-        """GPU-hours that all attempts together may use: the smaller of both bounds."""
-        bounds = [self.gpu_hours] if self.gpu_hours is not None else []
-        bounds += [self.cost / self.gpu_hour_price] if self.cost is not None and self.gpu_hour_price else []
-        return min(bounds, default=None)
+class BudgetSpec(Strict):
+    """What the whole sweep may use; jobs that no longer fit are not started and the sweep ends with the reason."""
 
+    gpu_hours: float | None = Field(None, gt=0, description="GPU-hours of all attempts, also of those that failed.")
+    cost: float | None = Field(None, gt=0, description="Cost of all attempts, in any currency; needs gpu_hour_price.")
+    gpu_hour_price: float | None = Field(None, gt=0, description="Cost of one GPU-hour, in the currency of cost.")
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if self.cost is not None and self.gpu_hour_price is None:
+            message = "cost needs gpu_hour_price, the price of one GPU for one hour, to be compared with"
+            raise PydanticCustomError("no_price", message)
+        if self.gpu_hours is None and self.cost is None:
+            raise PydanticCustomError("no_budget", "a budget bounds something: add gpu_hours, or cost with its price")
+        return self
+
+
+class PolicySpec(Strict):
+    """What the sweep may use, how it ranks among others, and what to do when jobs fail. It changes no result."""
+
+    priority: PriorityName | Priority = Field(
+        "normal",
+        description=(
+            "low (-10), normal (0), high (10), urgent (100) or a number in [-1000, 1000]. Sweeps of higher priority go "
+            "first and take the room of running jobs of lower priority, which write a checkpoint and go on later."
+        ),
+    )
+    weight: float = Field(
+        1, gt=0, le=1000, description="Share of a busy cluster relative to other sweeps of the same priority."
+    )
+    max_gpus: float | None = Field(
+        None, gt=0, description="GPUs that its running jobs hold at most; default: no bound."
+    )
+    max_concurrent: Count | None = Field(None, description="Jobs that run at a time at most; default: no bound.")
+    failures: Count = Field(3, description="Failed attempts before a job fails; preemptions do not count.")
+    preemptions: int = Field(
+        3, ge=0, le=1000, description="Times that a job may have to make room for a sweep of higher priority."
+    )
+    breaker: int = Field(
+        5,
+        ge=0,
+        le=100_000,
+        description=(
+            "The sweep stops when this many jobs of a kind have failed in the same way and none has succeeded; "
+            "0 = never."
+        ),
+    )
+    budget: BudgetSpec | None = Field(None, description="What all attempts together may use; default: no bound.")
+    deadline: Annotated[str, AfterValidator(_deadline)] | None = Field(
+        None,
+        description=(
+            "Nothing is started from then on: a duration after submission (90m, 36h, 3d) or a moment with its time "
+            "zone (2026-12-01T18:00:00+01:00). Jobs that run go on to their end."
+        ),
+    )
+    users: list[str] = Field(
+        default_factory=list, description="Who may pause, cancel or change the sweep besides who submitted it."
+    )
+
+    @field_validator("priority", mode="before")
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``dataclasses.asdict``."""
-        return cls(**{**document, "users": tuple(document.get("users", ()))})
+    def _is_a_priority(cls, value: object) -> object:
+        is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_PRIORITY
+        if not is_number and value not in get_args(PriorityName):
+            message = "{value} is no priority; write low, normal, high, urgent or a whole number in [-1000, 1000]"
+            raise PydanticCustomError("refused", message, {"value": repr(value)})
+        return value
+
+
+def resolve_policy(spec: PolicySpec, groups: ResourceGroups, complaints: Complaints) -> Policy:
+    """The policy of a sweep; complains about jobs that its own bounds would keep from ever starting."""
+    for name in type(groups).model_fields:
+        smallest = _fewest_gpus(getattr(groups, name))
+        if spec.max_gpus is not None and smallest > spec.max_gpus:
+            message = (
+                f"{spec.max_gpus:g} keeps jobs of resources.{name} from ever starting, which ask for {smallest:g} "
+                "GPUs; raise max_gpus, or lower their gpus or min_gpus"
+            )
+            complaints.add(("policy", "max_gpus"), message)
+    complaints.refuse_repeats(("policy", "users"), spec.users)
+    priority = spec.priority if isinstance(spec.priority, int) else int(PriorityClass[spec.priority.upper()])
+    budget, deadline = spec.budget, spec.deadline or ""
+    return Policy(
+        priority=priority,
+        weight=spec.weight,
+        max_gpus=spec.max_gpus,
+        max_concurrent=spec.max_concurrent,
+        max_failures=spec.failures,
+        max_preemptions=spec.preemptions,
+        breaker=spec.breaker,
+        gpu_hours=budget.gpu_hours if budget else None,
+        cost=budget.cost if budget else None,
+        gpu_hour_price=(budget.gpu_hour_price if budget else None) or 0.0,
+        deadline_s=moment_s(deadline),
+        time_limit_s=duration_s(deadline),
+        users=tuple(spec.users),
+    )
+
+
+def _fewest_gpus(spec: ResourcesSpec) -> float:
+    return spec.min_gpus or spec.gpus

@@ -1,50 +1,38 @@
-"""Looks at external data sets when a sweep.yaml is loaded: the one place where the language reads object stores.
+"""Looks at what lies outside of a sweep.yaml when it is loaded: data sets, sources to convert, classes of label spaces.
 
-It reads small files (``dataset.json``, ``classes.json``) and listings, never shards; sources that are to be converted
-are listed by the data plane. What it finds goes into the pure resolution as values.
+The one place where the language reads object stores and asks the data plane. It reads small files (``dataset.json``,
+``classes.json``) and listings, never shards. The control plane never imports the data plane, so what only that can tell
+is asked of a process of its own (``python -m workloads.data``, ``python -m workloads.labels``). What is found goes into
+the pure resolution as values; digests of files that were read become identity.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from orchestrator.core.errors import BadDataError, NotFoundError, SpecError, StorageError, UserError
-from orchestrator.storage.dataset_files import CLASSES_FILE, DatasetFile, read_class_table, read_dataset_file
+from orchestrator.storage.dataset_files import CLASSES_FILE, read_class_table, read_dataset_file
 from orchestrator.storage.listing import list_shards, listing_digest
-from orchestrator.sweepfile.list_source import ask_listing, source_arguments, with_absolute_paths
-from orchestrator.sweepfile.model import Sweep
-from orchestrator.sweepfile.parse.tree import Path, Tree
-from orchestrator.sweepfile.schema import SweepSpec
-from orchestrator.sweepfile.schema_datasets import ConvertedShards, ExternalShards
+from orchestrator.sweepfile.datasets import (
+    ConvertedShards,
+    ExternalShards,
+    Survey,
+    Surveys,
+    source_arguments,
+)
+from orchestrator.sweepfile.labels import Counted, Definition
+from orchestrator.sweepfile.parse.tree import Path as TreePath
+from orchestrator.sweepfile.parse.tree import Tree
+from orchestrator.sweepfile.sweep import SweepSpec
+from orchestrator.sweepfile.values import Dataset, ResolvedSweep
 
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What was found of one external data set."""
-
-    described: DatasetFile | None = None
-    """Its ``dataset.json``, for ``from``."""
-    listing: str = ""
-    """Digest of names, sizes and versions of its shards; empty where the digest of their content is known."""
-    class_table: Sequence[Mapping[str, Any]] = ()
-    classes_uri: str = ""
-    """Empty: classes are numbers."""
-    classes_sha256: str = ""
-    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """URI patterns of ``shards``."""
-    source: Mapping[str, Any] = field(default_factory=dict)
-    """How the source of a conversion is listed."""
-    listed: Mapping[str, Any] = field(default_factory=dict)
-    """What the source of a conversion holds; empty: nobody looked, since its listing is declared."""
-    missing: str = ""
-    """Why the data set cannot be read, where it is declared in full; empty if it was."""
-
-
-Surveys = Mapping[str, Survey]
 
 
 def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
@@ -71,7 +59,7 @@ def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
     return surveys
 
 
-def require_datasets(sweep: Sweep) -> None:
+def require_datasets(sweep: ResolvedSweep) -> None:
     """What may only be planned is not run. Raises ``SpecError``: a data set is declared, but not there."""
     missing = [dataset.missing for dataset in sweep.datasets.values() if dataset.missing]
     if missing:
@@ -79,7 +67,7 @@ def require_datasets(sweep: Sweep) -> None:
 
 
 class _SurveyError(Exception):
-    def __init__(self, path: Path, message: str, *, is_damage: bool) -> None:
+    def __init__(self, path: TreePath, message: str, *, is_damage: bool) -> None:
         super().__init__(path, message)
         self.path, self.message, self.is_damage = path, message, is_damage
 
@@ -119,7 +107,7 @@ def _lister(patterns: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
     return lambda: list_shards(patterns)
 
 
-def _at(path: Path, read: Callable[[], Found]) -> Found:
+def _at(path: TreePath, read: Callable[[], Found]) -> Found:
     try:
         return read()
     except (StorageError, BadDataError) as error:
@@ -130,3 +118,118 @@ def _at(path: Path, read: Callable[[], Found]) -> Found:
         if isinstance(error, NotFoundError):
             message += "; check the URI (`orchestrator data shard` and `orchestrator data index` print the entry)"
         raise _SurveyError(path, message, is_damage=isinstance(error, BadDataError)) from error
+
+
+# --------------------------------------------------------------------------------------------------- sources to convert
+
+_LISTING_TIMEOUT_S: Final = 7200.0
+_PATHS: Final = ("source", "labels", "root")
+
+_FIELDS: Final = {
+    "split": "splits",
+    **{name.replace("_", "-"): name for name in ("val_fraction", "labels", "separator", "path_column", "label_column")},
+    "follow-links": "follow_links: true",
+}
+_FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
+
+
+def with_absolute_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as jobs need them, which run in other directories."""
+    return {**arguments, **{name: _absolute(arguments[name]) for name in _PATHS if arguments[name]}}
+
+
+def ask_listing(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a source holds: ``listing``, ``num_samples``, ``num_classes``, ``levels``, ``multi_label``, ``classes``.
+
+    Raises:
+        UserError: it is not there, does not fit the format, or cannot be listed in two hours.
+    """
+    late = f"{arguments['source']} was not listed within {_LISTING_TIMEOUT_S:g} s; declare convert.listing, or convert"
+    return _ask(
+        ["workloads.data", "listing", json.dumps(arguments)],
+        limit_s=_LISTING_TIMEOUT_S,
+        late=f"{late} it with `orchestrator data shard`",
+        failed=lambda why: f"the source cannot be listed: {_in_fields(why)}",
+    )
+
+
+def _in_fields(message: str) -> str:
+    """A message of the converters, which speak of the flags of ``orchestrator data shard``, in fields of the sweep."""
+    message = re.sub(r"--split (\w+)=([^\s;,]+)", r"splits: {\1: \2}", message)
+    return _FLAG.sub(lambda flag: _FIELDS[flag.group(1)], message)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path.removeprefix("file://")).absolute())
+
+
+# ---------------------------------------------------------------------------------------------- classes of label spaces
+
+_LABELS_TIMEOUT_S = 300.0
+_COUNTING = "label spaces could not be counted"
+_TASKS = {"changes": "validation images could not be compared"}
+"""What a command failed to do, where that is not counting."""
+
+
+def count_classes(dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]) -> Sequence[Counted]:
+    """See ``CountClasses``. Raises ``UserError``: the data plane does not answer."""
+    # Jobs run in other directories, on other machines: paths become absolute here.
+    places = {role: place if "://" in place else str(Path(place).resolve()) for role, place in files.items()}
+    request = {"dataset": table_of(dataset), "num_train": dataset.num_train, "spaces": spaces, "files": places}
+    reply = ask_labels("count", request)
+    return [Counted(**counted, files=places) for counted in reply["counted"]]
+
+
+def read_table(dataset: Dataset) -> Sequence[Mapping[str, Any]]:
+    """The class table of a built-in data set. Raises ``UserError``: the data plane does not answer."""
+    rows: list[dict[str, Any]] = ask_labels("table", {"dataset": table_of(dataset)})["rows"]
+    return rows
+
+
+def table_of(dataset: Dataset) -> dict[str, Any]:
+    """How the data plane gets the class table of a data set."""
+    if dataset.location or dataset.components or dataset.listing:
+        return {"rows": dataset.class_table, "num_classes": dataset.num_classes}
+    return {"builtin": dataset.parameters}
+
+
+def ask_labels(verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a command of the data plane's side of label spaces. Raises ``UserError`` with what it says."""
+    task = _TASKS.get(verb, _COUNTING)
+    return _ask(
+        ["workloads.labels", verb],
+        limit_s=_LABELS_TIMEOUT_S,
+        late=f"{task} within {_LABELS_TIMEOUT_S:g} s; look at the files and images they name",
+        failed=lambda why: f"{task}: {why}",
+        request=json.dumps(request),
+    )
+
+
+def _ask(
+    command: Sequence[str], *, limit_s: float, late: str, failed: Callable[[str], str], request: str | None = None
+) -> dict[str, Any]:
+    """What a module of the data plane prints, started as a process of its own.
+
+    Args:
+        command: the module and its arguments.
+        limit_s: how long it is waited for.
+        late: the error after that.
+        failed: the error of why it failed.
+        request: what it reads.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(late) from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise UserError(failed(lines[-1].removeprefix("error: ")))
+    reply: dict[str, Any] = json.loads(done.stdout)
+    return reply

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from orchestrator.core.contract import Execution, JobKind, JobRequest
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.schema_probe import LOOK_FIELDS, LogisticSpec
+from orchestrator.sweepfile.recipe import LOOK_FIELDS, LogisticSpec
 from tests.tiny_training import RECIPE, TinyTraining
 from workloads.data.arrays import npy_bytes
 from workloads.data.index import SampleIndex

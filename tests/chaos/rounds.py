@@ -32,7 +32,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.client import submit
 from tests.chaos.chain_jobs import chain_job, read_traces
 from tests.chaos.kills import find_snapshot, has_ended, kill, running_pids

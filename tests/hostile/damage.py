@@ -42,7 +42,7 @@ from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claim
 from orchestrator.storage.layout import claim_name, provenance_name, record_name, spec_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
-from orchestrator.sweepfile.notify import Occasion
+from orchestrator.sweepfile.values import Occasion
 from orchestrator.sweeps import client, ledger, quotas
 from orchestrator.sweeps.ledger import read_document
 from orchestrator.testing.memory_store import MemoryStore

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.core.errors import BadDataError, NotFoundError
 from orchestrator.doctor.shards import read_beginnings, sample_shards
-from orchestrator.sweepfile.model import Dataset, Sweep
+from orchestrator.sweepfile.values import Dataset, ResolvedSweep
 from tests.commands import run_command
 
 
@@ -90,10 +90,10 @@ def write_tar(path: Path) -> None:
         tar.addfile(entry, io.BytesIO(b"1"))
 
 
-def sweep_of(folder: Path) -> Sweep:
+def sweep_of(folder: Path) -> ResolvedSweep:
     location = {"splits": {"train": [f"{folder.as_uri()}/a-{{0..4}}.tar"], "val": [f"{folder.as_uri()}/v.tar"]}}
     dataset = Dataset(name="d", readable="d", parameters={}, levels={}, num_classes=2, num_train=5, location=location)
-    return cast("Sweep", SimpleNamespace(datasets={"d": dataset}))
+    return cast("ResolvedSweep", SimpleNamespace(datasets={"d": dataset}))
 
 
 def test_some_shards_of_every_split_are_read(tmp_path: Path) -> None:

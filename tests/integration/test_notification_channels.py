@@ -17,7 +17,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.notifications.connections import post
 from orchestrator.notifications.notification_channels import DeliveryError, deliver, signed
 from orchestrator.notifications.notifications import trial_notice
-from orchestrator.sweepfile.notify import Channel, Email, Security
+from orchestrator.sweepfile.values import Channel, Email, Security
 from tests.commands import run_command
 from tests.sinks import Mailbox, Webhook, dripping_sink, mail_sink, webhook_sink
 

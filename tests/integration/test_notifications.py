@@ -19,8 +19,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.notify import Channel, Email, Occasion
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Channel, Email, Occasion, Policy
 from orchestrator.sweeps import client
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed

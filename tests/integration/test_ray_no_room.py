@@ -18,7 +18,7 @@ from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.client import load_snapshot, pause, resume, submit
 from tests.integration.fake_autoscaler import FakeAutoscaler
 from tests.integration.grown_controller import CLUSTER

@@ -15,7 +15,7 @@ from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.connect import ControllerLink, ensure_controller
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.transitions import SweepState
-from orchestrator.sweepfile.policy import Policy, PriorityClass
+from orchestrator.sweepfile.values import Policy, PriorityClass
 from orchestrator.sweeps.client import load_snapshot, submit
 from orchestrator.sweeps.lease import LEASE_DURATION_S
 from tests.chaos.chain_jobs import ENTRY_POINT, chain_job, read_traces

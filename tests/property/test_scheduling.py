@@ -14,7 +14,7 @@ from orchestrator.scheduling.commands import Command, LaunchJob
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.nodes import Node
 from orchestrator.state.transitions import JobState
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from tests.makespan import World, decides
 from tests.makespan_dag import gpu_job
 

@@ -15,7 +15,7 @@ from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.events import Running
 from orchestrator.storage.layout import record_name
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps import client
 from tests.simulation.audit import Audit, Violation, require
 from tests.simulation.policy_floor import min_backoff_s

@@ -15,8 +15,8 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import notification_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
-from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
-from orchestrator.sweepfile.notify import Channel, Email, Occasion, Security
+from orchestrator.sweepfile.notify import check_channel_of_sweep
+from orchestrator.sweepfile.values import Channel, Email, Occasion, Security
 
 
 def mail(password: str, server: str = "smtp.example.org:587", security: Security = Security.STARTTLS) -> Channel:

@@ -21,7 +21,7 @@ from orchestrator.state.snapshot import Failure, JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import checkpoints_folder, lease_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.client import load_snapshot
 from orchestrator.sweeps.lease import LeaseState
 from orchestrator.sweeps.progress import LiveProgress

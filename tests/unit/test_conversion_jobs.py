@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import BadDataError, SpecError, UserError
-from orchestrator.sweepfile.list_source import ask_listing
-from orchestrator.sweepfile.resolve_conversion import WRITER_VERSION
+from orchestrator.sweepfile.datasets import WRITER_VERSION
+from orchestrator.sweepfile.survey import ask_listing
 from tests.conversions import fill, photo
 from tests.shared_writing import Written, shard_digests
 from workloads.data.convert.formats import CONVERTERS, list_source

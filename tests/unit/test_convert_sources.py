@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import UserError
-from orchestrator.sweepfile.list_source import ask_listing, source_arguments
-from orchestrator.sweepfile.schema_datasets import ConversionSpec
+from orchestrator.sweepfile.datasets import ConversionSpec, source_arguments
+from orchestrator.sweepfile.survey import ask_listing
 from tests.conversions import convert, fill, photo
 from tests.data_jobs import encoded
 from workloads.data.commands import CONVERTERS

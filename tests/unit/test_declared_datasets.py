@@ -12,7 +12,7 @@ import pytest
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.sweepfile import Sweep, load_sweep
+from orchestrator.sweepfile import ResolvedSweep, load_sweep
 from tests.unit.test_external_shards import Outside, describe
 
 ABSENT = {"num_train": 12, "num_val": 4, "num_classes": 4, "levels": {"group": 2}}
@@ -31,7 +31,7 @@ class Declared:
         labels: Mapping[str, Any] = LABELS,
         pretrain: str = "levels/*",
         loss: str = "softmax",
-    ) -> Sweep:
+    ) -> ResolvedSweep:
         recipe = {"epochs": 1, "batch_size": 2, "lr": 0.1, "loss": loss}
         document = {
             "version": 1,
@@ -124,7 +124,7 @@ def test_declared_numbers_of_classes_are_checked(declared: Declared) -> None:
 
     tree = {"builtin": "synthetic-hierarchy", "branching": [2, 4]}
 
-    def sweep(labels: Mapping[str, Any]) -> Sweep:
+    def sweep(labels: Mapping[str, Any]) -> ResolvedSweep:
         return declared.sweep(tree, {name: {**entry, "dataset": "photos"} for name, entry in labels.items()})
 
     assert sweep(labels([2, 8])).labels["levels/depth2"].num_classes == 8

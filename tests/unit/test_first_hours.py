@@ -18,10 +18,10 @@ from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.list_source import ask_listing
 from orchestrator.sweepfile.load import load_sweep, parse_sweep
+from orchestrator.sweepfile.notify import parse_notify_file
 from orchestrator.sweepfile.parse.document import read_document
-from orchestrator.sweepfile.resolve_notify import parse_notify_file
+from orchestrator.sweepfile.survey import ask_listing
 from orchestrator.tracking.machine import installed_packages
 from tests.commands import run_command
 from tests.integration.search_jobs import SWEEP, search_request

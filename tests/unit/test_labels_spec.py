@@ -16,14 +16,12 @@ from orchestrator.cli.app import app
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.sweepfile import Sweep
-from orchestrator.sweepfile.counted import Counted
+from orchestrator.sweepfile import ResolvedSweep
+from orchestrator.sweepfile.labels import Counted, LabelSources
 from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.parse.tree import parse_tree
 from orchestrator.sweepfile.problems import validate
-from orchestrator.sweepfile.resolve import resolve_sweep
-from orchestrator.sweepfile.resolve_labels import LabelSources
-from orchestrator.sweepfile.schema import SweepSpec
+from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from workloads.labels.commands import count
 
 HEAD = """\
@@ -55,7 +53,7 @@ def counter(dataset: Any, spaces: Sequence[Mapping[str, Any]], files: Mapping[st
     return [Counted(**counted) for counted in json.loads(json.dumps(count(request)))["counted"]]
 
 
-def parse(entries: str, tail: str = TAIL) -> Sweep:
+def parse(entries: str, tail: str = TAIL) -> ResolvedSweep:
     tree = parse_tree(HEAD + entries + tail, "sweep.yaml")
     sources = LabelSources(count=counter, plugins={"letters": "letters==1.2:letters"})
     return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, shipped_recipes(), labels=sources)

@@ -13,7 +13,7 @@ from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import Estimates, JobEstimate, refusals
 from orchestrator.planning.estimate.eta import Fleet, critical_path, list_schedule, time_left
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from tests.planning_cases import job_of, made_plan
 
 

@@ -11,11 +11,10 @@ from orchestrator.core.errors import BadDataError, SpecError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.joined_classes import join_class_tables
+from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.tree import parse_tree
 from orchestrator.sweepfile.problems import validate
-from orchestrator.sweepfile.resolve import resolve_sweep
-from orchestrator.sweepfile.resolve_labels import LabelSources
-from orchestrator.sweepfile.schema import SweepSpec
+from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from tests.data_jobs import DataPlane, encoded, tar_of
 from workloads.data.index import MixtureShares, SampleIndex
 from workloads.data.loader import EvalLoader, SampleSource

@@ -30,7 +30,7 @@ from orchestrator.state.spending import PricedAllocation, ResourceUse, bill_of
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.testing import Lose, ScriptedBackend, Succeed
 from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.core.errors import UserError
-from orchestrator.sweepfile.plugins import OBJECTIVES, InstalledPlugins
+from orchestrator.sweepfile.load import OBJECTIVES, InstalledPlugins
 from tests.tiny_training import RECIPE
 from workloads.train.linear_form import MixedTargets
 from workloads.train.objective import ENTRY_POINTS, Objective, SigmoidObjective, SoftmaxObjective, build_objective

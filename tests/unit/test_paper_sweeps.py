@@ -16,7 +16,7 @@ from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.inputs import Committed
 from orchestrator.report.kinds_text import kinds_table
 from orchestrator.report.report import compute_report
-from orchestrator.sweepfile import Sweep, load_sweep
+from orchestrator.sweepfile import ResolvedSweep, load_sweep
 from orchestrator.sweepfile.survey import require_datasets
 from orchestrator.sweeps.client import submit
 from orchestrator.testing.memory_store import MemoryStore
@@ -40,7 +40,7 @@ BEST_LR = {"0": "0.06", "1": "0.06", "2": "0.06", "4": "0.3", "6": "0.3", "9": "
 
 
 @cache
-def sweep(name: str, scale: str = "") -> Sweep:
+def sweep(name: str, scale: str = "") -> ResolvedSweep:
     return load_sweep(name, scale=scale)[0]
 
 

@@ -15,7 +15,7 @@ from orchestrator.core.contract import JobKind, Resources
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.reuse import Disposition, dispositions
-from orchestrator.sweepfile import Sweep, parse_sweep
+from orchestrator.sweepfile import ResolvedSweep, parse_sweep
 
 TEXT = """\
 version: 1
@@ -38,7 +38,7 @@ report: {baseline: levels/depth1}
 """
 
 
-def sweep_of(text: str = TEXT) -> Sweep:
+def sweep_of(text: str = TEXT) -> ResolvedSweep:
     return parse_sweep(text, "sweep.yaml", {})
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core.errors import SpecError
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
-from orchestrator.sweepfile.model import Sweep
+from orchestrator.sweepfile.values import ResolvedSweep
 
 SWEEP = """\
 version: 1
@@ -25,7 +25,7 @@ SMALL = "{epochs: 2, batch_size: 64, lr: 1e-3, resize: 31}"
 EQUAL = "{epochs: 2, batch_size: 64, lr: 1e-3, resize: 32}"
 
 
-def sweep(**fields: str) -> Sweep:
+def sweep(**fields: str) -> ResolvedSweep:
     defaults = {
         "recipe": PLAIN,
         "transfer": PLAIN,

@@ -7,13 +7,11 @@ import pytest
 
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import SpecError
-from orchestrator.sweepfile.complaints import Complaints
 from orchestrator.sweepfile.parse.tree import parse_tree
-from orchestrator.sweepfile.policy import Policy, PriorityClass
-from orchestrator.sweepfile.problems import validate
-from orchestrator.sweepfile.resolve_policy import resolve_policy, resolve_resources
-from orchestrator.sweepfile.schema_policy import PolicySpec, moment_s
-from orchestrator.sweepfile.schema_resources import ResourceGroups, ResourcesSpec
+from orchestrator.sweepfile.policy import PolicySpec, moment_s, resolve_policy
+from orchestrator.sweepfile.problems import Complaints, validate
+from orchestrator.sweepfile.resources import ResourceGroups, ResourcesSpec, resolve_resources
+from orchestrator.sweepfile.values import Policy, PriorityClass
 
 NO_RESOURCES: dict[str, Any] = {}
 

@@ -11,14 +11,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import SpecError
-from orchestrator.sweepfile.complaints import Complaints
-from orchestrator.sweepfile.model import Dataset, LabelSpace
+from orchestrator.core.recipe import (
+    AUGMENTATIONS,
+    AVERAGES,
+    LOSSES,
+    OPTIMIZERS,
+    PARAMETERS,
+    RELATIONS,
+    SCHEDULES,
+)
+from orchestrator.sweepfile.load import InstalledPlugins
 from orchestrator.sweepfile.parse.tree import parse_tree
-from orchestrator.sweepfile.plugins import InstalledPlugins
-from orchestrator.sweepfile.recipe_rules import ignored_fields
-from orchestrator.sweepfile.resolve_recipe import RecipeResolver, check_labels_of, check_recipe_on, num_steps
-from orchestrator.sweepfile.schema_recipe import ALWAYS_RESOLVED, RecipeSpec
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe import (
+    RecipeResolver,
+    RecipeSpec,
+    check_labels_of,
+    check_recipe_on,
+    ignored_fields,
+    num_steps,
+)
+from orchestrator.sweepfile.values import Dataset, LabelSpace
+from workloads.data.augment import Augment
+from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.order import total_steps
+from workloads.train import objective, optim, schedule
+from workloads.train.averaging import AverageName
+from workloads.train.choices import HeadInit, Precision
 from workloads.train.recipe import Recipe
 
 BOOK: Mapping[str, Mapping[str, Any]] = {
@@ -27,6 +46,7 @@ BOOK: Mapping[str, Mapping[str, Any]] = {
     "dropped": {"epochs": 9, "batch_size": 32, "lr": 0.1, "dropout": 0.1, "norm_group": 8},
     "steps": {"epochs": 9, "batch_size": 32, "lr": 0.1, "schedule": "step", "milestones": [3, 6], "decay_rate": 0.2},
 }
+ALWAYS = {name for name, one in PARAMETERS.items() if one.always}
 MINIMAL: Mapping[str, Any] = {"epochs": 4, "batch_size": 32, "lr": 0.1}
 OBJECTIVES = {"focal": "focal-losses==1.2:focal"}
 
@@ -47,7 +67,9 @@ def problem_of(text: str, protocol: str = "") -> str:
 
 
 def test_recipe_minimal_resolves_to_the_fields_of_every_identity_alone() -> None:
-    assert resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1}").keys() == ALWAYS_RESOLVED
+    assert resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1}").keys() == {
+        name for name, one in PARAMETERS.items() if one.always
+    }
 
 
 def test_recipe_new_field_at_its_default_changes_no_identity() -> None:
@@ -60,6 +82,21 @@ def test_recipe_schema_and_data_plane_have_the_same_fields_and_defaults() -> Non
     assert set(RecipeSpec.model_fields) == {field.name for field in fields(Recipe)}
     spec = RecipeSpec.model_validate(MINIMAL)
     assert Recipe.from_mapping(spec.resolved()) == Recipe.from_mapping(spec.model_dump())
+
+
+def test_recipe_every_registered_name_has_a_builder() -> None:
+    assert optim.OPTIMIZERS.keys() == OPTIMIZERS.keys()
+    assert schedule.SCHEDULES.keys() == SCHEDULES.keys()
+    assert objective.OBJECTIVES.keys() == set(LOSSES)
+    assert (set(AverageName), set(Augment)) == (set(AVERAGES), set(AUGMENTATIONS))
+    kinds = {"precision": Precision, "head_init": HeadInit, "decoder": DecoderName, "interpolation": Interpolation}
+    assert {name: set(kind) for name, kind in kinds.items()} == {name: {*PARAMETERS[name].options} for name in kinds}
+
+
+def test_recipe_relations_of_the_language_name_earlier_fields() -> None:
+    order = list(PARAMETERS)
+    for relation in RELATIONS:
+        assert not relation.refusal or all(order.index(one) < order.index(relation.name) for one in relation.others)
 
 
 CHANGED: dict[str, Any] = {
@@ -98,7 +135,9 @@ def test_recipe_field_changed_reaches_the_data_plane(name: str) -> None:
 def test_recipe_base_whose_optimizer_is_overridden_loses_what_that_ignores() -> None:
     resolved = resolve("recipe: {base: sgd, optimizer: adamw}")
     assert (resolved["momentum"], resolved["nesterov"], resolved["lr"]) == (0.9, False, 0.1)
-    assert resolve("recipe: {base: steps, schedule: cosine}").keys() == ALWAYS_RESOLVED
+    assert resolve("recipe: {base: steps, schedule: cosine}").keys() == {
+        name for name, one in PARAMETERS.items() if one.always
+    }
 
 
 def test_recipe_warmup_that_overrides_a_base_displaces_the_other_kind() -> None:

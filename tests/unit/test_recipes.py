@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.sweepfile.load import shipped_recipes
-from orchestrator.sweepfile.recipe_rules import ignored_fields, missing_fields
-from orchestrator.sweepfile.schema_probe import schema_of
-from orchestrator.sweepfile.schema_recipe import RecipeSpec
+from orchestrator.sweepfile.recipe import RecipeSpec, ignored_fields, missing_fields, schema_of
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar, LearningRate
 

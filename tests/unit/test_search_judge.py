@@ -8,7 +8,7 @@ from orchestrator.core.contract import Evaluation, ExecutionContext, JobKind, Wa
 from orchestrator.core.errors import PreemptedError
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.schema_probe import LogisticSpec
+from orchestrator.sweepfile.recipe import LogisticSpec
 from tests.tiny_training import BATCHNORM, RECIPE, TinyTraining
 from workloads.run import execute
 

@@ -8,11 +8,11 @@ import pytest
 
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.estimate.volumes import builtin_size
-from orchestrator.sweepfile import Sweep, load_sweep, parse_sweep
+from orchestrator.sweepfile import ResolvedSweep, load_sweep, parse_sweep
+from orchestrator.sweepfile.datasets import digits_split
 from orchestrator.sweepfile.load import shipped_recipes
+from orchestrator.sweepfile.model import RESERVED_KWARGS
 from orchestrator.sweepfile.parse.tree import parse_tree
-from orchestrator.sweepfile.resolve_datasets import digits_split
-from orchestrator.sweepfile.schema_model import RESERVED_KWARGS
 from workloads.data.builtin import open_builtin
 from workloads.models.spec import _RESERVED
 
@@ -39,7 +39,7 @@ resources: {{pretrain: {{cpus: 2}}}}
 """
 
 
-def parse(text: str) -> Sweep:
+def parse(text: str) -> ResolvedSweep:
     return parse_sweep(text, "sweep.yaml", {"small": {"epochs": 1, "batch_size": 32, "lr": 0.1}})
 
 

@@ -16,7 +16,6 @@ import typer
 from orchestrator.cli import on_demand
 from orchestrator.cli.app import app
 from orchestrator.cli.on_demand import command_line
-from orchestrator.sweepfile import plugins
 from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +88,7 @@ def test_sweep_without_plugins_searches_no_installed_packages(
     def search(**_: str) -> None:
         pytest.fail("reading the entry points of all packages takes 10 to 200 ms")
 
-    monkeypatch.setattr(plugins, "entry_points", search)
+    monkeypatch.setattr("orchestrator.sweepfile.load.entry_points", search)
     assert run_command(capsys, "validate", "quickstart").code == 0
 
 

@@ -13,8 +13,8 @@ import torch
 
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.sweepfile import Sweep, parse_sweep
-from orchestrator.sweepfile.resolve_model import DEFAULT_NORM_GROUP
+from orchestrator.sweepfile import ResolvedSweep, parse_sweep
+from orchestrator.sweepfile.model import DEFAULT_NORM_GROUP
 from orchestrator.sweepfile.timm_table import FILE, TimmModel, shipped_models
 from workloads.models import batchnorm, table
 from workloads.models.build import timm_kwargs
@@ -105,7 +105,7 @@ def _sweep(
     transfer: str = GOOD,
     protocol: str = "finetune",
     extra: str = "",
-) -> Sweep:
+) -> ResolvedSweep:
     text = SWEEP.format(model=model, recipe=recipe, transfer=transfer, protocol=protocol) + extra
     return parse_sweep(text, "sweep.yaml", {})
 
@@ -202,7 +202,7 @@ def test_plan_dropout_of_a_model_without_is_refused() -> None:
 DIGEST = "ab" * 32
 
 
-def _with_init(init: str) -> Sweep:
+def _with_init(init: str) -> ResolvedSweep:
     return _sweep(f"{{name: test_resnet, image_size: 32}}\n  init: {init}")
 
 

@@ -9,9 +9,9 @@ import pytest
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.sweepfile.grids import cell_name
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
-from orchestrator.sweepfile.model import Sweep
+from orchestrator.sweepfile.transfer import cell_name
+from orchestrator.sweepfile.values import ResolvedSweep
 
 HEAD = """\
 version: 1
@@ -43,7 +43,7 @@ transfer:
 """
 
 
-def sweep_of(*transfers: str, head: str = HEAD) -> Sweep:
+def sweep_of(*transfers: str, head: str = HEAD) -> ResolvedSweep:
     text = head + "".join(f"  - {{{transfer}}}\n" for transfer in transfers)
     return parse_sweep(text, "sweep.yaml", shipped_recipes())
 

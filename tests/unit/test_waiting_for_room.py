@@ -35,7 +35,7 @@ from orchestrator.state.failure_policy import RetryAt, judge, observed_mtbf_s
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.client import load_snapshot, submit
 from orchestrator.testing.memory_store import MemoryStore
 from tests.makespan_dag import gpu_job, gpu_nodes

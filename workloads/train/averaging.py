@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,16 @@ from torch import Tensor, nn
 from orchestrator.core.errors import CorruptObjectError
 from workloads.data.order import total_steps
 from workloads.models.batchnorm import batchnorm_layers
-from workloads.train.choices import AverageName
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar
+
+
+class AverageName(StrEnum):
+    """Which average of the weights is evaluated and committed."""
+
+    NONE = "none"
+    EMA = "ema"
+    POLYAK = "polyak"
 
 
 class WeightAverage:
@@ -96,10 +104,11 @@ class WeightAverage:
 
 def build_average(recipe: Recipe, model: nn.Module, calendar: Calendar) -> WeightAverage | None:
     """The average of a recipe, or None if the last weights count. Call it after ``freeze``."""
-    if recipe.average is AverageName.NONE:
+    kind = AverageName(recipe.average)
+    if kind is AverageName.NONE:
         return None
     start_step = total_steps(recipe.average_start_epoch, calendar.num_samples, calendar.batch_size)
-    return WeightAverage(model, kind=recipe.average, decay=recipe.average_decay, start_step=start_step)
+    return WeightAverage(model, kind=kind, decay=recipe.average_decay, start_step=start_step)
 
 
 def _averaged_tensors(model: nn.Module) -> dict[str, Tensor]:

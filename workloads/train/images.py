@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from workloads.data.streams import Purpose
 from workloads.models.build import Classifier, build_backbone, build_head, memory_format
+from workloads.train.choices import HeadInit
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.freezing import freeze
 from workloads.train.job import Setting
@@ -37,7 +38,9 @@ def new_head(setting: Setting, num_features: int) -> nn.Linear:
     """A freshly initialised head under the job's seed, on the device."""
     recipe = setting.parameters.recipe
     seed = torch_seed(setting.parameters.seed, setting.stage, Purpose.INIT_HEAD)
-    head = build_head(num_features, setting.samples.num_classes, seed, bias=recipe.head_bias, init=recipe.head_init)
+    head = build_head(
+        num_features, setting.samples.num_classes, seed, bias=recipe.head_bias, init=HeadInit(recipe.head_init)
+    )
     return head.to(setting.device)
 
 

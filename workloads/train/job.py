@@ -26,6 +26,7 @@ from workloads.models.spec import ModelSpec
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
 from workloads.search.judge import Judge, Subject
 from workloads.train.arithmetic import Arithmetic
+from workloads.train.choices import Precision
 from workloads.train.compiled import keep_compiled_code
 from workloads.train.evaluate import EvalInputs, evaluate
 from workloads.train.fingerprint import deterministic_numerics, pick_device
@@ -184,7 +185,7 @@ def _run_of(setting: Setting) -> Run:
         throughput=Throughput.of(
             setting.parameters.model,
             setting.device,
-            recipe.precision,
+            Precision(recipe.precision),
             tf32=recipe.tf32,
             num_classes=setting.samples.num_classes,
         ),

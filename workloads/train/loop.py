@@ -38,8 +38,7 @@ from workloads.train.outcomes import OutcomeTally
 from workloads.train.ranks import Ranks
 from workloads.train.readings import Readings
 from workloads.train.reads import Reads
-from workloads.train.recipe import Recipe
-from workloads.train.recipe_text import tell_recipe
+from workloads.train.recipe import Recipe, tell_recipe
 from workloads.train.rewinding import RewindPoints
 from workloads.train.safety import Reading, Rewind, batch_of, rewind_to, steps_before_gap
 from workloads.train.saver import Saver

@@ -5,17 +5,18 @@ Losses are per sample and float32, so that a caller can weight uneven slices of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
-from typing import Protocol, Self, cast
+from typing import Final, Protocol, Self, cast
 
 from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.recipe import SIGMOID, SOFTMAX
 from workloads.train.linear_form import LinearForm, MixedTargets, Normalizer, Targets, weighted_classes
-from workloads.train.recipe import SIGMOID, SOFTMAX, Recipe
+from workloads.train.recipe import Recipe
 
 ENTRY_POINTS = "pretraining_orchestrator.objectives"
 """Entry point group of objectives: name -> ``(recipe: Recipe, num_classes: int) -> Objective``."""
@@ -105,6 +106,13 @@ class SigmoidObjective(_Counting):
         return replace(self, label_smoothing=0.0)
 
 
+OBJECTIVES: Final[Mapping[str, Callable[[int, float], Objective]]] = {
+    SOFTMAX: SoftmaxObjective,
+    SIGMOID: SigmoidObjective,
+}
+"""Builders of the losses that are built in, of the number of classes and the label smoothing."""
+
+
 def build_objective(recipe: Recipe, num_classes: int, *, is_multi_label: bool = False) -> Objective:
     """The objective of a recipe.
 
@@ -115,12 +123,10 @@ def build_objective(recipe: Recipe, num_classes: int, *, is_multi_label: bool = 
     if num_classes < 2:
         message = f"the label space has {num_classes} class: there is nothing to tell apart; train on 2 or more"
         raise UserError(message)
-    if recipe.loss == SOFTMAX:
-        if is_multi_label:
-            raise UserError(_softmax_of_sets())
-        return SoftmaxObjective(num_classes, recipe.label_smoothing)
-    if recipe.loss == SIGMOID:
-        return SigmoidObjective(num_classes, recipe.label_smoothing)
+    if recipe.loss == SOFTMAX and is_multi_label:
+        raise UserError(_softmax_of_sets())
+    if recipe.loss in OBJECTIVES:
+        return OBJECTIVES[recipe.loss](num_classes, recipe.label_smoothing)
     return _plugin(recipe.loss)(recipe, num_classes)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 from timm.optim.lamb import Lamb
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from orchestrator.core.errors import CorruptObjectError, UserError
-from workloads.train.choices import DecayedParameters, OptimizerName
 from workloads.train.recipe import Recipe
 
 _ADAM_EPS = 1e-8
@@ -30,36 +29,47 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     shrinks the weights themselves. Sources: LAMB arXiv:1904.00962, algorithm 2; LARS arXiv:1708.03888, equation 6 with
     trust coefficient 0.001; AdamW arXiv:1711.05101, algorithm 2.
     """
-    groups, weight_decay, eps = _parameter_groups(recipe, model), recipe.weight_decay, recipe.eps
-    momentum, nesterov = recipe.momentum, recipe.nesterov
-    match recipe.optimizer:
-        case OptimizerName.SGD:
-            return SGD(
-                groups, lr=recipe.lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, fused=True
-            )
-        case OptimizerName.ADAM:
-            eps = eps or _ADAM_EPS
-            return Adam(groups, lr=recipe.lr, betas=recipe.betas, eps=eps, weight_decay=weight_decay, fused=True)
-        case OptimizerName.ADAMW:
-            eps = eps or _ADAM_EPS
-            return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=eps, weight_decay=weight_decay, fused=True)
-        case OptimizerName.LAMB:
-            # Clipping is the recipe's own grad_clip, not LAMB's.
-            eps = eps or _LAMB_EPS
-            return Lamb(
-                groups, lr=recipe.lr, betas=recipe.betas, eps=eps, weight_decay=weight_decay, max_grad_norm=None
-            )
-        case OptimizerName.LARS:
-            eps = eps or _LARS_EPS
-            return Lars(
-                groups,
-                lr=recipe.lr,
-                momentum=momentum,
-                nesterov=nesterov,
-                weight_decay=weight_decay,
-                eps=eps,
-                trust_coeff=_LARS_TRUST,
-            )
+    return OPTIMIZERS[recipe.optimizer](recipe, _parameter_groups(recipe, model))
+
+
+Groups = list[dict[str, Any]]
+"""Parameters that learn, as ``torch.optim`` takes them."""
+
+
+def _sgd(recipe: Recipe, groups: Groups) -> Optimizer:
+    return SGD(groups, **_common(recipe), momentum=recipe.momentum, nesterov=recipe.nesterov, fused=True)
+
+
+def _adam(recipe: Recipe, groups: Groups) -> Optimizer:
+    return Adam(groups, **_common(recipe), betas=recipe.betas, eps=recipe.eps or _ADAM_EPS, fused=True)
+
+
+def _adamw(recipe: Recipe, groups: Groups) -> Optimizer:
+    return AdamW(groups, **_common(recipe), betas=recipe.betas, eps=recipe.eps or _ADAM_EPS, fused=True)
+
+
+def _lamb(recipe: Recipe, groups: Groups) -> Optimizer:
+    # Clipping is the recipe's own grad_clip, not LAMB's.
+    return Lamb(groups, **_common(recipe), betas=recipe.betas, eps=recipe.eps or _LAMB_EPS, max_grad_norm=None)
+
+
+def _lars(recipe: Recipe, groups: Groups) -> Optimizer:
+    momentum, nesterov, eps = recipe.momentum, recipe.nesterov, recipe.eps or _LARS_EPS
+    return Lars(groups, **_common(recipe), momentum=momentum, nesterov=nesterov, eps=eps, trust_coeff=_LARS_TRUST)
+
+
+def _common(recipe: Recipe) -> dict[str, Any]:
+    return {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+
+
+OPTIMIZERS: Final[Mapping[str, Callable[[Recipe, Groups], Optimizer]]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adamw": _adamw,
+    "lamb": _lamb,
+    "lars": _lars,
+}
+"""Builders by the names of ``orchestrator.core.recipe.OPTIMIZERS``, where each has the fields that it reads."""
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
@@ -106,22 +116,17 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
             optimizer.state[parameter][entry] = _like_parameter(tensor, parameter)
 
 
-def clip_gradients(model: nn.Module, max_norm: float) -> None:
-    """Scale all gradients so that their joint norm is at most ``max_norm``; 0 = leave them."""
-    if max_norm > 0:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-
-
-def _parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+def _parameter_groups(recipe: Recipe, model: nn.Module) -> Groups:
     """Parameters that learn; those without weight decay in a group of their own."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not learning:
         raise UserError("recipe.freeze leaves no parameter to learn; freeze fewer")
-    if recipe.weight_decay_on is DecayedParameters.ALL:
+    if recipe.weight_decay_on == "all":
         return [{"params": learning}]
+    # no_bias_norm spares vectors and scalars: biases, scales of normalisation layers, layer scales.
     decayed = [parameter for parameter in learning if parameter.ndim > 1]
     spared = [parameter for parameter in learning if parameter.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    groups: Groups = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 

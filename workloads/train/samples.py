@@ -14,7 +14,7 @@ from torch import Tensor
 
 from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.core.errors import UserError
-from workloads.data.augment import AugmentSpec
+from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.bad_samples import BadSampleTally
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.holdout import hold_out
@@ -162,7 +162,7 @@ class LabelledSamples:
         """Shares that this rank takes of the global batches ``first <= b < stop``; see ``rank_slice`` for ``unit``."""
         recipe, ranks = self.recipe, self.ranks
         augment = AugmentSpec(
-            augment=recipe.augment,
+            augment=Augment(recipe.augment),
             crop_scale=recipe.crop_scale,
             crop_ratio=recipe.crop_ratio,
             color_jitter=recipe.color_jitter,

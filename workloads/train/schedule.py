@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from orchestrator.core.errors import UserError
 from workloads.data.order import total_steps
-from workloads.train.choices import LrEvery, ScheduleName
 from workloads.train.recipe import Recipe
 
 _LINE_EVERY_STEPS = 100
-_EPOCHS = {LrEvery.STEP: 0.0, LrEvery.HALF_EPOCH: 0.5, LrEvery.EPOCH: 1.0}
+_EPOCHS = {"step": 0.0, "half_epoch": 0.5, "epoch": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class LearningRate:
     """
 
     base: float
-    schedule: ScheduleName
+    schedule: str
     warmup_steps: int
     total_steps: int
     constant_steps: int = 0
@@ -138,14 +138,25 @@ class LearningRate:
         """Learning rate of update number ``step`` (from 0). The warm-up's first update has ``base / warmup_steps``."""
         if step < self.warmup_steps:
             return self.base * ((step + 1) / self.warmup_steps)
-        if self.schedule is ScheduleName.CONSTANT:
-            return self.base
-        if self.schedule is ScheduleName.STEP:
-            return self.base * math.pow(self.decay_rate, bisect_right(self.milestone_steps, step))
-        if self.schedule is ScheduleName.EXPONENTIAL:
-            return self.base * math.pow(self.decay_rate, self._decay_epochs(step) / self.decay_every_epochs)
-        done = self._done(step)
-        remaining = 1 - done if self.schedule is ScheduleName.LINEAR else 0.5 * (1 + math.cos(math.pi * done))
+        return SCHEDULES[self.schedule](self, step)
+
+    def step_decay(self, step: int) -> float:
+        """``step``: multiplied at each milestone that is past."""
+        return self.base * math.pow(self.decay_rate, bisect_right(self.milestone_steps, step))
+
+    def exponential_decay(self, step: int) -> float:
+        """``exponential``: multiplied once a period, in equal parts."""
+        return self.base * math.pow(self.decay_rate, self._decay_epochs(step) / self.decay_every_epochs)
+
+    def linear_decay(self, step: int) -> float:
+        """``linear``: down to ``final`` by equal differences."""
+        return self._above_final(1 - self._done(step))
+
+    def cosine_decay(self, step: int) -> float:
+        """``cosine``: down to ``final`` by half a wave."""
+        return self._above_final(0.5 * (1 + math.cos(math.pi * self._done(step))))
+
+    def _above_final(self, remaining: float) -> float:
         return self.final + (self.base - self.final) * remaining
 
     @property
@@ -177,6 +188,16 @@ class LearningRate:
         while multiple and total_steps(multiple * self.every_epochs, num_samples, batch_size) > step:
             multiple -= 1
         return multiple * self.every_epochs
+
+
+SCHEDULES: Final[Mapping[str, Callable[[LearningRate, int], float]]] = {
+    "constant": lambda rate, _: rate.base,
+    "linear": LearningRate.linear_decay,
+    "cosine": LearningRate.cosine_decay,
+    "step": LearningRate.step_decay,
+    "exponential": LearningRate.exponential_decay,
+}
+"""What follows the warm-up, by the names of ``orchestrator.core.recipe.SCHEDULES``."""
 
 
 def _steps(epochs: float, calendar: Calendar) -> int:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from orchestrator.core.recipe import SOFTMAX
 from workloads.train.linear_form import NO_LABEL, weighted_classes
-from workloads.train.recipe import SOFTMAX
 from workloads.transfer.hessian import LearnedHessian, Spectrum
 from workloads.transfer.minimize import End, Minimum, Value, minimize
 

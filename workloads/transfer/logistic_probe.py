@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import NumericsError, UserError
+from orchestrator.core.recipe import SIGMOID, SOFTMAX
 from workloads.data.subset import SampleView
 from workloads.models.weights import encode_tensors, weights_sha256
 from workloads.train.evaluate import evaluate
 from workloads.train.objective import Objective, SigmoidObjective, SoftmaxObjective
 from workloads.train.outcomes import OutcomeTally
-from workloads.train.recipe import SIGMOID, SOFTMAX
 from workloads.transfer.cached import CachedSamples, Measured, Poll, Rows, run_on_features
 from workloads.transfer.hessian import LearnedHessian
 from workloads.transfer.logistic import LogisticRegression, Scaling

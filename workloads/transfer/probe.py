@@ -72,7 +72,7 @@ class ProbeTask:
     def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
         """See ``Task``; ``inputs`` are features (B, num_features)."""
         recipe = self._setting.parameters.recipe
-        looks_the_same = recipe.augment is Augment.NONE and not recipe.color_jitter and not recipe.is_mixed
+        looks_the_same = recipe.augment == Augment.NONE and not recipe.color_jitter and not recipe.is_mixed
         if looks_the_same and not recipe.dropout:
             return self._cached_batches(first, stop, unit)
         return self._fresh_batches(first, stop, unit)

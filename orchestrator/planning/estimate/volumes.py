@@ -24,7 +24,7 @@ from orchestrator.planning.estimate.flops import (
 from orchestrator.planning.graph.identity import subject_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.transfers import LABEL_SPACE
-from orchestrator.sweepfile.resolve_datasets import digits_split
+from orchestrator.sweepfile.datasets import digits_split
 
 _FLOAT_BYTES = 4
 _FEATURE_BYTES = 2

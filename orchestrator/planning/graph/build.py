@@ -22,10 +22,10 @@ from orchestrator.planning.graph.pretraining import (
     whole_job,
 )
 from orchestrator.planning.graph.transfers import transfer_jobs
-from orchestrator.sweepfile.model import Clustering, Dataset, InitialBackbone, LabelSpace, Pretrain, Sweep
+from orchestrator.sweepfile.values import Clustering, Dataset, InitialBackbone, LabelSpace, Pretrain, ResolvedSweep
 
 
-def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
+def build_plan(sweep: ResolvedSweep, *, store_uri: str, revision: int = 0) -> Plan:
     """Plan a sweep. Pure; the same sweep gives the same keys everywhere.
 
     Label spaces that no pretrain and no target uses, and data sets that no label space uses, are left out.
@@ -49,7 +49,7 @@ def build_plan(sweep: Sweep, *, store_uri: str, revision: int = 0) -> Plan:
 class _PlanBuilder:
     """Makes each job once, in time that is linear in their number."""
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: ResolvedSweep) -> None:
         self._sweep = sweep
         self._blocks = {pretrain.name: pretrain for pretrain in sweep.pretrains}
         self._jobs: dict[str, Job] = {}

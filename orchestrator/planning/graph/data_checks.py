@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.sweepfile.model import Clustering, LabelSpace, Sweep
 from orchestrator.sweepfile.timm_table import shipped_models
+from orchestrator.sweepfile.values import Clustering, LabelSpace, ResolvedSweep
 
 SPREAD_FIELD: Final = "class_spread"
 """Of an index record's summary, and of the answer of ``data index``."""
@@ -183,7 +183,7 @@ def miscounted(plan: Plan, metrics: Mapping[str, Mapping[str, float]]) -> Iterat
             yield f"{message}{job.key}, has {good:.0f}{left_out}; correct the number, or the URIs if they name others"
 
 
-def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Sweep) -> float:
+def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: ResolvedSweep) -> float:
     """Floating-point operations of a k-means at most; 0 if the number of features is not known.
 
     Per iteration, and once more at the end, 2 N k D, whether the N samples are clustered together or class by class.
@@ -196,7 +196,7 @@ def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Sweep) -
     return 2.0 * sweep.datasets[space.dataset].num_train * num_clusters * dim * passes
 
 
-def long_clusterings(sweep: Sweep) -> list[str]:
+def long_clusterings(sweep: ResolvedSweep) -> list[str]:
     """One line for each k-means that takes more than minutes on a few cores."""
     lines = []
     for space in sweep.labels.values():
@@ -208,7 +208,7 @@ def long_clusterings(sweep: Sweep) -> list[str]:
     return lines
 
 
-def missing_datasets(sweep: Sweep) -> list[str]:
+def missing_datasets(sweep: ResolvedSweep) -> list[str]:
     """One line for each data set that is planned from its declaration, because it cannot be read."""
     return [
         f"{dataset.missing}; planned from what the file declares: it cannot be submitted, and its keys are not final"

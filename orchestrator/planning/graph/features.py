@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.identity import readable_rule
 from orchestrator.planning.graph.pretraining import Draft, model_parameters, pretrain_job
-from orchestrator.sweepfile.model import Clustering, Embedding, LabelSpace, Pretrain, Sweep
+from orchestrator.sweepfile.values import Clustering, Embedding, LabelSpace, Pretrain, ResolvedSweep
 
 CENTER = "center"
 # The recipe language's defaults: features are those of images as the backbone saw them in pretraining.
@@ -107,7 +107,7 @@ def _text(value: object) -> str:
     return ";".join(f"{item:g}" for item in value) if isinstance(value, list | tuple) else str(value)
 
 
-def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: Sweep) -> Draft:
+def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: ResolvedSweep) -> Draft:
     """The features of a split; a backbone of the sweep must be planned already."""
     inputs = {"index": f"index/{space.dataset}"}
     parameters: dict[str, Any] = {"split": split, **_preprocessing_of_embedding(embedding, sweep)}
@@ -142,7 +142,7 @@ def cluster_job(space: LabelSpace, clustering: Clustering, features: Mapping[str
     )
 
 
-def _preprocessing_of_embedding(embedding: Embedding, sweep: Sweep) -> dict[str, Any]:
+def _preprocessing_of_embedding(embedding: Embedding, sweep: ResolvedSweep) -> dict[str, Any]:
     if embedding.backbone is None:
         return {**embedding.look, "decoder": embedding.look["decoder"] or "pillow"}
     recipe = sweep.pretrain(embedding.pretrain).recipe

@@ -18,8 +18,7 @@ from typing import Any, Self, TypeAlias
 
 from orchestrator.core.contract import Execution, JobKind, Resources
 from orchestrator.planning.graph.identity import subject_of
-from orchestrator.sweepfile.notify import Channel
-from orchestrator.sweepfile.policy import Policy
+from orchestrator.sweepfile.values import Channel, Policy
 
 PLAN_VERSION = 1
 

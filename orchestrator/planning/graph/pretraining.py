@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.identity import readable_rule
-from orchestrator.sweepfile.model import Checkpoints, Dataset, LabelSpace, Model, Pretrain
+from orchestrator.sweepfile.values import Checkpoints, Dataset, LabelSpace, Model, Pretrain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from orchestrator.planning.graph.pretraining import (
     pretrain_job,
     subset_parameters,
 )
-from orchestrator.sweepfile.model import Cell, LabelSpace, Pretrain, Search, Sweep, Transfer
-from orchestrator.sweepfile.schema_probe import LOOK_FIELDS
+from orchestrator.sweepfile.recipe import LOOK_FIELDS
+from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, ResolvedSweep, Search, Transfer
 
 LABEL_SPACE = "label_space"
 """The one dimension of a search over label spaces."""
@@ -63,7 +63,13 @@ def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str
 
 
 def backbone_search(
-    sweep: Sweep, transfer: Transfer, search: Search, *, pretrain: Pretrain, spaces: Sequence[LabelSpace], seed: int
+    sweep: ResolvedSweep,
+    transfer: Transfer,
+    search: Search,
+    *,
+    pretrain: Pretrain,
+    spaces: Sequence[LabelSpace],
+    seed: int,
 ) -> Draft:
     """The search for a backbone: among label spaces, or among recipes for a single one."""
     target = sweep.labels[transfer.target]
@@ -113,7 +119,7 @@ def best_facets(pretrain: Pretrain, spaces: Sequence[LabelSpace], seed: int) -> 
     return {**{name: value for name, value in facets.items() if name != "granularity"}, **chosen}
 
 
-def searched_spaces(sweep: Sweep, transfer: Transfer, pretrain: Pretrain) -> Iterator[list[LabelSpace]]:
+def searched_spaces(sweep: ResolvedSweep, transfer: Transfer, pretrain: Pretrain) -> Iterator[list[LabelSpace]]:
     """The label spaces of each search for backbones of a block."""
     spaces = [sweep.labels[name] for name in pretrain.labels if transfer.measures(name)]
     if transfer.search is not None and transfer.search.over == "labels":
@@ -131,7 +137,7 @@ def _asked(search: Search, metric: str) -> dict[str, Any]:
     return {"over": search.over, "algorithm": search.algorithm, "seed": search.seed, "metric": metric}
 
 
-def _probe(sweep: Sweep, transfer: Transfer, search: Search, pretrain: Pretrain) -> dict[str, Any]:
+def _probe(sweep: ResolvedSweep, transfer: Transfer, search: Search, pretrain: Pretrain) -> dict[str, Any]:
     """Parameters of the cached probe that judges; images are preprocessed as in the pretraining."""
     dataset = sweep.labels[transfer.target].dataset
     features = Features(pretrain=pretrain, backbone="", checkpoint={}, dataset=dataset, recipe=search.probe)
@@ -187,7 +193,7 @@ class _Backbone:
         return {} if is_final or self.epoch is None else {"checkpoint": self.epoch}
 
 
-def transfer_jobs(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
+def transfer_jobs(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[Draft]:
     """The jobs of a transfer, and before them the features that they read.
 
     The pretrainings and label spaces that they need must be planned already.
@@ -210,7 +216,7 @@ def transfer_jobs(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
             yield job if search is None else replace(job, inputs={**job.inputs, "search": search.name})
 
 
-def _backbone_searches(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
+def _backbone_searches(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[Draft]:
     search = transfer.search
     if search is None or not transfer.searches_backbones:
         return
@@ -220,7 +226,7 @@ def _backbone_searches(sweep: Sweep, transfer: Transfer) -> Iterator[Draft]:
 
 
 def _recipe_search(
-    sweep: Sweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None
+    sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None
 ) -> Draft | None:
     """The search of a transfer's recipe, on the block's first backbone and the first transfer seed."""
     if transfer.search is None or transfer.searches_backbones:
@@ -238,7 +244,7 @@ def _recipe_search(
     return recipe_search(transfer, transfer.search, measured, "/".join(part for part in parts if part))
 
 
-def _backbones(sweep: Sweep, transfer: Transfer) -> Iterator[_Backbone]:
+def _backbones(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[_Backbone]:
     for block in transfer.pretrains:
         pretrain = sweep.pretrain(block)
         retrained = (transfer.target,) if RETRAIN in transfer.baselines else ()
@@ -255,7 +261,7 @@ def _backbones(sweep: Sweep, transfer: Transfer) -> Iterator[_Backbone]:
                 yield _Backbone(pretrain=pretrain, space=sweep.labels[space], seed=seed, epoch=epoch)
 
 
-def _features(sweep: Sweep, transfer: Transfer, backbone: _Backbone, cell: Cell) -> Features | None:
+def _features(sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, cell: Cell) -> Features | None:
     """What a cell reads; None if it reads images."""
     if not is_cached(transfer.protocol, cell.recipe):
         return None
@@ -270,7 +276,7 @@ def _features(sweep: Sweep, transfer: Transfer, backbone: _Backbone, cell: Cell)
 
 
 def _job(
-    sweep: Sweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None, seed: int
+    sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None, seed: int
 ) -> Draft:
     target, pretrain, recipe = sweep.labels[transfer.target], backbone.pretrain, cell.recipe
     inputs = {"index": f"index/{target.dataset}", "labels": f"labels/{target.name}"}

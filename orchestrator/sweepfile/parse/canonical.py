@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from orchestrator.sweepfile.parse.tree import implicit_scalars
-from orchestrator.sweepfile.schema import SweepSpec
+from orchestrator.sweepfile.sweep import SweepSpec
 
 
 class _Dumper(yaml.SafeDumper):

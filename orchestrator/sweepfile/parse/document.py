@@ -16,9 +16,9 @@ from orchestrator.core.security.references import is_reference
 from orchestrator.sweepfile.parse.include import Includer, ReadText
 from orchestrator.sweepfile.parse.merge import Located, merged
 from orchestrator.sweepfile.parse.overrides import with_overrides
+from orchestrator.sweepfile.parse.secrets import refuse_secrets
 from orchestrator.sweepfile.parse.substitute import Substitution, variables_in
 from orchestrator.sweepfile.parse.tree import Tree, parse_tree
-from orchestrator.sweepfile.secrets import refuse_secrets
 from orchestrator.sweepfile.suggest import did_you_mean
 
 SCALES = ("tiny",)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from orchestrator.core.errors import SpecError
 from orchestrator.sweepfile.parse.merge import Located, merged
+from orchestrator.sweepfile.parse.secrets import refuse_secrets
 from orchestrator.sweepfile.parse.tree import Tree, parse_tree
-from orchestrator.sweepfile.secrets import refuse_secrets
 
 MAX_DEPTH = 8
 MAX_FILES = 100

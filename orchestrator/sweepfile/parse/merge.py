@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core.errors import SourceLocation, SpecError
+from orchestrator.sweepfile.labels import LabelEntry
 from orchestrator.sweepfile.parse.tree import Path, Places, Tree, dotted
-from orchestrator.sweepfile.schema_labels import LabelEntry
-from orchestrator.sweepfile.schema_pretrain import PretrainSpec
+from orchestrator.sweepfile.pretrain import PretrainSpec
 from orchestrator.sweepfile.suggest import did_you_mean
 
 EVERY = "*"

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.core.errors import SourceLocation, SpecError
 from orchestrator.sweepfile.parse.merge import EVERY, located, merged
 from orchestrator.sweepfile.parse.tree import Places, Tree, parse_value
-from orchestrator.sweepfile.schema_pretrain import PretrainSpec
+from orchestrator.sweepfile.pretrain import PretrainSpec
 
 _OPTION = "--set "
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")

@@ -124,7 +124,7 @@ def parse_tree(text: str, file: str) -> Tree:
     node = _compose(text, file)
     if not isinstance(node, yaml.MappingNode):
         raise SpecError((f"{file}:1:1: the file is not a mapping of keys; begin with 'version: 1' and 'name: ...'",))
-    value, places = _Builder(file).build(node, 0)
+    value, places = _TreeBuilder(file).build(node, 0)
     return Tree(file=file, value=value, places=places)
 
 
@@ -136,7 +136,7 @@ def too_large() -> str:
 def parse_value(text: str, file: str) -> Any:  # noqa: ANN401 - YAML holds anything
     """One value as a sweep.yaml would hold it; ``file`` is what errors call the text. Raises ``SpecError``."""
     node = _compose(text, file)
-    return None if node is None else _Builder(file).build(node, 0)[0]
+    return None if node is None else _TreeBuilder(file).build(node, 0)[0]
 
 
 def implicit_scalars() -> Iterator[tuple[str, re.Pattern[str], list[str]]]:
@@ -171,7 +171,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
     return node
 
 
-class _Builder:
+class _TreeBuilder:
     """Turns nodes into values and remembers places; counts nodes so that aliases cannot explode."""
 
     def __init__(self, file: str) -> None:

@@ -1,28 +1,166 @@
-"""From an entry of ``transfer:`` to a resolved transfer. Pure."""
+"""`transfer:`: what an entry may say, and the transfer that it resolves to, with the cells of its grid. Pure."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from itertools import product
+from math import prod
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
 
 from orchestrator.core.contract import JobKind
-from orchestrator.sweepfile.complaints import Complaints
-from orchestrator.sweepfile.grids import GivenRecipe, grid_cells
-from orchestrator.sweepfile.model import Cell, LabelSpace, Pretrain, Search, Transfer
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.datasets import SubsetSpec
+from orchestrator.sweepfile.fields import Count, Name, Seed, Strict
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.resolve_recipe import RecipeResolver
-from orchestrator.sweepfile.resolve_search import (
-    Asked,
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe import GivenRecipe, ProtocolRecipes, RecipeResolver, given_fields
+from orchestrator.sweepfile.search import (
+    SearchedRecipe,
+    SearchSpec,
     judging_probe,
     label_search,
     pretrain_search,
     resolve_search,
     with_grace,
 )
-from orchestrator.sweepfile.schema_transfer import TransferSpec
 from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, Search, Transfer
+
+
+class TransferSpec(Strict):
+    """One measurement of every backbone."""
+
+    name: Name = Field(description="What tables and job names call it.")
+    target: str = Field(
+        description="Label space to transfer to, by its path (levels/depth1); of any data set of the sweep."
+    )
+    protocol: Literal["finetune", "probe", "knn"] = Field(
+        description="Train everything, a linear head on a frozen backbone, or nothing (nearest neighbours)."
+    )
+    pretrain: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="Blocks whose backbones are measured, by name or glob; default: all."
+    )
+    labels: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="Label spaces whose backbones are measured, by path or glob (levels/*); default: all."
+    )
+    recipe: str | dict[str, Any] | None = Field(
+        None, description="As in pretrain; default: the protocol's shipped one. probe: features: cached reads features."
+    )
+    seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Transfer seeds.")
+    subset: SubsetSpec | None = Field(None, description="Part of the training split to train on; default: all.")
+    fractions: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] | None = Field(
+        None,
+        description="Label fractions, one job each: nested, stratified parts of the training split in (0, 1], drawn by "
+        "the transfer seed, or by subset.seed.",
+    )
+    from_checkpoints: Annotated[list[Count], Field(min_length=1)] | None = Field(
+        None,
+        description="Epochs of the pretraining to measure: kept ones (pretrain.checkpoints.keep.epochs) or its last; "
+        "default: the final weights.",
+    )
+    grid: dict[str, list[Any]] | None = Field(
+        None, description="Recipe fields and the values to try; every combination is a cell, run with all seeds."
+    )
+    search: SearchSpec | None = Field(
+        None, description="Trials of recipe values or label spaces; the best one is used. In place of a grid."
+    )
+    select_on: Literal["train", "val"] | None = Field(
+        None,
+        description="Where a grid's cell, or a search's trial, is chosen, per label space: train (default): on a keyed "
+        "tenth of the training samples, which the runs do not train on; val: on the validation split itself, and "
+        "labelled so.",
+    )
+    baselines: Annotated[list[Literal["one_pass", "retrain"]], Field(min_length=1)] | None = Field(
+        None,
+        description="one_pass: train on the target's own labels by the pretraining's recipe; retrain: the same, then "
+        "this transfer from it.",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- grids
+
+MAX_CELLS: Final = 1000
+_UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
+Grid = Mapping[str, Sequence[Any]]
+
+
+def grid_cells(
+    path: Path, given: GivenRecipe, grid: Grid, recipes: ProtocolRecipes, complaints: Complaints
+) -> tuple[Cell, ...]:
+    """The cells of the grid at ``(*path, "grid")`` over the recipe ``given`` at ``(*path, "recipe")``.
+
+    Complains of what is wrong, at the value where it stands, and then gives fewer cells, but one at least.
+    """
+    if not _is_well_formed((*path, "grid"), given, grid, recipes, complaints):
+        return (Cell(recipe={}),)
+    cells: list[Cell] = []
+    seen: set[str] = set()
+    for places in product(*(range(len(values)) for values in grid.values())):
+        chosen = {name: grid[name][place] for name, place in zip(grid, places, strict=True)}
+        moved = {
+            (*path, "recipe", name): (*path, "grid", name, place) for name, place in zip(grid, places, strict=True)
+        }
+        resolver, problems = recipes.elsewhere(moved)
+        recipe = resolver.resolve((*path, "recipe"), {**given_fields(given), **chosen})
+        complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
+        seen.update(problems.problems)
+        cells.append(Cell(name=cell_name(chosen), recipe=recipe))
+    return tuple(cells)
+
+
+def cell_name(chosen: Mapping[str, Any]) -> str:
+    """Such as ``lr=0.4,batch_size=512``: what tables and job names call a cell."""
+    return ",".join(f"{name}={_text(value)}" for name, value in chosen.items())
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    text = value if isinstance(value, str) else json.dumps(value, separators=(";", ":"))
+    return _UNNAMED.sub("", text.replace(",", ";"))
+
+
+def _is_well_formed(
+    path: Path, given: GivenRecipe, grid: Grid, recipes: ProtocolRecipes, complaints: Complaints
+) -> bool:
+    problems = [*_problems(path, given, grid, recipes.known_fields(given))]
+    for place, message in problems:
+        complaints.add(place, message)
+    return not problems
+
+
+def _problems(path: Path, given: GivenRecipe, grid: Grid, known: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    if not grid:
+        yield path, "the grid is empty; name recipe fields and the values to try (lr: [0.1, 0.4]), or remove it"
+    for name, values in grid.items():
+        place: Path = (*path, name)
+        if known and name not in known:
+            yield place, f"'{name}' is not a field of this recipe: {did_you_mean(name, known)}"
+        elif isinstance(given, Mapping) and name in given:
+            yield place, f"recipe says {name}: {given[name]!r} as well; keep one of the two"
+        if len(values) < 2:
+            held = f"the single value {values[0]!r}" if values else "no value"
+            yield place, f"{held} is nothing to choose from; give two values or more, or write the field into recipe"
+        for position, value in enumerate(values):
+            if value in values[:position]:
+                yield (*place, position), f"{value!r} stands here a second time; keep one"
+    names = [cell_name({"": value}) for values in grid.values() for value in values]
+    if any(len(name) > 80 for name in names):
+        yield path, "values of a grid name its jobs and may have 80 signs at most; make recipes of them"
+    if prod(len(values) for values in grid.values()) > MAX_CELLS:
+        number = prod(len(values) for values in grid.values())
+        yield path, f"the grid has {number:,} cells, each run with every backbone and seed; use {MAX_CELLS:,} or fewer"
+
+
+# -------------------------------------------------------------------------------------------------- what it resolves to
 
 SELECT_HOLDOUT: Final = 0.1
 """Of the training samples, where a grid is selected on them and its recipe says nothing else."""
@@ -92,7 +230,7 @@ def with_baselines(pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class RecipeUse:
     """A recipe that trains on label spaces; ``path`` is the block or transfer that says so."""
 
     path: Path
@@ -101,12 +239,12 @@ class Use:
     labels: Sequence[str]
 
 
-def uses_of(position: int, transfer: Transfer) -> Iterator[Use]:
+def uses_of(position: int, transfer: Transfer) -> Iterator[RecipeUse]:
     """What a transfer trains: each of its recipes, on its smallest part of the training split."""
     smallest = {"fraction": min(transfer.fractions)} if transfer.fractions else {}
     for recipe in transfer.recipes:
         subset = {**transfer.subset, **smallest}
-        yield Use(path=("transfer", position), recipe=recipe, subset=subset, labels=(transfer.target,))
+        yield RecipeUse(path=("transfer", position), recipe=recipe, subset=subset, labels=(transfer.target,))
 
 
 def check_targets(transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace], complaints: Complaints) -> None:
@@ -137,7 +275,7 @@ def _search_and_cells(
     given: GivenRecipe = entry.recipe if entry.recipe is not None else f"default-{entry.protocol}"
     if spec.over == "recipe":
         holds_out = {"select_holdout": SELECT_HOLDOUT} if entry.select_on != "val" else {}
-        asked = Asked(path=where, spec=spec, given=given, recipe_path=(*path, "recipe"))
+        asked = SearchedRecipe(path=where, spec=spec, given=given, recipe_path=(*path, "recipe"))
         search, recipe = resolve_search(asked, recipes.of(entry.protocol), complaints, holds_out=holds_out)
         if "select_holdout" in recipe:
             search = replace(search, holds_out={})

@@ -1,32 +1,129 @@
-"""From ``search:`` of a transfer to a resolved search. Pure."""
+"""`search:` of a transfer: what it may say, and the search that it resolves to. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from orchestrator.core.errors import SpecError
-from orchestrator.sweepfile.complaints import Complaints
-from orchestrator.sweepfile.grids import GivenRecipe
-from orchestrator.sweepfile.model import LabelSpace, Pretrain, Search, Transfer
+from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.recipe_rules import ignored_fields
-from orchestrator.sweepfile.resolve_pretrain import path_of
-from orchestrator.sweepfile.resolve_recipe import ProtocolRecipes
-from orchestrator.sweepfile.schema_probe import LOOK_FIELDS, LogisticSpec
-from orchestrator.sweepfile.schema_recipe import RecipeSpec
-from orchestrator.sweepfile.schema_search import RangeSpec, SearchSpec
+from orchestrator.sweepfile.pretrain import path_of
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe import (
+    LOOK_FIELDS,
+    GivenRecipe,
+    LogisticSpec,
+    ProtocolRecipes,
+    RecipeSpec,
+    given_fields,
+    ignored_fields,
+)
 from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.values import LabelSpace, Pretrain, Search, Transfer
+
+Ends = Annotated[list[float], Field(min_length=2, max_length=2)]
+WholeEnds = Annotated[list[int], Field(min_length=2, max_length=2)]
+
+
+class AshaSpec(Strict):
+    """Random draws, of which those that fall behind are stopped (asynchronous successive halving)."""
+
+    reduction: float = Field(3.0, gt=1, le=100, description="At each rung the best 1/reduction go on, > 1.")
+    grace_epochs: Count | None = Field(
+        None,
+        description="Epochs of the first rung; each further one is reduction times as far. Default: the first "
+        "validation.",
+    )
+
+
+class RandomSpec(Strict):
+    """Independent draws, all of which run to their end."""
+
+
+class OptunaSpec(Strict):
+    """Optuna's tree-structured Parzen estimator; all trials run to their end. Needs the extra ``optuna``."""
+
+    startup_trials: Count = Field(10, description="Random trials before the estimator proposes any.")
+
+
+class RangeSpec(OneRule):
+    """All numbers between two ends, both included."""
+
+    RULES: ClassVar[tuple[str, ...]] = ("uniform", "log", "integer", "log_integer")
+
+    uniform: Ends | None = Field(None, description="[low, high], equally likely.")
+    log: Ends | None = Field(None, description="[low, high] > 0, equally likely on a logarithmic scale.")
+    integer: WholeEnds | None = Field(None, description="[low, high], whole numbers, equally likely.")
+    log_integer: WholeEnds | None = Field(None, description="[low, high] >= 1, whole numbers on a logarithmic scale.")
+
+    @property
+    def rule(self) -> str:
+        """Which of the rules it is."""
+        return next(rule for rule in self.RULES if getattr(self, rule) is not None)
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        low, high = getattr(self, self.rule)
+        if low >= high:
+            context = {"low": f"{low:g}", "high": f"{high:g}", "at": (self.rule,)}
+            raise PydanticCustomError("refused", "{low} to {high} is no range; give [low, high], low < high", context)
+        if self.rule.startswith("log") and low <= 0:
+            message = "a logarithmic scale needs ends above 0, and this begins at {low}; use a small positive number"
+            raise PydanticCustomError("refused", message, {"low": f"{low:g}", "at": (self.rule,)})
+        return self
+
+
+def _form_of(values: object) -> str:
+    """Only the form that was meant is complained of."""
+    return "range" if isinstance(values, Mapping | RangeSpec) else "values"
+
+
+Values = Annotated[
+    Annotated[list[Any], Tag("values")] | Annotated[RangeSpec, Tag("range")],
+    Discriminator(_form_of),
+]
+
+
+class SearchSpec(OneRule):
+    """Trials of values for a recipe, or of label spaces, in place of a grid; the best one is used."""
+
+    RULES: ClassVar[tuple[str, ...]] = ("asha", "random", "optuna")
+
+    asha: AshaSpec | None = Field(None, description="Random draws; those that fall behind are stopped at rungs.")
+    random: RandomSpec | None = Field(None, description="Random draws, all to their end.")
+    optuna: OptunaSpec | None = Field(None, description="Proposals that learn from trials that ended.")
+    over: Literal["recipe", "pretrain", "labels"] = Field(
+        "recipe",
+        description="recipe: fields of this transfer's recipe, for each label space; pretrain: fields of the "
+        "pretraining's, for each label space; labels: which label space to pretrain with. The latter two are judged by "
+        "a cached probe of the target, never by accuracy on their own labels.",
+    )
+    space: dict[str, Values] | None = Field(
+        None, description="Recipe fields, each with a list of values or a range; not with over: labels."
+    )
+    trials: Count | None = Field(
+        None, description="Trials in all; default: 16, or as many as there are combinations; with labels: all of them."
+    )
+    concurrent: Count = Field(
+        1, description="Trials at the same time: the search holds so many times what one of them needs. Changes no key."
+    )
+    seed: Seed = Field(0, description="Of the draws.")
+
+
+# -------------------------------------------------------------------------------------------------- what it resolves to
 
 DEFAULT_TRIALS: Final = 16
 _JUDGED = "knn and probes solved by lbfgs choose on held-out samples themselves: there is nothing to search"
-Values = Mapping[str, list[Any] | RangeSpec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SearchedRecipe:
     """A search as it stands in the file, and the recipe that it varies."""
 
     path: Path
@@ -37,7 +134,7 @@ class Asked:
 
 
 def resolve_search(
-    asked: Asked, recipes: ProtocolRecipes, complaints: Complaints, *, holds_out: Mapping[str, Any]
+    asked: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints, *, holds_out: Mapping[str, Any]
 ) -> tuple[Search, Mapping[str, Any]]:
     """A search over a recipe, and the recipe's other fields; complains of what is wrong and goes on.
 
@@ -76,7 +173,7 @@ def pretrain_search(
         if not block.recipe:  # which is complained of at its own place
             continue
         own = {name: value for name, value in block.recipe.items() if name not in _unread(block.recipe)}
-        asked = Asked(path=path, spec=spec, given=own, recipe_path=(*path_of(block), "recipe"))
+        asked = SearchedRecipe(path=path, spec=spec, given=own, recipe_path=(*path_of(block), "recipe"))
         found, _ = resolve_search(asked, recipes, complaints, holds_out={})
         search = with_grace(replace(found, probe=probe), block.recipe, path, complaints)
     return search
@@ -197,7 +294,7 @@ def _ends(dimension: Mapping[str, Any]) -> list[Any]:
     return list(values)
 
 
-def _num_trials(asked: Asked, complaints: Complaints) -> int:
+def _num_trials(asked: SearchedRecipe, complaints: Complaints) -> int:
     spec, sizes = asked.spec, []
     for values in (asked.spec.space or {}).values():
         if isinstance(values, list):
@@ -212,7 +309,7 @@ def _num_trials(asked: Asked, complaints: Complaints) -> int:
     return spec.trials or min(DEFAULT_TRIALS, size)
 
 
-def _problems(asked: Asked, known: Sequence[str]) -> Iterator[tuple[Path, str]]:
+def _problems(asked: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[Path, str]]:
     space, path = asked.spec.space, (*asked.path, "space")
     if not space:
         where = path if space is not None else asked.path
@@ -234,7 +331,7 @@ def _problems(asked: Asked, known: Sequence[str]) -> Iterator[tuple[Path, str]]:
                 yield (*place, position), f"{value!r} stands here a second time; keep one"
 
 
-def _check_values(asked: Asked, recipes: ProtocolRecipes, complaints: Complaints) -> Mapping[str, Any]:
+def _check_values(asked: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints) -> Mapping[str, Any]:
     """Resolve the recipe at each listed value and each end of a range, with the first of all others."""
     space = {name: _dimension(values) for name, values in (asked.spec.space or {}).items()}
     first, seen = {name: _ends(dimension)[0] for name, dimension in space.items()}, set[str]()
@@ -249,7 +346,7 @@ def _check_values(asked: Asked, recipes: ProtocolRecipes, complaints: Complaints
                 for key in space[field]
             }
             resolver, problems = recipes.elsewhere(moved)
-            found = resolver.resolve(asked.recipe_path, {**_fields(asked.given), **chosen})
+            found = resolver.resolve(asked.recipe_path, {**given_fields(asked.given), **chosen})
             complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
             seen.update(problems.problems)
             recipe = recipe or found
@@ -258,7 +355,3 @@ def _check_values(asked: Asked, recipes: ProtocolRecipes, complaints: Complaints
                 complaints.add((*asked.path, "space", name), f"'{name}' {message}")
                 return {}
     return recipe
-
-
-def _fields(given: GivenRecipe) -> dict[str, Any]:
-    return {"base": given} if isinstance(given, str) else dict(given)

@@ -1,21 +1,256 @@
-"""From the schema of label spaces to their resolved form: definitions without names of other spaces. Pure."""
+"""`labels:`: what an entry may say, and the label spaces that it resolves to. Pure.
+
+A rule is a field of `LabelEntry`, its name in ``RULES`` and the method of that name in `_LabelResolver`.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from orchestrator.sweepfile.complaints import Complaints
-from orchestrator.sweepfile.counted import Counted, Definition, check_declared, counted_as_declared
-from orchestrator.sweepfile.model import Dataset, LabelSpace
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
+from orchestrator.sweepfile.datasets import ReadClassTable
+from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict, canonical, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.resolve_clusters import WHOLE_SET, resolve_clusters
-from orchestrator.sweepfile.resolve_mixture import ReadClassTable
-from orchestrator.sweepfile.schema_clusters import ClustersSpec
-from orchestrator.sweepfile.schema_labels import ClassChoice, LabelEntry, Merge, RandomSplit, WordNetLevels
+from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.values import Dataset, LabelSpace
+
+AtLeastTwo = Annotated[int, Field(ge=2)]
+ClassName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
+Synset = Annotated[str, Field(pattern=r"^n\d{8}$")]
+
+
+class RandomIds(Strict):
+    """Random label ids, balanced: a keyed permutation of the samples modulo ``num_classes``."""
+
+    num_classes: Annotated[list[AtLeastTwo], Field(min_length=1)] = Field(description="One label space per number.")
+    seed: Seed = Field(0, description="Seed of the permutation; never follows the pretrain seed.")
+    independent: bool = Field(
+        default=False, description="Draw each sample's id on its own, so that sizes scatter and classes may be empty."
+    )
+    within: str | None = Field(
+        None, description="Label space whose classes each get num_classes ids; default: ids over the whole set."
+    )
+
+
+class RandomSplit(Strict):
+    """Random sub-classes of each class."""
+
+    num: AtLeastTwo = Field(description="Sub-classes per class.")
+    seed: Seed = Field(0, description="Seed of the choice; never follows the pretrain seed.")
+    balanced: bool = Field(default=False, description="Make sub-classes equal in size, in place of a keyed hash.")
+
+
+class Merge(OneRule):
+    """Classes merged into groups, listed or random."""
+
+    RULES: ClassVar[tuple[str, ...]] = ("groups", "num_classes")
+    OF_RULE: ClassVar[Mapping[str, str]] = {"others": "groups", "seed": "num_classes"}
+
+    groups: dict[str, Annotated[list[ClassName], Field(min_length=1)]] | None = Field(
+        None, description="Classes of each group, by name or number."
+    )
+    others: Literal["keep", "drop"] = Field(
+        "keep", description="Unlisted classes: targets of their own, or not part of the data."
+    )
+    num_classes: Annotated[list[AtLeastTwo], Field(min_length=1)] | None = Field(
+        None, description="Random groups whose sizes differ by one class at most; one label space per number."
+    )
+    seed: Seed = Field(0, description="Seed of random groups; never follows the pretrain seed.")
+
+
+class WordNetLevels(OneRule):
+    """Levels of WordNet's noun hierarchy, or what lies below one synset."""
+
+    RULES: ClassVar[tuple[str, ...]] = ("levels", "contains")
+    OF_RULE: ClassVar[Mapping[str, str]] = {"paths": "levels", "seed": "levels"}
+
+    levels: Annotated[list[Annotated[int, Field(ge=0, le=32)]], Field(min_length=1)] | None = Field(
+        None, description="Steps upwards from the classes; a class has every end point as a label."
+    )
+    contains: Synset | None = Field(None, description="1 for classes with this synset on any path upwards, else 0.")
+    paths: Literal["all", "first", "random"] = Field("all", description="Hypernyms that are followed.")
+    seed: Seed = Field(0, description="Seed of random paths.")
+    key: str = Field("synset", description="Column of the class table that names synsets (n01440764).")
+    file: str = Field("", description="Path or URI of WordNet's data.noun; default: where packages put it.")
+
+    @model_validator(mode="after")
+    def _seed_is_used(self) -> Self:
+        if self.paths != "random":
+            refuse_unread(self, ("seed",), "without paths: random")
+        return self
+
+
+class Taxonomy(OneRule):
+    """Levels that the class table does not hold: from another table, or from the class names themselves."""
+
+    RULES: ClassVar[tuple[str, ...]] = ("table", "folders")
+    OF_RULE: ClassVar[Mapping[str, str]] = {"key": "table", "class_key": "table", "separator": "folders"}
+
+    levels: Annotated[list[str], Field(min_length=1)] = Field(description="One label space per level.")
+    table: str | None = Field(None, description="Path or URI of a csv, json or parquet file with a row per class.")
+    key: str = Field("name", description="Column of the table that names classes.")
+    class_key: str = Field("name", description="Column of the data set's class table with the same names.")
+    folders: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="Levels in the parts of class names, in their order."
+    )
+    separator: Annotated[str, Field(min_length=1)] = Field("/", description="Between the parts of class names.")
+    nested: bool = Field(default=True, description="Refuse a level that is not a function of the next finer one.")
+
+
+class Plugin(Strict):
+    """A label space of another package (entry point group pretraining_orchestrator.label_spaces)."""
+
+    name: str = Field(description="Name of the entry point.")
+    arguments: dict[str, Annotated[Any, AfterValidator(canonical)]] = Field(
+        default_factory=dict, description="Arguments: plain JSON."
+    )
+
+
+class ClassChoice(OneRule):
+    """Leaf classes that are part of the label space; samples of others are not part of the data."""
+
+    RULES: ClassVar[tuple[str, ...]] = ("names", "under", "num")
+    OF_RULE: ClassVar[Mapping[str, str]] = {"seed": "num", "key": "under", "file": "under"}
+
+    names: Annotated[list[ClassName], Field(min_length=1)] | None = Field(None, description="By name or number.")
+    under: Synset | None = Field(None, description="Those with this synset on any path upwards.")
+    num: Count | None = Field(None, description="So many at random; more of them contain fewer.")
+    seed: Seed = Field(0, description="Seed of the random choice.")
+    key: str = Field("synset", description="Column of the class table that names synsets.")
+    file: str = Field("", description="Path or URI of WordNet's data.noun; default: where packages put it.")
+
+
+class LabelEntry(OneRule):
+    """One entry of ``labels``: a data set and exactly one rule."""
+
+    RULES: ClassVar[tuple[str, ...]] = (
+        "hierarchy",
+        "random",
+        "modulo",
+        "split",
+        "merge",
+        "binary",
+        "wordnet",
+        "taxonomy",
+        "plugin",
+        "clusters",
+    )
+    BASED: ClassVar[tuple[str, ...]] = ("modulo", "split", "merge", "binary")
+
+    dataset: str = Field(description="Name of an entry of datasets.")
+    hierarchy: Annotated[list[str], Field(min_length=1)] | None = Field(None, description="Levels of the hierarchy.")
+    random: RandomIds | None = Field(None, description="Random ids.")
+    modulo: int | None = Field(None, ge=2, description="Leaf class modulo this number.")
+    split: AtLeastTwo | RandomSplit | None = Field(None, description="Random sub-classes of each class.")
+    merge: Merge | None = Field(None, description="Classes merged into groups.")
+    binary: Annotated[list[ClassName], Field(min_length=1)] | None = Field(
+        None, description="1 for these classes, 0 for all others."
+    )
+    wordnet: WordNetLevels | None = Field(None, description="WordNet's hierarchy.")
+    taxonomy: Taxonomy | None = Field(None, description="Another taxonomy.")
+    plugin: Plugin | None = Field(None, description="A label space of another package.")
+    clusters: ClustersSpec | None = Field(None, description="Clusters of embeddings.")
+    base: str | None = Field(
+        None, description="Label space that modulo, split, merge and binary start from; default: the leaf classes."
+    )
+    classes: ClassChoice | None = Field(None, description="Leaf classes that are part of it; default: all.")
+    num_classes: Annotated[list[AtLeastTwo], Field(min_length=1)] | None = Field(
+        None,
+        description="How many classes its label spaces have, in their order: another number is refused, and the sweep "
+        "can be planned with these where the data set is not there.",
+    )
+
+    @model_validator(mode="after")
+    def _base_is_used(self) -> Self:
+        if self.base is not None and all(getattr(self, rule) is None for rule in self.BASED):
+            context = {"rules": ", ".join(self.BASED)}
+            raise PydanticCustomError("unused_base", "only {rules} start from another space; remove base", context)
+        return self
+
+
+# ------------------------------------------------------------------------------------------- how many classes they have
+
+Definition = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What the data plane says of one definition."""
+
+    num_classes: int = 0
+    multi_label: bool = False
+    """A leaf class has several targets."""
+    space: Definition = field(default_factory=dict)
+    """The definition with the digests of its files."""
+    problem: str = ""
+    """Why it does not fit the data set; empty if it does."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Where its files lie, as absolute paths or URIs."""
+
+
+def counted_as_declared(
+    complaints: Complaints,
+    name: str,
+    entry: LabelEntry,
+    *,
+    dataset: Dataset,
+    known: Sequence[int],
+    spaces: Sequence[Definition],
+) -> list[Counted]:
+    """The label spaces of an entry whose data set is not there.
+
+    Args:
+        complaints: takes what is wrong: a number that neither the rule nor the file tells.
+        name: of the entry.
+        entry: what the file says.
+        dataset: the declared one.
+        known: numbers of classes that follow from the rule, 0 where they do not.
+        spaces: their definitions.
+    """
+    declared = entry.num_classes or ()
+    numbers = list(declared) if len(declared) == len(spaces) else list(known)
+    if not all(numbers):
+        what = "is not there" if dataset.missing else "is not listed"
+        message = f"data set '{dataset.name}' {what}, so its classes cannot be counted; declare num_classes here"
+        complaints.add(("labels", name), f"{message}, or have it there ({dataset.uncounted})")
+    return [
+        Counted(num_classes=max(2, number), space=space, multi_label=_has_many_targets(space))
+        for number, space in zip(numbers, spaces, strict=True)
+    ]
+
+
+def check_declared(name: str, entry: LabelEntry, spaces: Sequence[LabelSpace], complaints: Complaints) -> None:
+    """Complain where label spaces have other numbers of classes than their entry declares."""
+    if entry.num_classes is None or not spaces:
+        return
+    path: Path = ("labels", name, "num_classes")
+    if len(entry.num_classes) != len(spaces):
+        message = f"{len(entry.num_classes)} numbers for {len(spaces)} label spaces; give one for each"
+        complaints.add(path, message)
+        return
+    for position, (space, number) in enumerate(zip(spaces, entry.num_classes, strict=True)):
+        if not space.num_classes:
+            message = f"the number of classes of '{space.name}' follows from the clusters; remove the line"
+            complaints.add((*path, position), message)
+        elif space.num_classes != number:
+            message = f"{number} is declared, but '{space.name}' has {space.num_classes} classes; correct one"
+            complaints.add((*path, position), message)
+
+
+def _has_many_targets(space: Definition) -> bool:
+    """Whether a class may have several targets, as far as the rule tells."""
+    rule = space.get("wordnet", {})
+    is_level: bool = rule.get("level", 0) > 0 and rule.get("paths") == "all"
+    return is_level
+
+
+# ------------------------------------------------------------------------------------------------- what they resolve to
 
 _LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
 _TAXONOMIC_CLASS = "taxonomic_class"  # what the rank "class" is called where `class` numbers the leaf classes
@@ -76,20 +311,6 @@ def resolve_label_spaces(
     """
     resolver = _LabelResolver(entries, datasets, complaints, sources or LabelSources())
     return {space.name: space for name in entries for space in resolver.entry(name)}
-
-
-def thinned(dataset: Dataset, subset: Mapping[str, Any], path: Path, complaints: Complaints) -> Dataset:
-    """The data set with as many training samples as a subset leaves at most; complains if it asks for too many."""
-    if not subset:
-        return dataset
-    num_samples = subset.get("num_samples", dataset.num_train)
-    if num_samples > dataset.num_train:
-        message = f"{num_samples} samples of the {dataset.num_train} training samples of '{dataset.name}'; lower it"
-        complaints.add((*path, "num_samples"), message)
-    # Each class rounds up at worst; how large classes are is not known here.
-    of_fraction = math.ceil(subset.get("fraction", 1) * dataset.num_train) + dataset.num_classes
-    of_cap = subset.get("max_per_class", dataset.num_train) * dataset.num_classes
-    return replace(dataset, num_train=min(dataset.num_train, num_samples, of_fraction, of_cap))
 
 
 class _LabelResolver:

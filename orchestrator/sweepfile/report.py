@@ -1,7 +1,8 @@
-"""What ``report:`` and ``tracking:`` may say."""
+"""`report:` and `tracking:`: what they may say, and what of it must be part of the sweep. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -10,6 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.security.urls import forbidden_host
 from orchestrator.sweepfile.fields import Count, Fraction, Strict
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.values import Pretrain
 
 
 class PublishedSpec(Strict):
@@ -68,3 +72,29 @@ class TrackingSpec(Strict):
             message = f"the host is {host}, {reason}; name a tracking server of your own"
             raise PydanticCustomError("refused", message.replace("{", "{{"))
         return uri
+
+
+def resolve_baseline(spec: ReportSpec, pretrained: Sequence[str], complaints: Complaints) -> str:
+    """The label space that others are compared with; empty without one."""
+    if spec.baseline is not None and pretrained and spec.baseline not in pretrained:
+        hint = did_you_mean(spec.baseline, pretrained)
+        complaints.add(("report", "baseline"), f"'{spec.baseline}' is not pretrained in this sweep: {hint}")
+    return spec.baseline or ""
+
+
+def check_published(
+    spec: ReportSpec, transfers: Sequence[str], pretrains: Sequence[Pretrain], complaints: Complaints
+) -> None:
+    """Complain about printed numbers that would stand beside no row of the report."""
+    spaces = [name for one in pretrains for name in one.labels] + [name for one in pretrains for name in one.baselines]
+    known = {
+        "transfer": transfers,
+        "label_space": ["", *dict.fromkeys(spaces)],
+        "pretrain": [pretrain.name for pretrain in pretrains],
+    }
+    for position, entry in enumerate(spec.published):
+        for field, names in known.items():
+            if (value := getattr(entry, field)) not in names:
+                hint = did_you_mean(value, filter(None, names))
+                message = f"'{value}' is no {field} of this sweep: {hint}" if value else f"say which one: {hint}"
+                complaints.add(("report", "published", position, field), message)

@@ -1,41 +1,82 @@
-"""From the validated schema to the resolved sweep: label spaces, globs, recipes and references. Pure."""
+"""A whole sweep.yaml: what it may say, and the resolved sweep. Pure.
+
+Strict pydantic at the edge; nothing behind the language sees it. Every field has a description with its unit and range,
+because the schema is also the reference of the language. Invariants:
+
+- A sweep that validates resolves without any I/O: what lies outside of the file comes in as values.
+- All problems are collected, each with its place, so that one run shows all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated, Any, Literal
 
-from orchestrator.core.errors import StorageError, UserError
+from pydantic import Field
+
+from orchestrator.core.errors import StorageError
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS
 from orchestrator.storage.open import check_store_uri
-from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
-from orchestrator.sweepfile.complaints import Complaints
-from orchestrator.sweepfile.model import Dataset, LabelSpace, Pretrain, Sweep, Transfer
-from orchestrator.sweepfile.notify import Channel
+from orchestrator.sweepfile.clusters import check_embeddings
+from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture, thinned
+from orchestrator.sweepfile.fields import Name, Strict
+from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_label_spaces
+from orchestrator.sweepfile.model import check_model, check_recipe_of_model, check_resize
+from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
 from orchestrator.sweepfile.parse.tree import Tree
-from orchestrator.sweepfile.recipe_book import Recipes
-from orchestrator.sweepfile.resolve_clusters import check_embeddings
-from orchestrator.sweepfile.resolve_datasets import resolve_dataset
-from orchestrator.sweepfile.resolve_labels import LabelSources, resolve_label_spaces, thinned
-from orchestrator.sweepfile.resolve_mixture import resolve_mixture
-from orchestrator.sweepfile.resolve_model import check_model, check_recipe_of_model, check_resize
-from orchestrator.sweepfile.resolve_notify import resolve_notify
-from orchestrator.sweepfile.resolve_policy import resolve_policy, resolve_resources
-from orchestrator.sweepfile.resolve_pretrain import blocks_of, check_origins, path_of, resolve_pretrain
-from orchestrator.sweepfile.resolve_recipe import (
+from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
+from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe import (
     Objectives,
     RecipeBook,
     RecipeResolver,
+    Recipes,
     check_labels_of,
     check_recipe_on,
 )
-from orchestrator.sweepfile.resolve_search import check_searches
-from orchestrator.sweepfile.resolve_transfer import Use, check_targets, resolve_transfer, uses_of, with_baselines
-from orchestrator.sweepfile.schema import SweepSpec
-from orchestrator.sweepfile.schema_datasets import MixtureSpec
-from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import Surveys
+from orchestrator.sweepfile.report import ReportSpec, TrackingSpec, check_published, resolve_baseline
+from orchestrator.sweepfile.resources import ComputeSpec, ResourceGroups, resolve_resources
+from orchestrator.sweepfile.search import check_searches
 from orchestrator.sweepfile.timm_table import shipped_models
+from orchestrator.sweepfile.transfer import (
+    RecipeUse,
+    TransferSpec,
+    check_targets,
+    resolve_transfer,
+    uses_of,
+    with_baselines,
+)
+from orchestrator.sweepfile.values import Dataset, LabelSpace, Pretrain, ResolvedSweep, Transfer
+
+
+class SweepSpec(Strict):
+    """A whole sweep.yaml."""
+
+    version: Literal[1] = Field(description="Version of the language.")
+    name: Name = Field(description="Name of the sweep, which is its id: a changed file of the same name revises it.")
+    datasets: Annotated[dict[Name, DatasetSpec], Field(min_length=1)] = Field(description="Data sets by name.")
+    labels: Annotated[dict[Name, LabelEntry], Field(min_length=1)] = Field(
+        description="Label spaces by name; an entry with several levels or numbers makes one each (NAME/LEVEL)."
+    )
+    recipes: dict[Name, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Training hyper-parameters by name, for recipe and base; they win over shipped ones of that name.",
+    )
+    pretrain: PretrainBlocks = Field(description="The backbones: one block, or a mapping of names to blocks.")
+    transfer: list[TransferSpec] = Field(
+        default_factory=list, description="How every backbone is measured; none: they are only pretrained."
+    )
+    report: ReportSpec = Field(ReportSpec(), description="What is compared, and with what.")
+    resources: ResourceGroups = Field(ResourceGroups(), description="What attempts occupy. Changes no key.")
+    compute: ComputeSpec = Field(ComputeSpec(), description="How training computes. Changes no key.")
+    store: str = Field("", description="URI of the object store; default: the project's own directory.")
+    tracking: TrackingSpec = Field(TrackingSpec(), description="Where MLflow is. Changes no key.")
+    policy: PolicySpec = Field(PolicySpec(), description="Budgets, ranks and failures. Changes no key.")
+    notify: list[NotifySpec] = Field(
+        default_factory=list, description="Who is told when it ends, stalls or spends its budget. Changes no key."
+    )
 
 
 def resolve_sweep(
@@ -46,7 +87,7 @@ def resolve_sweep(
     *,
     objectives: Objectives | None = None,
     labels: LabelSources | None = None,
-) -> Sweep:
+) -> ResolvedSweep:
     """Resolve a schema-valid sweep.
 
     Args:
@@ -83,7 +124,7 @@ class _Resolver:
         self._surveys = surveys
         self._complaints = complaints
 
-    def resolve(self) -> Sweep:
+    def resolve(self) -> ResolvedSweep:
         spec = self._spec
         datasets = {
             name: resolve_dataset(name, entry, self._complaints, self._surveys.get(name))
@@ -109,15 +150,16 @@ class _Resolver:
         workers = {group: getattr(spec.resources, group).num_workers for group in ("pretrain", "transfer")}
         check_searches(transfer, pretrains, labels, workers, self._complaints)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
-        baseline = self._baseline(pretrained)
-        self._check_published(pretrained, pretrains)
+        transfers = [entry.name for entry in spec.transfer]
+        baseline = resolve_baseline(spec.report, pretrained, self._complaints)
+        check_published(spec.report, transfers, pretrains, self._complaints)
         self._check_store()
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
         notify = resolve_notify(spec.notify)
-        self._check_channels(notify)
+        check_channels(notify, self._complaints)
         self._complaints.raise_any()
         resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
-        return Sweep(
+        return ResolvedSweep(
             name=spec.name,
             datasets=datasets,
             labels=labels,
@@ -136,14 +178,6 @@ class _Resolver:
             policy=policy,
             notify=notify,
         )
-
-    def _check_channels(self, channels: Sequence[Channel]) -> None:
-        """Refuse them here already: a controller would refuse them when there is something to tell, hours later."""
-        for position, channel in enumerate(channels):
-            try:
-                check_channel_of_sweep(channel)
-            except UserError as error:
-                self._complaints.add(("notify", position), str(error))
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
         read_table = self._labels.read_table if self._labels else None
@@ -188,7 +222,9 @@ class _Resolver:
         datasets: Mapping[str, Dataset],
     ) -> None:
         uses = [
-            Use(path=path_of(block), recipe=block.recipe, subset=block.subset, labels=(*block.labels, *block.baselines))
+            RecipeUse(
+                path=path_of(block), recipe=block.recipe, subset=block.subset, labels=(*block.labels, *block.baselines)
+            )
             for block in pretrains
         ]
         uses += [use for position, item in enumerate(transfer) for use in uses_of(position, item)]
@@ -209,26 +245,6 @@ class _Resolver:
                 if datasets[name].location:
                     message += " (`orchestrator data index --split train=... --split val=...` prints the entry)"
                 self._complaints.add(("datasets", name), message)
-
-    def _baseline(self, pretrained: Sequence[str]) -> str:
-        baseline = self._spec.report.baseline
-        if baseline is not None and pretrained and baseline not in pretrained:
-            hint = did_you_mean(baseline, pretrained)
-            self._complaints.add(("report", "baseline"), f"'{baseline}' is not pretrained in this sweep: {hint}")
-        return baseline or ""
-
-    def _check_published(self, pretrained: Sequence[str], pretrains: Sequence[Pretrain]) -> None:
-        known = {
-            "transfer": [entry.name for entry in self._spec.transfer],
-            "label_space": ["", *dict.fromkeys((*pretrained, *(name for one in pretrains for name in one.baselines)))],
-            "pretrain": [*(pretrain.name for pretrain in pretrains)],
-        }
-        for position, entry in enumerate(self._spec.report.published):
-            for field, names in known.items():
-                if (value := getattr(entry, field)) not in names:
-                    hint = did_you_mean(value, filter(None, names))
-                    message = f"'{value}' is no {field} of this sweep: {hint}" if value else f"say which one: {hint}"
-                    self._complaints.add(("report", "published", position, field), message)
 
     def _check_store(self) -> None:
         try:

@@ -1,13 +1,14 @@
-"""What ``resources:`` may say."""
+"""`resources:` and `compute:`: what attempts occupy, and how they compute. Pure."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.contract import Resources
 from orchestrator.sweepfile.fields import Count, Strict
 
 
@@ -95,3 +96,22 @@ class ResourceGroups(Strict):
             message = "these jobs run as one process; set workers to 1 and gpus to at most 1"
             raise PydanticCustomError("no_gang", message)
         return data
+
+
+class ComputeSpec(Strict):
+    """How training jobs compute. Changes results by rounding only, and so no key."""
+
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
+        "off", description="torch.compile; reduce-overhead uses CUDA graphs. Falls back with a note."
+    )
+    deterministic: bool = Field(
+        default=False, description="Bit-exact results on GPUs, at a price; CPUs always give them."
+    )
+    micro_batch: Annotated[int, Field(ge=0)] = Field(
+        0, description="Samples per forward pass, whole norm groups; 0 = found automatically on GPUs."
+    )
+
+
+def resolve_resources(spec: ResourcesSpec) -> Resources:
+    """What one attempt occupies."""
+    return Resources(**spec.model_dump(exclude={"workers"}))

@@ -1,0 +1,546 @@
+"""Recipes: what one may say, by name or over a base, and what it resolves to for a protocol. Pure.
+
+The fields of a training and what they must be beside each other come from ``orchestrator.core.recipe``, which defines
+them once for both planes; here are the forms in which a sweep.yaml writes them, and the recipes of probes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.core.errors import SpecError
+from orchestrator.core.recipe import (
+    EXCLUSIVE,
+    LOSSES,
+    PARAMETERS,
+    REGISTRIES,
+    RELATIONS,
+    SOFTMAX,
+    Form,
+    Parameter,
+    PartialReader,
+)
+from orchestrator.sweepfile.fields import Count, Strict
+from orchestrator.sweepfile.parse.tree import MovedTree, Path, Tree
+from orchestrator.sweepfile.problems import Complaints, validate
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.values import Dataset, LabelSpace
+
+Recipe = Mapping[str, Any]
+RecipeBook = Mapping[str, Recipe]
+GivenRecipe = str | Recipe
+Objectives = Mapping[str, str]
+"""Installed objectives: name -> ``<distribution>==<version>:<name>``."""
+
+# ------------------------------------------------------------------------------------------------- fields of a training
+
+
+def _ascending(values: list[float]) -> list[float]:
+    """The values, if each is larger than the one before."""
+    for low, high in pairwise(values):
+        if high < low:
+            message = "{high} stands after {low}; write them in ascending order"
+            raise PydanticCustomError("descending", message, {"low": low, "high": high})
+    return values
+
+
+def _frozen(value: object) -> object:
+    """``none``, ``backbone`` or a list of patterns."""
+    if value in ("none", "backbone") or (
+        isinstance(value, list) and value and all(isinstance(item, str) and item for item in value)
+    ):
+        return value
+    message = "write none, backbone or a list of patterns of parameter names (['backbone.blocks.0.*'])"
+    raise PydanticCustomError("freeze", message)
+
+
+def _reaction(value: object) -> object:
+    """``stop`` or ``{rewind: n}``."""
+    if value == "stop":
+        return value
+    steps = value.get("rewind") if isinstance(value, Mapping) and value.keys() == {"rewind"} else None
+    if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1:
+        return value
+    raise PydanticCustomError("on_numerics", "write stop or {rewind: n}, n >= 1 updates")
+
+
+def _annotation(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
+    """How pydantic reads a hyper-parameter."""
+    kind = _type_of(parameter)
+    return kind | None if parameter.null else kind
+
+
+def _type_of(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
+    if parameter.form in _PLAIN:
+        return _PLAIN[parameter.form]
+    if parameter.form is Form.CHOICE:
+        return Literal[parameter.options]
+    bounds = parameter.bounds
+    if parameter.form is Form.WHOLE and bounds.at_least == 1:
+        return Count
+    limits = {"gt": bounds.above, "ge": bounds.at_least, "lt": bounds.below, "le": bounds.at_most}
+    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    number: Any = int if parameter.form is Form.WHOLE else float
+    number = Annotated[number, Field(**given)] if given else number
+    if parameter.form is not Form.NUMBERS:
+        return number
+    values: Any = list[number]
+    if parameter.length is not None:
+        values = Annotated[values, Field(min_length=parameter.length, max_length=parameter.length)]
+    return Annotated[values, AfterValidator(_ascending)] if parameter.is_ascending else values
+
+
+_PLAIN: Final[Mapping[Form, Any]] = {
+    Form.FLAG: bool,
+    Form.TEXT: Annotated[str, Field(min_length=1)],
+    Form.FREEZE: Annotated[Any, AfterValidator(_frozen)],
+    Form.REACTION: Annotated[Any, AfterValidator(_reaction)],
+}
+
+
+def _field(parameter: Parameter) -> tuple[Any, Any]:
+    default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+    given: dict[str, Any] = {} if default is MISSING else {"default": default}
+    return _annotation(parameter), Field(description=parameter.meaning, **given)
+
+
+if TYPE_CHECKING:  # which cannot see what is made at run time
+    Decoder: TypeAlias = str
+    Interpolation: TypeAlias = str
+    Precision: TypeAlias = str
+    Mean: TypeAlias = list[float]
+    Deviations: TypeAlias = list[float]
+
+    class _TrainingFields(Strict):
+        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - of several types
+
+else:
+    Decoder, Interpolation, Precision, Mean, Deviations = (
+        _type_of(PARAMETERS[name]) for name in ("decoder", "interpolation", "precision", "mean", "std")
+    )
+    _TrainingFields = create_model(
+        "_TrainingFields",
+        __base__=Strict,
+        __doc__="The hyper-parameters of ``orchestrator.core.recipe``.",
+        **{name: _field(parameter) for name, parameter in PARAMETERS.items()},
+    )
+
+
+class RecipeSpec(_TrainingFields):
+    """Training hyper-parameters. ``base`` names a shipped recipe whose fields this one overrides."""
+
+    def resolved(self) -> dict[str, Any]:
+        """The fields of an identity: those that stand there always, and the others where they are not at default."""
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        return {
+            name: value
+            for name, value in self.model_dump().items()
+            if (name in PARAMETERS and PARAMETERS[name].always) or value != defaults[name]
+        }
+
+    # The data plane refuses the same; here it is refused before anything is created.
+    @field_validator("*")
+    @classmethod
+    def _fits_the_others(cls, value: object, others: ValidationInfo) -> object:
+        values = {**others.data, str(others.field_name): value}
+        for relation in RELATIONS:
+            if relation.refusal and relation.name == others.field_name and relation.is_broken(values):
+                raise PydanticCustomError("relation", "{why}", {"why": relation.refusal.format(**values)})
+        return value
+
+
+# ----------------------------------------------------------------------------- recipes of probes and nearest neighbours
+
+TRAINING = "training"
+"""Protocol of what is neither a probe nor nearest neighbours: all else that trains."""
+LOOK_FIELDS = ("resize", "interpolation", "decoder", "mean", "std", "precision")
+"""How images are seen before they become features; where a recipe leaves one open, as in the pretraining."""
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    """The values, if none stands there twice."""
+    for position, value in enumerate(values):
+        if value in values[:position]:
+            raise PydanticCustomError("repeated", "{value} stands here a second time; keep one", {"value": value})
+    return values
+
+
+Strengths = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), AfterValidator(_distinct)]
+Counts = Annotated[list[Count], Field(min_length=1), AfterValidator(_distinct)]
+Views = Annotated[list[Literal["center", "mirrored"]], Field(min_length=1), AfterValidator(_distinct)]
+Holdout = Annotated[float, Field(gt=0, le=0.5)]
+
+
+class ProbeSpec(RecipeSpec):
+    """A linear head trained by the recipe's optimiser on images, as any other training."""
+
+    features: Literal["online", "cached"] = Field(
+        "online", description="online: images go through the backbone in this job; cached: embed jobs did that."
+    )
+
+    def resolved(self) -> dict[str, Any]:
+        """As any training: nothing says ``online`` in an identity."""
+        return {name: value for name, value in super().resolved().items() if name not in {"features", "solver"}}
+
+
+class CachedSgdSpec(ProbeSpec):
+    """The same head and optimiser on features that embed jobs computed; images are seen unaugmented."""
+
+    solver: Literal["lbfgs", "sgd"] = Field("sgd", description="lbfgs: to the optimum; sgd: as the recipe says.")
+
+    def resolved(self) -> dict[str, Any]:
+        """With where the features come from."""
+        return {**super().resolved(), "features": "cached", "solver": "sgd"}
+
+
+class _Frozen(Strict):
+    """What recipes on cached features share."""
+
+    select_holdout: Holdout = Field(
+        0.1, description="Share of the training samples on which a choice is made, stratified and keyed by the seed."
+    )
+    resize: Count | None = Field(
+        None, description="Shorter side before the centre square is cut out, pixels; default: as in pretraining."
+    )
+    interpolation: Interpolation | None = Field(None, description="Filter of resizing; default: as in pretraining.")
+    decoder: Decoder | None = Field(None, description="Decoder; default: as in pretraining.")
+    mean: Mean | None = Field(None, description="Channel means in [0, 1]; default: as in pretraining.")
+    std: Deviations | None = Field(None, description="Channel standard deviations, > 0; default: as in pretraining.")
+    precision: Precision = Field(
+        "fp32", description="Arithmetic of the backbone; features are stored in float16, whatever this says."
+    )
+
+    def resolved(self) -> dict[str, Any]:
+        """All fields."""
+        return self.model_dump()
+
+
+class LogisticSpec(_Frozen):
+    """Logistic regression on cached features, to its optimum; its strength is chosen on held-out training samples."""
+
+    KEYS: ClassVar[frozenset[str]] = frozenset({"features", "solver"})
+
+    features: Literal["online", "cached"] = Field("cached", description="Read from embed jobs that all probes share.")
+    solver: Literal["lbfgs", "sgd"] = Field("lbfgs", description="lbfgs: to the optimum; sgd: as a recipe says.")
+    l2: Strengths = Field(
+        [1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6],
+        description="Strengths to choose from: l2 / 2 * |weights|^2 is added to the mean loss; 1 / (l2 N) is called C.",
+    )
+    loss: Literal["softmax", "sigmoid"] = Field("softmax", description="sigmoid: several classes per sample.")
+    scaling: Literal["standardize", "none"] = Field(
+        "standardize", description="Whether weights act on features of deviation 1 while they are regularised."
+    )
+    views: Views = Field(["center"], description="Views of every training sample; validation samples: center.")
+    max_iterations: Count = Field(500, description="Iterations per strength at most; a note says where that ended one.")
+    tolerance: float = Field(
+        1e-4, gt=0, le=0.1, description="A fit ends when a Newton step would lower the objective by less, relatively."
+    )
+
+
+class KnnSpec(_Frozen):
+    """Nearest neighbours by cosine; k is chosen on held-out training samples, and all are reported."""
+
+    KEYS: ClassVar[frozenset[str]] = frozenset({"k", "temperature", "votes"})
+
+    k: Counts = Field([1, 5, 10, 20, 50, 100, 200], description="Neighbours that vote: numbers to choose from.")
+    votes: Literal["weighted", "equal"] = Field("weighted", description="weighted: by exp(cosine / temperature).")
+    temperature: float = Field(0.07, gt=0, description="Of weighted votes.")
+
+
+def schema_of(recipe: Mapping[str, Any], protocol: str = "") -> type[RecipeSpec | LogisticSpec | KnnSpec]:
+    """What a recipe, with the fields of its base, may say; without a protocol as its own fields tell."""
+    if protocol == "knn" or (not protocol and KnnSpec.KEYS & recipe.keys()):
+        return KnnSpec
+    is_probe = protocol == "probe" or (not protocol and LogisticSpec.KEYS & recipe.keys())
+    if is_probe and recipe.get("features") == "cached":
+        return CachedSgdSpec if recipe.get("solver") == "sgd" else LogisticSpec
+    return ProbeSpec if is_probe else RecipeSpec
+
+
+# ---------------------------------------------------------------------------------------- fields that nothing reads
+
+_UNREAD_BY: Final[Mapping[PartialReader, str]] = {
+    PartialReader.PROBE: (
+        "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or choose finetune"
+    ),
+    PartialReader.CACHED: (
+        "is ignored by features: cached, which were computed once, of whole images; remove it, or use features: online"
+    ),
+}
+
+
+def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:
+    """Fields, given or not, that a training by this recipe never reads, and why; ``protocol`` is a transfer's."""
+    readers = [PartialReader.PROBE] if protocol == "probe" else []
+    readers += [PartialReader.CACHED] if getattr(recipe, "features", "") == "cached" else []
+    found = {
+        name: _UNREAD_BY[reader]
+        for reader in readers
+        for name, parameter in PARAMETERS.items()
+        if reader in parameter.unread_by
+    }
+    for choice, options in REGISTRIES.items():
+        chosen = getattr(recipe, choice)
+        for name in dict.fromkeys(name for option in options.values() for name in option.reads):
+            among = [other for other, option in options.items() if name in option.reads]
+            if chosen not in among:
+                found[name] = f"is ignored by {choice}: {chosen}; remove it, or choose {' or '.join(among)}"
+    if not recipe.weight_decay:
+        found["weight_decay_on"] = "is ignored without weight_decay; remove it, or set weight_decay > 0"
+    if not (recipe.mixup or recipe.cutmix):
+        found["mix_prob"] = "is ignored without mixing; remove it, or set mixup or cutmix > 0"
+    if not (recipe.mixup and recipe.cutmix):
+        found["cutmix_share"] = "is ignored unless images are both blended and cut; remove it, or set both > 0"
+    return found
+
+
+def missing_fields(recipe: RecipeSpec) -> dict[str, str]:
+    """Fields that this recipe needs and does not give, and who needs them."""
+    return {
+        name: f"'{name}' is missing, which {choice}: {getattr(recipe, choice)} needs; add it here"
+        for choice, options in REGISTRIES.items()
+        for name in options[getattr(recipe, choice)].needs
+        if name not in recipe.model_fields_set
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ recipes by name
+
+
+def given_fields(given: GivenRecipe) -> dict[str, Any]:
+    """What stands in the file as a mapping: a name alone is a base."""
+    return {"base": given} if isinstance(given, str) else dict(given)
+
+
+def over_base(base: Recipe, given: Recipe) -> dict[str, Any]:
+    """Fields over those of another recipe; of two that exclude each other the given one displaces the other."""
+    inherited = dict(base)
+    for pair in EXCLUSIVE:
+        if not given.keys().isdisjoint(pair):
+            inherited = {name: value for name, value in inherited.items() if name not in pair}
+    return {**inherited, **given}
+
+
+class Recipes(Mapping[str, Recipe]):
+    """All recipes of a sweep by name, without bases; remembers which ones were asked for."""
+
+    def __init__(
+        self, own: Mapping[str, Recipe], shipped: Mapping[str, Recipe], tree: Tree, complaints: Complaints
+    ) -> None:
+        self._own, self._shipped = own, shipped
+        self._tree, self._complaints = tree, complaints
+        self._open: list[str] = []
+        self._flat: dict[str, Recipe] = {}
+        self.broken: set[str] = set()
+        """Recipes of the file about which there are complaints."""
+        self.used: dict[str, Recipe] = {}
+        """What was asked for."""
+        for name in own:
+            self._flat[name] = self._resolve(name)
+
+    def __getitem__(self, name: str) -> Recipe:
+        recipe = self._flat[name] if name in self._flat else self._shipped[name]
+        self.used[name] = recipe
+        return recipe
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._shipped
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._own, *self._shipped)))
+
+    def __len__(self) -> int:
+        return len(self._own.keys() | self._shipped.keys())
+
+    def _resolve(self, name: str) -> Recipe:
+        """A recipe of the file with its base; itself alone if something is wrong with that."""
+        if name in self._flat:
+            return self._flat[name]
+        given = dict(self._own[name])
+        base = given.pop("base", None)
+        problem = self._problem_of_base(name, base)
+        if problem:
+            self._complaints.add(("recipes", name, "base"), problem)
+            self.broken.add(name)
+            return given
+        self._open.append(name)
+        inherited = self._base(name, base) if base is not None else {}
+        self._open.pop()
+        flat = over_base(inherited, given)
+        self._check(name, given, flat, base)
+        self._flat[name] = flat
+        return flat
+
+    def _base(self, name: str, base: str) -> Recipe:
+        return self._resolve(base) if base in self._own and base != name else self._shipped[base]
+
+    def _problem_of_base(self, name: str, base: object) -> str:
+        if base is None or (base == name and name in self._shipped):  # over the shipped recipe of its own name
+            return ""
+        if not isinstance(base, str) or base not in self:
+            return f"{base!r} is not a recipe: {did_you_mean(str(base), self)}"
+        if base == name or base in self._open:
+            chain = " -> ".join(
+                [*self._open[self._open.index(base) :], name, base] if base in self._open else [name, base]
+            )
+            return f"the recipe '{base}' starts from itself ({chain}); break the circle"
+        return ""
+
+    def _check(self, name: str, given: Recipe, flat: Recipe, base: object) -> None:
+        """What it says must be right by itself; what it leaves out, whoever uses it gives."""
+        if base in self.broken:
+            self.broken.add(name)
+            return
+        group = flat.get("norm_group")
+        left_out = {"epochs": 1e6, "lr": 1e6, "batch_size": 2 * group if isinstance(group, int) and group > 0 else 4096}
+        try:
+            schema = schema_of(flat)
+            fields = {field: value for field, value in left_out.items() if field in schema.model_fields}
+            validate(schema, {**fields, **flat}, self._tree, ("recipes", name))
+        except SpecError as error:
+            self._complaints.extend(error)
+            self.broken.add(name)
+
+
+class RecipeResolver:
+    """Resolves the recipes of one sweep; ``complaints`` collects what is wrong with them."""
+
+    def __init__(self, book: RecipeBook, objectives: Objectives, tree: Tree, complaints: Complaints) -> None:
+        self._book = book if isinstance(book, Recipes) else Recipes({}, book, tree, complaints)
+        self._objectives, self._tree, self._complaints = objectives, tree, complaints
+
+    def resolve(self, path: Path, recipe: str | Mapping[str, Any], protocol: str = "") -> Mapping[str, Any]:
+        """All fields of the recipe that stands at ``path``, for a transfer's ``protocol``; nothing if it is wrong."""
+        given = {} if isinstance(recipe, str) else dict(recipe)
+        base = recipe if isinstance(recipe, str) else given.pop("base", None)
+        if base is not None and (not isinstance(base, str) or base not in self._book):
+            where = path if isinstance(recipe, str) else (*path, "base")
+            self._complaints.add(where, f"{base!r} is not a recipe: {did_you_mean(str(base), self._book)}")
+            return {}
+        inherited = self._book[base] if base is not None else {}
+        if base in self._book.broken:  # which is complained of at its own place
+            return {}
+        fields = over_base(inherited, given)
+        try:
+            spec = validate(schema_of(fields, protocol or TRAINING), fields, self._tree, path)
+            if not isinstance(spec, RecipeSpec):
+                return spec.resolved()
+            return self._checked(path, spec, given, ignored_fields(spec, protocol))
+        except SpecError as error:
+            self._complaints.extend(error)
+            return {}
+
+    def of(self, protocol: str) -> ProtocolRecipes:
+        """The same for one protocol alone."""
+        return ProtocolRecipes(self, protocol)
+
+    def known_fields(self, recipe: str | Mapping[str, Any], protocol: str = "") -> tuple[str, ...]:
+        """Names of the fields that such a recipe may have; none if its base is not known."""
+        given = {} if isinstance(recipe, str) else dict(recipe)
+        base = recipe if isinstance(recipe, str) else given.pop("base", None)
+        if base is not None and (not isinstance(base, str) or base not in self._book):
+            return ()
+        fields = over_base(self._book[base] if base is not None else {}, given)
+        return tuple(schema_of(fields, protocol or TRAINING).model_fields)
+
+    def elsewhere(self, moved: Mapping[Path, Path]) -> tuple[RecipeResolver, Complaints]:
+        """A resolver that complains of some places as of others, and what it complains to."""
+        complaints = Complaints(MovedTree.of(self._tree, moved))
+        return RecipeResolver(self._book, self._objectives, complaints.tree, complaints), complaints
+
+    def _checked(
+        self, path: Path, spec: RecipeSpec, given: Mapping[str, Any], ignored: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        for name in given.keys() & ignored.keys():
+            self._complaints.add((*path, name), f"{given[name]!r} {ignored[name]}")
+        for message in missing_fields(spec).values():
+            self._complaints.add(path, message)
+        # What a base says about an optimiser or schedule that was overridden goes with it.
+        fields = {name: getattr(spec, name) for name in spec.model_fields_set - ignored.keys()}
+        loss = self._loss((*path, "loss"), spec.loss)
+        return type(spec).model_construct(**{**fields, "loss": loss}).resolved()
+
+    def _loss(self, path: Path, name: str) -> str:
+        if name in LOSSES:
+            return name
+        if name not in self._objectives:
+            known = (*LOSSES, *self._objectives)
+            self._complaints.add(path, f"'{name}' is neither built in nor installed: {did_you_mean(name, known)}")
+        return self._objectives.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRecipes:
+    """A resolver of the recipes of one protocol."""
+
+    resolver: RecipeResolver
+    protocol: str
+
+    def resolve(self, path: Path, recipe: str | Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `RecipeResolver`."""
+        return self.resolver.resolve(path, recipe, self.protocol)
+
+    def known_fields(self, recipe: str | Mapping[str, Any]) -> tuple[str, ...]:
+        """See `RecipeResolver`."""
+        return self.resolver.known_fields(recipe, self.protocol)
+
+    def elsewhere(self, moved: Mapping[Path, Path]) -> tuple[ProtocolRecipes, Complaints]:
+        """See `RecipeResolver`."""
+        resolver, complaints = self.resolver.elsewhere(moved)
+        return resolver.of(self.protocol), complaints
+
+
+def check_recipe_on(path: Path, recipe: Mapping[str, Any], dataset: Dataset, complaints: Complaints) -> None:
+    """Complain about a resolved recipe that cannot train on a data set whose size is known."""
+    if "batch_size" not in recipe:  # it was refused, or takes all samples at once
+        return
+    batch_size, num_train = recipe["batch_size"], dataset.num_train - num_held_out(recipe, dataset.num_train)
+    if batch_size > num_train:
+        message = f"batch_size {batch_size} is more than the {num_train} training samples of '{dataset.name}'; lower it"
+        complaints.add((*path, "batch_size"), message)
+        return
+    total = num_steps(recipe["epochs"], num_train, batch_size)
+    if total < 1:
+        message = f"{recipe['epochs']:g} epochs of the {num_train} training samples of '{dataset.name}' give no batch"
+        complaints.add((*path, "epochs"), f"{message} of {batch_size}; train longer or in smaller batches")
+    elif recipe.get("warmup_steps", 0) > total:
+        message = f"the training on '{dataset.name}' has {total} steps; the warm-up of {recipe['warmup_steps']} would"
+        complaints.add((*path, "warmup_steps"), f"{message} outlast it; use 0 to {total}")
+
+
+def num_held_out(recipe: Mapping[str, Any], num_train: int) -> int:
+    """Training samples that a recipe keeps out of training."""
+    share: float = recipe.get("select_holdout", 0.0)
+    return math.floor(share * num_train + 0.5)
+
+
+def check_labels_of(
+    path: Path, recipe: Mapping[str, Any], space: LabelSpace, dataset: Dataset, complaints: Complaints
+) -> None:
+    """Complain about a label space that the resolved recipe at ``path`` cannot learn."""
+    if space.num_classes == 1:
+        message = f"the recipe trains on '{space.name}', which has a single class: there is nothing to tell apart"
+        complaints.add(path, f"{message}; use a label space of 2 classes or more")
+    several = space.multi_label or (dataset.multi_label and not _has_one_target(space))
+    if several and recipe.get("loss", SOFTMAX) == SOFTMAX:
+        message = f"samples of '{space.name}' have several classes each, and a softmax can give only one of them"
+        complaints.add((*path, "loss"), f"{message} probability 1; use loss: sigmoid")
+
+
+def _has_one_target(space: LabelSpace) -> bool:
+    """Whether a rule gives one target to a sample of several leaf classes: of classes it has all their targets."""
+    by_sample = {"random", "split", "clusters", "binary"}
+    return bool(by_sample & space.space.keys()) or "contains" in space.space.get("wordnet", {})
+
+
+def num_steps(epochs: float, num_samples: int, batch_size: int) -> int:
+    """Steps of a run, as the data plane counts them (a test compares the two): halves round up."""
+    return math.floor(Fraction(repr(float(epochs))) * num_samples / batch_size + Fraction(1, 2))
