@@ -13,7 +13,6 @@ import typer
 from orchestrator.cli import (
     bounding,
     cluster,
-    configuration,
     configuring,
     data,
     labels,
@@ -35,6 +34,7 @@ from orchestrator.cli.sections import SectionedGroup
 from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
 from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.core.security import redaction
+from orchestrator.services import settings_sources as configuration
 
 app = typer.Typer(
     name="orchestrator",
@@ -101,7 +101,7 @@ def plan(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Show what a submit would run and reuse, how long it takes and what it costs. Changes nothing."""
     from orchestrator.cli.plan import PlanOptions, show_plan
-    from orchestrator.services.fleets import StatedCluster
+    from orchestrator.services.preview import StatedCluster
 
     options = PlanOptions(
         output=output,
@@ -139,7 +139,7 @@ def forecast_sweep(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Run sweeps on virtual time, failures included: how long, how well used, what it costs. Changes nothing."""
     from orchestrator.cli.forecast import ForecastOptions, show_forecast
-    from orchestrator.services.fleets import StatedCluster
+    from orchestrator.services.preview import StatedCluster
 
     options = ForecastOptions(
         cluster=StatedCluster(gpus=gpus, gpus_per_node=gpus_per_node, cpus=cpus),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -21,15 +20,6 @@ def _checked_store(uri: str) -> str:
         except StorageError as error:
             raise UsageError(f"--store: {error}") from error
     return uri
-
-
-class Code(StrEnum):
-    """What a submit through a dashboard runs there."""
-
-    IMAGE = "image"
-    """What is installed there."""
-    WHEEL = "wheel"
-    """The code of the command that submits it."""
 
 
 SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", autocompletion=complete_sweep)]

@@ -11,7 +11,6 @@ from rich.text import Text
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.report.compare import check_different, compare_sweeps, comparison_tables, sweep_records
 from orchestrator.report.plain import json_ready
 from orchestrator.report.render_csv import render_csv
@@ -19,6 +18,7 @@ from orchestrator.report.render_markdown import markdown_table
 from orchestrator.report.render_terminal import FittingTable
 from orchestrator.report.report import build_report
 from orchestrator.report.results import Report
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import load_plan, load_snapshot
 

@@ -16,8 +16,6 @@ from rich.text import Text
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.planning.graph.plan import Plan
@@ -38,6 +36,8 @@ from orchestrator.report.samples_text import (
 )
 from orchestrator.report.statistics import SeedPair
 from orchestrator.report.text import describe_transfer
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes

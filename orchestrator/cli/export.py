@@ -13,9 +13,9 @@ from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.model_card import Exported, model_card
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.core.security.json_text import parse_json
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.suggest import did_you_mean

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import UserError
+from orchestrator.services.settings import Settings
 from orchestrator.sweepfile.json_schema import shipped_schema
 from orchestrator.sweepfile.templates import template_text
 

@@ -148,8 +148,8 @@ def _of_sweep(
 
 def _made_of_clusters(sweep: Sweep) -> dict[str, str]:
     """Keys of the label maps that are made of clusters, if a run has made them; nothing is known of the others."""
-    from orchestrator.cli.settings import Settings
     from orchestrator.planning.graph.build import build_plan
+    from orchestrator.services.settings import Settings
     from orchestrator.storage.artifacts import is_committed
     from orchestrator.storage.open import is_initialised, open_store
 
@@ -163,8 +163,8 @@ def _made_of_clusters(sweep: Sweep) -> dict[str, str]:
 
 def _index(sweep: Sweep, dataset: str) -> dict[str, Any]:
     """Where the data set's index is, if a run has made it."""
-    from orchestrator.cli.settings import Settings
     from orchestrator.planning.graph.build import build_plan
+    from orchestrator.services.settings import Settings
     from orchestrator.storage.artifacts import is_committed
     from orchestrator.storage.open import is_initialised, open_store
 

@@ -15,8 +15,8 @@ from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.one_log import AttemptPrinter, print_attempts
 from orchestrator.cli.selection import parse_where, select
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.errors import NotFoundError
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.log_records import LEVELS, LogQuery, LogRecord, encode, format_time, plain_text
 from orchestrator.storage.log_search import StoredLog, find_logs, follow_logs, of_keys, search_logs
 from orchestrator.storage.protocol import ObjectStore

@@ -92,11 +92,11 @@ def power(  # noqa: PLR0913 - one parameter per flag
 def show_power(reference: str, options: PowerOptions) -> ExitCode:
     """Print what each transfer of a sweep needs."""
     from orchestrator.cli.console import stderr_console, stdout_console
-    from orchestrator.cli.money import read_prices
-    from orchestrator.cli.plan import check_accelerator
     from orchestrator.report.numbers import is_fraction
     from orchestrator.report.render_terminal import FittingTable
+    from orchestrator.services.costs import read_prices
     from orchestrator.services.power import Question, answer_power
+    from orchestrator.services.preview import check_accelerator
 
     _check(options)
     plan, prices = _find_plan(reference, options), read_prices(options.prices)
@@ -135,12 +135,13 @@ def _check(options: PowerOptions) -> None:
 
 def _find_plan(reference: str, options: PowerOptions) -> Plan:
     """Of a submitted sweep, unless there is a file of this name or the sweep is to be changed."""
-    from orchestrator.cli.settings import Settings
     from orchestrator.planning.graph.build import build_plan
-    from orchestrator.services.sources import find_plan, read_sweep
+    from orchestrator.services.settings import Settings
+    from orchestrator.services.sources import find_plan
+    from orchestrator.sweepfile import load_sweep
 
     if options.overrides or options.scale:
-        sweep, _ = read_sweep(reference, options.overrides, scale=options.scale)
+        sweep, _ = load_sweep(reference, options.overrides, scale=options.scale)
         return build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
     return find_plan(reference, options.store or Settings().store_uri())
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import open_existing_store
 from orchestrator.core.errors import NotFoundError, OrchestratorError, StorageError, UsageError
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import open_existing_store
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.sweepfile.suggest import did_you_mean

@@ -35,7 +35,7 @@ def reproduce_sweep(
     store: StoreOption = "",
 ) -> None:
     """Write what a submitted sweep was made from: its sweep.yaml complete in itself, packages, code and changes."""
-    from orchestrator.cli.settings import Settings
+    from orchestrator.services.settings import Settings
 
     folder = Path(into or f"reproduce-{sweep}")
     raise typer.Exit(_write(sweep, revision, folder, Settings().known_store_uri(store), force=force, form=output))

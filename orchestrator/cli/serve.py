@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from orchestrator.cli.connect import Connection, connect
 from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import ControllerError, UserError
+from orchestrator.services.settings import Settings
+from orchestrator.services.transports import RayTransport, connect
 from orchestrator.state.events import Running
 from orchestrator.sweeps.drain import drain, end_drain, read_drain
 
@@ -96,7 +96,7 @@ def _listening() -> Iterator[_Call]:
             signal.signal(number, handler)
 
 
-def _stay(connection: Connection, call: _Call, options: ServeOptions) -> bool:
+def _stay(connection: RayTransport, call: _Call, options: ServeOptions) -> bool:
     """Until a signal (false) or idleness (true)."""
     idleness = _Idleness()
     while not call.name:
@@ -108,7 +108,7 @@ def _stay(connection: Connection, call: _Call, options: ServeOptions) -> bool:
     return False
 
 
-def _bring_to_rest(connection: Connection, reason: str, grace_s: float) -> ExitCode:
+def _bring_to_rest(connection: RayTransport, reason: str, grace_s: float) -> ExitCode:
     store, cluster = connection.store, connection.settings.cluster
     drain(store, cluster, running=Running.CHECKPOINT, reason=reason, sender=SENDER)
     connection.wake()
@@ -125,7 +125,7 @@ def _bring_to_rest(connection: Connection, reason: str, grace_s: float) -> ExitC
     return ExitCode.UNFINISHED
 
 
-def _end_own_drain(connection: Connection) -> None:
+def _end_own_drain(connection: RayTransport) -> None:
     """What the last allocation's end left; a person's drain stays."""
     store, cluster = connection.store, connection.settings.cluster
     try:

@@ -19,7 +19,6 @@ from orchestrator.cli.app import Listing, UsageBy
 from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.units import format_bytes
 from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store
 from orchestrator.retention.gc import Action, Collector, Graces, Tally
@@ -37,6 +36,7 @@ from orchestrator.retention.inventory import (
 )
 from orchestrator.retention.retention import RootReader, check_reference, current_plans, forget
 from orchestrator.retention.sweep_check import check_sweep
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import Code, PricesOption, StoreOption, Yes
+from orchestrator.cli.arguments import PricesOption, StoreOption, Yes
 from orchestrator.cli.output import DocumentForm, DocumentOption
 from orchestrator.cli.sources import ScaleOption, SetOption, SweepFile, scale_name
+from orchestrator.services.settings_sources import Code
 
 
 def add_commands(app: typer.Typer) -> None:

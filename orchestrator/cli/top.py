@@ -15,10 +15,10 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import DataTable, Footer, Input, Static
 
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.cli.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
 from orchestrator.cli.top_screens import LogScreen, Question
 from orchestrator.core.errors import OrchestratorError, UserError
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
