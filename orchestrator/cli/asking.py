@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import complain
+from orchestrator.cli.output import stderr_console
 
 
 def confirmed(question: str, *, subject: str) -> bool:

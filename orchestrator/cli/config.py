@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.configuration import NO_CONTEXT, Resolved, chosen_context, user_file
-from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.contexts import contexts_document, parse_changes, set_context, unset_context, use_context
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.core.errors import SpecError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.console import stderr_console
+from orchestrator.cli.output import stderr_console
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.wish import Wish
 from orchestrator.core.errors import ClusterError, OrchestratorError

@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 from rich.table import Table
 
 from orchestrator.cli.connect import addresses_of
-from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.stack.start import ensure_stack, stop_stack

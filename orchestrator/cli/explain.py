@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.cli.brief import brief_reason
-from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stdout_console
 from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan

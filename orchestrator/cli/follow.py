@@ -10,8 +10,8 @@ from typing import Protocol
 from rich.live import Live
 
 from orchestrator.cli.brief import brief
-from orchestrator.cli.console import stderr_console
 from orchestrator.cli.money import read_prices
+from orchestrator.cli.output import stderr_console
 from orchestrator.cli.pace import Pacer
 from orchestrator.cli.remote import Submitter
 from orchestrator.cli.standing import Standing, read_standing

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from orchestrator.cli.asking import confirmed
-from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console
 from orchestrator.cli.selection import Condition, select
 from orchestrator.cli.status import open_existing_store, require_sweep, revive_killed_stack
 from orchestrator.core.errors import NotFoundError

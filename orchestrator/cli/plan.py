@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.money import read_prices
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
 from orchestrator.cli.plan_tables import diff_lines, diff_table, groups_table, jobs_table, kinds_table, outlook_lines
 from orchestrator.cli.settings import Settings, shown_store
 from orchestrator.core.errors import SpecError, StorageError, UsageError

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from orchestrator.cli.arguments import Code
 from orchestrator.cli.asking import confirmed
-from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import stderr_console
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings
 from orchestrator.cli.wish import Wish, captured_document
 from orchestrator.core.errors import (

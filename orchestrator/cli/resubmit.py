@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from orchestrator.cli.console import stderr_console
+from orchestrator.cli.output import stderr_console
 from orchestrator.cli.plan_tables import diff_lines, diff_table
 from orchestrator.planning.graph.diff import Change, PlanDiff, diff_plans
 from orchestrator.planning.graph.plan import Plan

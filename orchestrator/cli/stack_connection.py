@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from orchestrator.cli.connect import addresses_of
-from orchestrator.cli.console import stderr_console
+from orchestrator.cli.output import stderr_console
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.wish import Wish
 from orchestrator.controller.calls import ANSWER_TIMEOUT_S, CallsLostError, ServiceCalls, ServiceSettings

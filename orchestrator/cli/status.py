@@ -12,10 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.brief import brief_reason
-from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.money import read_prices
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
 from orchestrator.cli.pages import compare_line, compare_link
 from orchestrator.cli.settings import Settings
 from orchestrator.cli.standing import MAX_LINES, Standing, read_standing, standing_document, standing_lines

@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 
 from orchestrator.cli.arguments import Code
 from orchestrator.cli.asking import confirmed
-from orchestrator.cli.console import stderr_console
+from orchestrator.cli.commands.report import print_report
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.follow import follow_sweep
 from orchestrator.cli.money import read_prices
-from orchestrator.cli.output import DocumentForm, TableForm, print_document
+from orchestrator.cli.output import DocumentForm, TableForm, print_document, stderr_console
 from orchestrator.cli.plan import choose_fleet, plan_table, summary_line
 from orchestrator.cli.plan_tables import outlook_lines
 from orchestrator.cli.reach import reach
 from orchestrator.cli.remote import Submitter, require_meeting_place
-from orchestrator.cli.report import print_report
 from orchestrator.cli.resubmit import Former, find_former, show_difference
 from orchestrator.cli.settings import UNKNOWN_STORE, Settings
 from orchestrator.cli.standing import Standing

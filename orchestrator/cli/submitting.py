@@ -6,9 +6,17 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import Code, PricesOption, StoreOption, Yes
+from orchestrator.cli.arguments import (
+    Code,
+    PricesOption,
+    ScaleOption,
+    SetOption,
+    StoreOption,
+    SweepFile,
+    Yes,
+    scale_name,
+)
 from orchestrator.cli.output import DocumentForm, DocumentOption
-from orchestrator.cli.sources import ScaleOption, SetOption, SweepFile, scale_name
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.follow import Lines, job_line
 from orchestrator.cli.matrix import Matrix
 from orchestrator.cli.money import read_prices
+from orchestrator.cli.output import stderr_console
 from orchestrator.cli.pace import Pacer
 from orchestrator.cli.screen import frame
 from orchestrator.cli.standing import Standing, read_standing
