@@ -22,8 +22,8 @@ from unittest.mock import patch
 
 from rich.console import Console
 
+from orchestrator.cli.commands.report import compute
 from orchestrator.cli.plan import PlanOptions, show_plan
-from orchestrator.cli.report import compute
 from orchestrator.cli.watch import Watching, view
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan

@@ -10,8 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.cli.console import stderr_console, stdout_console
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
 from orchestrator.core.errors import SpecError
 from orchestrator.services.contexts import contexts_document, parse_changes, set_context, unset_context, use_context
 from orchestrator.services.settings import UNKNOWN_STORE, Settings, shown_store

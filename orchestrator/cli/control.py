@@ -7,9 +7,8 @@ from urllib.parse import urlsplit
 
 from rich.table import Table
 
-from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
 from orchestrator.services.settings import Settings
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.services.stack_transport import addresses_of

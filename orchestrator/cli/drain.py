@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
-from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.orders import WAIT_S, Sending
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console
 from orchestrator.services.settings import Settings
 from orchestrator.services.sources import open_existing_store
 from orchestrator.storage.protocol import ObjectStore

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stdout_console
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.explain import Explanation, explain

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rich.live import Live
 
-from orchestrator.cli.console import stderr_console
+from orchestrator.cli.output import stderr_console
 from orchestrator.cli.status import status_table
 from orchestrator.core.errors import UserError
 from orchestrator.core.units import format_duration, format_percent

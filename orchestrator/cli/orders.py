@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console
 from orchestrator.cli.selection import Condition, select
 from orchestrator.core.errors import NotFoundError
 from orchestrator.core.units import format_duration

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
 from orchestrator.cli.plan_tables import groups_table, jobs_table, kinds_table
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError

@@ -9,9 +9,8 @@ from statistics import median
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.cli.console import stdout_console
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, print_document, stdout_console
 from orchestrator.cli.pages import compare_line, compare_link
 from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError, UserError
 from orchestrator.core.units import format_duration

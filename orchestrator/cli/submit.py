@@ -7,12 +7,11 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from orchestrator.cli.console import stderr_console
+from orchestrator.cli.commands.report import print_report
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.follow import follow_sweep
-from orchestrator.cli.output import DocumentForm, TableForm, print_document
+from orchestrator.cli.output import DocumentForm, TableForm, print_document, stderr_console
 from orchestrator.cli.plan import plan_table, summary_line
-from orchestrator.cli.report import print_report
 from orchestrator.cli.status import exit_code_for
 from orchestrator.core.errors import ClusterError
 from orchestrator.planning.graph.plan import Plan

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import PricesOption, StoreOption, Yes
+from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, SweepFile, Yes, scale_name
 from orchestrator.cli.output import DocumentForm, DocumentOption
-from orchestrator.cli.sources import ScaleOption, SetOption, SweepFile, scale_name
 from orchestrator.services.settings_sources import Code
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from orchestrator.cli.console import stderr_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.follow import Lines, job_line
 from orchestrator.cli.matrix import Matrix
+from orchestrator.cli.output import stderr_console
 from orchestrator.cli.screen import frame
 from orchestrator.cli.status import exit_code_for
 from orchestrator.core.errors import StorageError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.cli.commands.report import ReportOptions, show_report
 from orchestrator.cli.output import DocumentForm
 from orchestrator.cli.pages import compare_line, tracking_and_pages
-from orchestrator.cli.report import ReportOptions, show_report
 from orchestrator.cli.status import show_status
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.probe import probe_store

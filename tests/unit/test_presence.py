@@ -10,8 +10,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from orchestrator.cli.top import TopApp
-from orchestrator.cli.top_frame import Reader
+from orchestrator.cli.commands.top import TopApp
+from orchestrator.cli.commands.top_frame import Reader
 from orchestrator.core.contract import Resources
 from orchestrator.state.nodes import Node
 from orchestrator.storage.layout import nodes_name

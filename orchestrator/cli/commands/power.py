@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import PricesOption, StoreOption
+from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
-from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
-
-if TYPE_CHECKING:
-    from orchestrator.planning.estimate.costs import PriceTable
-    from orchestrator.planning.graph.plan import Plan
-    from orchestrator.report.text import TextTable
-    from orchestrator.services.power import Option, PowerAnswer, Price
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.core.errors import UsageError, UserError
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.power import MOST_SEEDS
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.comparisons import METHOD
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.curves import encode_png
+from orchestrator.report.numbers import is_fraction, number
+from orchestrator.report.power_curve import PowerPanel, draw_power
+from orchestrator.report.render_terminal import FittingTable
+from orchestrator.report.text import TextTable
+from orchestrator.services.costs import read_prices
+from orchestrator.services.power import Option, PowerAnswer, Price, Question, answer_power
+from orchestrator.services.preview import check_accelerator
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import find_plan
+from orchestrator.sweepfile import load_sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +47,6 @@ class PowerOptions:
     scale: str = ""
     form: DocumentForm = DocumentForm.TABLE
     store: str = ""
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add ``power``."""
-    app.command()(power)
 
 
 def power(  # noqa: PLR0913 - one parameter per flag
@@ -91,13 +96,6 @@ def power(  # noqa: PLR0913 - one parameter per flag
 
 def show_power(reference: str, options: PowerOptions) -> ExitCode:
     """Print what each transfer of a sweep needs."""
-    from orchestrator.cli.console import stderr_console, stdout_console
-    from orchestrator.report.numbers import is_fraction
-    from orchestrator.report.render_terminal import FittingTable
-    from orchestrator.services.costs import read_prices
-    from orchestrator.services.power import Question, answer_power
-    from orchestrator.services.preview import check_accelerator
-
     _check(options)
     plan, prices = _find_plan(reference, options), read_prices(options.prices)
     points = 100 if is_fraction(plan.metric) else 1
@@ -123,7 +121,6 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
 
 
 def _check(options: PowerOptions) -> None:
-    from orchestrator.core.errors import UsageError
 
     if not 0 < options.difference < float("inf"):
         raise UsageError(f"--difference {options.difference:g} must be a number above 0, in points")
@@ -135,11 +132,6 @@ def _check(options: PowerOptions) -> None:
 
 def _find_plan(reference: str, options: PowerOptions) -> Plan:
     """Of a submitted sweep, unless there is a file of this name or the sweep is to be changed."""
-    from orchestrator.planning.graph.build import build_plan
-    from orchestrator.services.settings import Settings
-    from orchestrator.services.sources import find_plan
-    from orchestrator.sweepfile import load_sweep
-
     if options.overrides or options.scale:
         sweep, _ = load_sweep(reference, options.overrides, scale=options.scale)
         return build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
@@ -154,7 +146,6 @@ def _document(answer: PowerAnswer, prices: PriceTable | None) -> dict[str, objec
 
 
 def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextTable:
-    from orchestrator.report.text import TextTable
 
     header = ["transfer seeds", f"pretraining seeds for {answer.target_power:.0%}", "power", "GPU-hours more"]
     amounts: list[Callable[[Price], str]] = [lambda price: f"{price.gpu_hours:,.1f}"]
@@ -174,14 +165,12 @@ def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextT
 
 
 def _title(answer: PowerAnswer, metric: str) -> str:
-    from orchestrator.report.numbers import number
 
     against = f" to {answer.baseline}" if answer.baseline else ""
     return f"{answer.place}: to see a difference of {number(answer.difference, metric)}{_unit(metric)}{against}"
 
 
 def _unit(metric: str) -> str:
-    from orchestrator.report.numbers import is_fraction
 
     return " points" if is_fraction(metric) else ""
 
@@ -198,7 +187,6 @@ def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[Price]
 
 
 def _seeds(number: int | None) -> str:
-    from orchestrator.planning.estimate.power import MOST_SEEDS
 
     return f">{MOST_SEEDS}" if number is None else str(number)
 
@@ -213,9 +201,6 @@ def _from_to(low: str, high: str) -> str:
 
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     """What it rests on, what the plan has, and what is cheapest."""
-    from orchestrator.planning.graph.comparisons import METHOD
-    from orchestrator.report.numbers import number
-
     noise, unit = answer.noise, _unit(metric)
     parts = [f"{number(noise.pretrain_std, metric)}{unit} between pretraining seeds"]
     parts += [] if noise.transfer_std is None else [f"{number(noise.transfer_std, metric)} between transfers of one"]
@@ -244,9 +229,6 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
 
 
 def _write(path: str, answers: Sequence[PowerAnswer], metric: str) -> None:
-    from orchestrator.core.errors import UserError
-    from orchestrator.report.curves import encode_png
-    from orchestrator.report.power_curve import PowerPanel, draw_power
 
     panels = [
         PowerPanel(

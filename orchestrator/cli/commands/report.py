@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from orchestrator.cli.console import stdout_console
+import typer
+
+from orchestrator.cli.arguments import PricesOption, StoreOption, SweepName
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, TableForm, print_document
+from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stdout_console
 from orchestrator.cli.pages import compare_line, tracking_and_pages
 from orchestrator.core.errors import UserError
 from orchestrator.planning.estimate.costs import PriceTable
@@ -27,6 +30,20 @@ from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import load_plan, load_snapshot
 from orchestrator.tracking.links import find_run_links
+
+
+def report(
+    sweep: SweepName,
+    *,
+    html: Annotated[bool, typer.Option("--html", help="Also make the interactive page, report.html.")] = False,
+    out: Annotated[str, typer.Option(help="Also write every file into this directory.")] = "",
+    prices: PricesOption = "",
+    output: TableOption = TableForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Compute the answer from the artifacts, print it and save it in the store; works while the sweep runs."""
+    options = ReportOptions(form=output, with_page=html, directory=out, store=store, prices=prices)
+    raise typer.Exit(show_report(sweep, options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Commands about the object store as a whole: ``gc``, ``fsck``, ``ls`` and ``du``."""
+"""``orchestrator gc``, ``fsck``, ``ls`` and ``du``: the object store as a whole."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from itertools import chain
 from os import getpid
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from orchestrator.cli.app import Listing, UsageBy
-from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.core.units import format_bytes
 from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store
 from orchestrator.retention.gc import Action, Collector, Graces, Tally
@@ -34,6 +34,7 @@ from orchestrator.retention.inventory import (
     artifact_lines,
     measure_usage,
 )
+from orchestrator.retention.repair import repair
 from orchestrator.retention.retention import RootReader, check_reference, current_plans, forget
 from orchestrator.retention.sweep_check import check_sweep
 from orchestrator.services.sources import open_existing_store, require_sweep
@@ -48,6 +49,85 @@ _ACTION_TITLES = {
     Action.WAIT_IN_TRASH: "waits in the trash",
     Action.DESTROY: "destroyed",
 }
+
+
+class Listing(StrEnum):
+    """What ``ls`` lists."""
+
+    ARTIFACTS = "artifacts"
+    PINS = "pins"
+
+
+class UsageBy(StrEnum):
+    """What ``du`` adds up by."""
+
+    SWEEP = "sweep"
+    KIND = "kind"
+    LEVEL = "level"
+
+
+def gc(
+    *,
+    apply: Annotated[
+        bool, typer.Option("--apply/--dry-run", help="Do it, or only show it; the default shows.")
+    ] = False,
+    grace: Annotated[str, typer.Option(help="Objects younger than this are never touched: 24h, 7d, ...")] = "24h",
+    trash_grace: Annotated[str, typer.Option(help="How long what was hidden can be restored.")] = "24h",
+    forget: Annotated[list[str] | None, typer.Option(help="A finished sweep whose results may go.")] = None,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="NAME=TARGET: keep a key, a checkpoint or a sweep's results.")
+    ] = None,
+    unpin: Annotated[list[str] | None, typer.Option(help="Name of a pin to remove.")] = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show or collect what no sweep, pin or committed result needs; safe while sweeps run."""
+    options = GcOptions(
+        apply=apply,
+        grace=grace,
+        trash_grace=trash_grace,
+        forget=forget or (),
+        pin=pin or (),
+        unpin=unpin or (),
+        form=output,
+        store=store,
+    )
+    raise typer.Exit(collect_garbage(options))
+
+
+def fsck(
+    *,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read everything and compare its sha256.")] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Rebuild damaged plans; delete damaged snapshots, leases, claims and caches."),
+    ] = False,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Report every missing, short or altered object of the store, and repair what can be repaired."""
+    raise typer.Exit(check_integrity(store, deep=deep, repairs=repair, form=output))
+
+
+def ls(
+    what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.ARTIFACTS,
+    *,
+    sweep: Annotated[str, typer.Option(help="Only what this sweep's plan names.")] = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """List what the store holds."""
+    raise typer.Exit(list_contents(what, sweep, store, output))
+
+
+def du(
+    *,
+    by: Annotated[UsageBy, typer.Option(help="What to add up by.")] = UsageBy.SWEEP,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show what sweeps, kinds of jobs or label spaces take."""
+    raise typer.Exit(show_usage(by, store, output))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +204,6 @@ def tally_table(tally: Tally, *, applied: bool) -> Table:
 
 def check_integrity(store_uri: str, *, deep: bool, repairs: bool, form: DocumentForm) -> ExitCode:
     """Print every damaged object, and what was done about it; fails if one stays damaged."""
-    from orchestrator.retention.repair import repair
-
     store, census = open_existing_store(store_uri), Census()
     depth = Depth.CONTENT if deep else Depth.SIZES
     findings: list[tuple[Finding, str]] = []

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
-from orchestrator.cli.console import stderr_console
-from orchestrator.cli.output import DocumentForm, print_document
+import typer
+
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
 from orchestrator.core.errors import UserError
 from orchestrator.services.settings import Settings
 from orchestrator.sweepfile.json_schema import shipped_schema
 from orchestrator.sweepfile.templates import template_text
 
 _SCHEMA = "sweep.schema.json"
+
+
+class Template(StrEnum):
+    """What ``init`` can begin with: the files of ``orchestrator/sweepfile/templates``, as a test checks."""
+
+    SYNTHETIC = "synthetic"
+    SHARDS = "shards"
+    WORDNET = "wordnet"
+    CLUSTERS = "clusters"
+    BLOCKS = "blocks"
+    TRANSFERS = "transfers"
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="File to write.")] = Path("sweep.yaml"),
+    *,
+    template: Annotated[Template, typer.Option(help="What to begin with.")] = Template.SYNTHETIC,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Write a commented sweep.yaml to begin with, and the schema that editors check it by."""
+    write_template(file, template.value, output, replace=force)
 
 
 def write_template(file: Path, template: str, form: DocumentForm, *, replace: bool) -> None:

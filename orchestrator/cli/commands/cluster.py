@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, DocumentOption
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cluster.checkup import cluster_checks
+from orchestrator.cluster.drive import Confirmation, down_commands, run_all, status_commands, up_commands
+from orchestrator.cluster.kinds import read_cluster
+from orchestrator.core.checks import Verdict, run_checks
 
-if TYPE_CHECKING:
-    from orchestrator.cluster.drive import Confirmation
-
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+cluster = typer.Typer(
+    help="Ray clusters on clouds, Kubernetes, Slurm and machines of your own.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 ClusterArgument = Annotated[
     Path,
@@ -23,18 +28,13 @@ ClusterArgument = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 
 
-def add_commands(parent: typer.Typer) -> None:
-    """Add this group to the others."""
-    parent.add_typer(app, name="cluster", help="Ray clusters on clouds, Kubernetes, Slurm and machines of your own.")
-
-
-@app.command()
+@cluster.command()
 def check(file: ClusterArgument, *, output: DocumentOption = DocumentForm.TABLE) -> None:
     """Say what is wrong with a cluster file, from a wrong region to a missing quota. Creates nothing."""
     raise typer.Exit(examine(file, output))
 
 
-@app.command()
+@cluster.command()
 def up(
     file: ClusterArgument,
     *,
@@ -43,9 +43,6 @@ def up(
     yes: YesOption = False,
 ) -> None:
     """Check a cluster file, then start the cluster, or bring a running one in line with it."""
-    from orchestrator.cluster.drive import run_all, up_commands
-    from orchestrator.cluster.kinds import read_cluster
-
     if check_only or not unchecked:
         verdict = examine(file, DocumentForm.TABLE)
         if check_only or verdict is not ExitCode.OK:
@@ -53,32 +50,20 @@ def up(
     _end(run_all(up_commands(read_cluster(file), _confirmation(is_given=yes))))
 
 
-@app.command()
+@cluster.command()
 def down(file: ClusterArgument, *, yes: YesOption = False) -> None:
     """End a cluster. Sweeps go on where they were once it is up again: everything is in the store."""
-    from orchestrator.cluster.drive import down_commands, run_all
-    from orchestrator.cluster.kinds import read_cluster
-
     _end(run_all(down_commands(read_cluster(file), _confirmation(is_given=yes))))
 
 
-@app.command()
+@cluster.command()
 def status(file: ClusterArgument) -> None:
     """Show a cluster's nodes and what they have, as its own tool tells it."""
-    from orchestrator.cluster.drive import run_all, status_commands
-    from orchestrator.cluster.kinds import read_cluster
-
     _end(run_all(status_commands(read_cluster(file))))
 
 
 def examine(file: Path, output: DocumentForm) -> ExitCode:
     """Run all checks and print one line for each; fails if any of them does."""
-    from orchestrator.cli.console import stderr_console, stdout_console
-    from orchestrator.cli.output import print_document
-    from orchestrator.cluster.checkup import cluster_checks
-    from orchestrator.cluster.kinds import read_cluster
-    from orchestrator.core.checks import Verdict, run_checks
-
     results = list(run_checks(list(cluster_checks(read_cluster(file)))))
     num_failed = sum(result.verdict is Verdict.FAILED for result in results)
     if output is not DocumentForm.TABLE:
@@ -95,7 +80,6 @@ def examine(file: Path, output: DocumentForm) -> ExitCode:
 
 
 def _confirmation(*, is_given: bool) -> Confirmation:
-    from orchestrator.cluster.drive import Confirmation
 
     return Confirmation.GIVEN if is_given else Confirmation.ASK
 

@@ -7,15 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
+from orchestrator import simulation
 from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
 from orchestrator.backends.simulated.clock import START_S
-from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.core.units import format_bytes, format_duration, format_percent
@@ -33,13 +35,54 @@ from orchestrator.services.preview import (
     this_machine,
 )
 from orchestrator.services.settings import Settings
-from orchestrator.simulation import Forecast, forecast
+from orchestrator.simulation import Forecast
 from orchestrator.simulation.study import imagined, join_plans
 from orchestrator.state.transitions import SweepState
 from orchestrator.sweepfile import load_sweep
 
 _SAY_EVERY_S = 5.0
 _MAX_REASONS = 5
+
+
+def forecast(  # noqa: PLR0913 - one parameter per flag
+    sweeps: Annotated[
+        list[str],
+        typer.Argument(help="Sweep files or shipped sweeps; several share one cluster, and their common jobs."),
+    ],
+    *,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; default: this machine.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each of its nodes; default: 8.")] = 0,
+    cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
+    spot: Annotated[float, typer.Option(help="All nodes are spot: chance of losing one within an hour.")] = 0.0,
+    gpu_mtbf: Annotated[float, typer.Option(help="Hours of one GPU between faults; 0: none ever.")] = 50_677.0,
+    replace: Annotated[float, typer.Option(help="Seconds from the loss of a node to another one.")] = 300.0,
+    accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
+    prices: PricesOption = "",
+    seed: Annotated[int, typer.Option(help="Of everything that happens by chance.")] = 0,
+    png: Annotated[str, typer.Option(help="Draw a Gantt chart into this file.")] = "",
+    html: Annotated[str, typer.Option(help="The same as a page to zoom into.")] = "",
+    overrides: SetOption = None,
+    scale: ScaleOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Run sweeps on virtual time, failures included: how long, how well used, what it costs. Changes nothing."""
+    options = ForecastOptions(
+        cluster=StatedCluster(gpus=gpus, gpus_per_node=gpus_per_node, cpus=cpus),
+        spot=spot,
+        gpu_mtbf_h=gpu_mtbf,
+        replace_s=replace,
+        accelerator=accelerator,
+        prices=prices,
+        seed=seed,
+        png=png,
+        html=html,
+        overrides=tuple(overrides or ()),
+        scale=scale_name(scale),
+        store=store,
+        form=output,
+    )
+    raise typer.Exit(show_forecast(sweeps, options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +207,7 @@ def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Fo
         gpu_mtbf_h=options.gpu_mtbf_h or float("inf"), spot_loss_per_h=options.spot, replace_s=options.replace_s
     )
     say = _Ticker()
-    return forecast(
+    return simulation.forecast(
         imagined(expected.plan),
         _spec_of(fleet, is_spot=options.spot > 0.0),
         expected.durations_s,

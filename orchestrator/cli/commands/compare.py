@@ -1,4 +1,4 @@
-"""``orchestrator compare --samples``: two jobs or two rows of a sweep on the same validation images."""
+"""``orchestrator compare``: the same cells of several sweeps, or two networks image by image."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from rich.text import Text
 
-from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, TableForm, print_document
+from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stderr_console, stdout_console
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.compare import check_different, compare_sweeps, comparison_tables, sweep_records
 from orchestrator.report.curves import encode_png
 from orchestrator.report.grouping import seeds_of
+from orchestrator.report.plain import json_ready
 from orchestrator.report.render_csv import render_csv
 from orchestrator.report.render_markdown import markdown_table
 from orchestrator.report.render_terminal import FittingTable
 from orchestrator.report.report import build_report
-from orchestrator.report.results import Table
+from orchestrator.report.results import Report, Table
 from orchestrator.report.samples import NetworkPair, SampleComparison, compare_samples, groups_of
 from orchestrator.report.samples_text import (
     draw_groups,
@@ -48,6 +51,56 @@ from orchestrator.sweeps.client import list_sweeps, load_plan, load_snapshot
 _NUM_IMAGES = 24
 """Of each kind on a contact sheet."""
 _EVALUATED = frozenset({JobKind.FINETUNE, JobKind.PROBE, JobKind.KNN, JobKind.PRETRAIN})
+
+
+def compare(
+    sweeps: Annotated[
+        list[str] | None, typer.Argument(help="Submitted sweeps; the others are compared with the first.")
+    ] = None,
+    *,
+    samples: Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help="Two jobs or rows of a sweep.")] = None,
+    transfer: Annotated[str, typer.Option(help="With --samples: only this transfer; default: all.")] = "",
+    out: Annotated[str, typer.Option(help="With --samples: folder for a page, pictures and a CSV.")] = "",
+    metric: Annotated[str, typer.Option(help="What to compare; default: what the sweeps report.")] = "",
+    output: TableOption = TableForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Compare the same cells of several sweeps, paired by seeds; with --samples, two networks image by image."""
+    if samples is not None:
+        first, second = samples
+        options = SampleOptions(first=first, second=second, transfer=transfer, out=out, form=output, store=store)
+        raise typer.Exit(show_sample_comparison(sweeps or [], options))
+
+    raise typer.Exit(show_comparison(sweeps or [], metric=metric, form=output, store_uri=store))
+
+
+def show_comparison(sweeps: Sequence[str], *, metric: str, form: TableForm, store_uri: str) -> ExitCode:
+    """Print the comparison; it is not saved, as it belongs to no single sweep."""
+    check_different(sweeps)
+    store = open_existing_store(store_uri)
+    for sweep in sweeps:
+        require_sweep(store, sweep)
+    comparison = compare_sweeps([_report(store, sweep, metric) for sweep in sweeps])
+    if form in {TableForm.JSON, TableForm.YAML}:
+        print_document(json_ready(comparison.to_json()), DocumentForm(form.value))
+    elif form is TableForm.CSV:
+        sys.stdout.write(render_csv(sweep_records(comparison)))
+    else:
+        for table in comparison_tables(comparison):
+            if form is TableForm.TABLE:
+                stdout_console().print(FittingTable(table=table))
+            else:
+                sys.stdout.write(markdown_table(table) + "\n\n")
+    for note in comparison.notes:
+        stderr_console().print(Text(f"Note: {note}", style="yellow"))
+    return ExitCode.OK
+
+
+def _report(store: ObjectStore, sweep: str, metric: str) -> Report:
+    snapshot = load_snapshot(store, sweep)
+    plan = snapshot.plan or load_plan(store, sweep)
+    chosen = replace(plan, metric=metric) if metric else plan
+    return build_report(store, chosen, snapshot.jobs)
 
 
 class _Pair(NamedTuple):

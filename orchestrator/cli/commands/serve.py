@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Annotated
 
-from orchestrator.cli.console import stderr_console
+import typer
+
 from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import stderr_console
 from orchestrator.core.errors import ControllerError, UserError
 from orchestrator.services.settings import Settings
 from orchestrator.services.transports import RayTransport, connect
@@ -26,14 +29,17 @@ SENDER = "orchestrator serve"
 _POLL_S = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Flags of the command."""
-
-    until_idle_s: float | None = None
-    """Come back when no sweep has been unfinished for so long; None = stay until told to end."""
-    grace_s: float = 90.0
-    """How long attempts may take for their checkpoints after SIGTERM or SIGINT."""
+def serve(
+    *,
+    until_idle: Annotated[
+        float | None, typer.Option(min=0.0, help="End when no sweep has been unfinished for so many seconds.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that attempts may take for a checkpoint after SIGTERM.")
+    ] = 90.0,
+) -> None:
+    """Serve a store on the Ray cluster at RAY_ADDRESS until told to end; then let every attempt write a checkpoint."""
+    raise typer.Exit(serve_cluster(until_idle_s=until_idle, grace_s=grace))
 
 
 @dataclass(slots=True)
@@ -61,8 +67,12 @@ class _Idleness:
         return now_s - self.since_s
 
 
-def serve(options: ServeOptions) -> ExitCode:
+def serve_cluster(*, until_idle_s: float | None, grace_s: float) -> ExitCode:
     """Serve the store of the settings on their Ray cluster.
+
+    Args:
+        until_idle_s: come back when no sweep has been unfinished for so long; None = stay until told to end.
+        grace_s: how long attempts may take for their checkpoints after SIGTERM or SIGINT.
 
     Returns ``OK`` when idle long enough, and ``INTERRUPTED`` when a signal ended it and all attempts are at rest;
     ``UNFINISHED`` if some were not within the grace.
@@ -77,11 +87,11 @@ def serve(options: ServeOptions) -> ExitCode:
     with connect(settings, settings.store_uri(), foreground=False) as connection, _listening() as call:
         _end_own_drain(connection)
         _say(f"serving {connection.store.uri} as cluster {settings.cluster}")
-        if _stay(connection, call, options):
+        if _stay(connection, call, until_idle_s):
             _say("no sweep is unfinished: done")
             return ExitCode.OK
         _say(f"{call.name}: every attempt is asked for a checkpoint")
-        return _bring_to_rest(connection, call.name, options.grace_s)
+        return _bring_to_rest(connection, call.name, grace_s)
 
 
 @contextmanager
@@ -96,13 +106,13 @@ def _listening() -> Iterator[_Call]:
             signal.signal(number, handler)
 
 
-def _stay(connection: RayTransport, call: _Call, options: ServeOptions) -> bool:
+def _stay(connection: RayTransport, call: _Call, until_idle_s: float | None) -> bool:
     """Until a signal (false) or idleness (true)."""
     idleness = _Idleness()
     while not call.name:
         connection.keep_alive()
         rest_s = idleness.note(is_idle=connection.link.is_idle)
-        if options.until_idle_s is not None and rest_s >= options.until_idle_s:
+        if until_idle_s is not None and rest_s >= until_idle_s:
             return True
         time.sleep(_POLL_S)
     return False

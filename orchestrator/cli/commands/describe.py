@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.cli.console import stdout_console
+import typer
+
+from orchestrator.cli.arguments import JobName, StoreOption, SweepName
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import NotFoundError, OrchestratorError
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.graph.plan import Job, Plan
@@ -30,6 +32,17 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import load_snapshot
 from orchestrator.tracking.links import find_run_links
+
+
+def describe(
+    sweep: SweepName,
+    job: JobName,
+    *,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show all that is known of one job: identity, attempts, failures, and where its results and logs are."""
+    raise typer.Exit(describe_job(sweep, job, form=output, store_uri=store))
 
 
 def describe_job(sweep: str, job: str, *, form: DocumentForm, store_uri: str) -> ExitCode:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from orchestrator.cli.arguments import StoreOption, SweepName
-from orchestrator.cli.output import DocumentForm, DocumentOption
-
-if TYPE_CHECKING:
-    from orchestrator.cli.exits import ExitCode
-    from orchestrator.services.reproduction import Reproduction
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
+from orchestrator.core.errors import NotFoundError, UserError
+from orchestrator.services import reproduction
+from orchestrator.services.reproduction import Reproduction
+from orchestrator.services.settings import Settings
+from orchestrator.storage.open import open_store
+from orchestrator.sweeps.client import load_plan
+from orchestrator.tracking.machine import requirements_text
 
 _SHOWN = 5
 _SWEEP, _REQUIREMENTS, _DIFF, _PROVENANCE = "sweep.yaml", "requirements.txt", "uncommitted.diff", "provenance.json"
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add it to the others."""
-    app.command(name="reproduce")(reproduce_sweep)
-
-
-def reproduce_sweep(
+def reproduce(
     sweep: SweepName,
     *,
     revision: Annotated[int, typer.Option(min=0, help="Of the plan; default: the current one.")] = 0,
@@ -35,26 +34,17 @@ def reproduce_sweep(
     store: StoreOption = "",
 ) -> None:
     """Write what a submitted sweep was made from: its sweep.yaml complete in itself, packages, code and changes."""
-    from orchestrator.services.settings import Settings
-
     folder = Path(into or f"reproduce-{sweep}")
     raise typer.Exit(_write(sweep, revision, folder, Settings().known_store_uri(store), force=force, form=output))
 
 
 def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, form: DocumentForm) -> ExitCode:
-    from orchestrator.cli.console import stdout_console
-    from orchestrator.cli.exits import ExitCode
-    from orchestrator.cli.output import print_document
-    from orchestrator.core.errors import NotFoundError
-    from orchestrator.services.reproduction import reproduce
-    from orchestrator.storage.open import open_store
-    from orchestrator.sweeps.client import load_plan
 
     objects = open_store(uri)
     current = load_plan(objects, sweep).revision
     if revision > current:
         raise NotFoundError(f"sweep {sweep} has revisions 1-{current}, and no {revision}; pass one of them")
-    found = reproduce(objects, sweep, revision or current)
+    found = reproduction.reproduce(objects, sweep, revision or current)
     files = _files(found)
     _save(folder, files, force=force)
     if form is DocumentForm.TABLE:
@@ -66,7 +56,6 @@ def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, fo
 
 
 def _files(found: Reproduction) -> dict[str, str]:
-    from orchestrator.tracking.machine import requirements_text
 
     origin = found.origin
     files = {_SWEEP: "".join(f"# {line}\n" for line in _header(found)) + found.text}
@@ -90,7 +79,6 @@ def _header(found: Reproduction) -> Iterator[str]:
 
 
 def _save(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
-    from orchestrator.core.errors import UserError
 
     there = [name for name in files if (folder / name).exists()]
     if there and not force:

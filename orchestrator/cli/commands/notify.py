@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.cli.console import stdout_console
+from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.core.security.redaction import redacted
 from orchestrator.notifications.notification_channels import deliver
@@ -25,6 +25,21 @@ from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
 from orchestrator.sweepfile.load import load_sweep, read_text
 from orchestrator.sweepfile.notify import Channel
 from orchestrator.sweepfile.resolve_notify import is_notify_file, parse_notify_file
+
+
+def notify(
+    sweep: Annotated[
+        str, typer.Argument(help="Show what was told about this sweep.", autocompletion=complete_sweep)
+    ] = "",
+    *,
+    test: Annotated[
+        str, typer.Option("--test", metavar="FILE", help="Send a trial to all channels of a sweep.yaml or notify file.")
+    ] = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show who was told what about a sweep, or try whether notifications arrive."""
+    raise typer.Exit(try_channels(test, output) if test else show_notifications(sweep, store, output))
 
 
 def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:

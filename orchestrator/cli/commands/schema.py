@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
 
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.sweepfile.json_schema import shipped_schema
+
+
+class SchemaForm(StrEnum):
+    """How the schema is written; it is no table."""
+
+    JSON = "json"
+    YAML = "yaml"
+
+
+def schema(
+    *, output: Annotated[SchemaForm, typer.Option("-o", "--output", help="Form of the schema.")] = SchemaForm.JSON
+) -> None:
+    """Print the JSON Schema of sweep.yaml (draft-07), which editors check and complete by."""
+    print_schema(DocumentForm(output.value))
 
 
 def print_schema(form: DocumentForm) -> None:

@@ -7,21 +7,35 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
-from orchestrator.core.units import MIB
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.core.units import MIB, format_bytes
+from orchestrator.planning.graph.class_mixing import SPREAD_FIELD, ClassSpread, Shuffle
+from orchestrator.stack.children import bound_to_parent
 
-app = typer.Typer(
+data = typer.Typer(
     help="Convert, index, verify and look at WebDataset shards.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+Workers = Annotated[int, typer.Option("-j", "--workers", min=0, help="Processes; 0 = one per core.")]
+Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="A split by name; repeatable.")]
+Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
+PlaceOrSplits = Annotated[
+    str, typer.Argument(metavar="[PLACE]", help="Folder, tar or brace pattern of shards; or give each --split.")
+]
+Classes = Annotated[str, typer.Option(help="Class table (classes.json); default: the one beside the shards.")]
+NumClasses = Annotated[int, typer.Option(min=0, help="Number of classes, where there is no class table.")]
+MultiLabel = Annotated[bool, typer.Option("--multi-label", help="Samples have any number of classes.")]
 
 
 class Converter(StrEnum):
@@ -42,18 +56,7 @@ class Policy(StrEnum):
     REPLACE = "replace"
 
 
-Workers = Annotated[int, typer.Option("-j", "--workers", min=0, help="Processes; 0 = one per core.")]
-Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="A split by name; repeatable.")]
-Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
-PlaceOrSplits = Annotated[
-    str, typer.Argument(metavar="[PLACE]", help="Folder, tar or brace pattern of shards; or give each --split.")
-]
-Classes = Annotated[str, typer.Option(help="Class table (classes.json); default: the one beside the shards.")]
-NumClasses = Annotated[int, typer.Option(min=0, help="Number of classes, where there is no class table.")]
-MultiLabel = Annotated[bool, typer.Option("--multi-label", help="Samples have any number of classes.")]
-
-
-@app.command()
+@data.command()
 def shard(  # noqa: PLR0913 - one argument per option
     converter: Annotated[Converter, typer.Argument(help="Form of the source.")],
     source: Annotated[str, typer.Argument(help="Folder or file of the data set as it was published.")],
@@ -99,7 +102,7 @@ def shard(  # noqa: PLR0913 - one argument per option
     _show(found, output, f"datasets:\n  my-data: {{from: {found['uri']}}}")
 
 
-@app.command()
+@data.command()
 def index(  # noqa: PLR0913 - see shard
     place: PlaceOrSplits = "",
     *,
@@ -134,7 +137,7 @@ def index(  # noqa: PLR0913 - see shard
         )
 
 
-@app.command()
+@data.command()
 def verify(
     place: Place,
     *,
@@ -155,14 +158,14 @@ def verify(
     raise typer.Exit(0 if is_good else 1)
 
 
-@app.command()
+@data.command()
 def stats(place: Place, *, output: DocumentOption = DocumentForm.TABLE) -> None:
     """Sizes of splits, levels and classes, without reading shards."""
     found = _run("stats", {"place": place})
     _show(found, output, f"digest: {found['digest']}")
 
 
-@app.command()
+@data.command()
 def sample(  # noqa: PLR0913 - see shard
     place: PlaceOrSplits = "",
     *,
@@ -186,8 +189,6 @@ def sample(  # noqa: PLR0913 - see shard
         "key": key,
         "out": out,
     }
-    from orchestrator.cli.console import stdout_console
-    from orchestrator.cli.data_tables import samples_table
 
     found = _run("sample", arguments)
     if output is not DocumentForm.TABLE:
@@ -198,8 +199,6 @@ def sample(  # noqa: PLR0913 - see shard
 
 def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a command of the data plane; its progress and errors go to stderr."""
-    from orchestrator.stack.children import bound_to_parent
-
     command = [sys.executable, "-m", "workloads.data", verb, json.dumps(arguments)]
     # As after Ctrl-C: it ends its own processes, and removes what they have not finished.
     command = bound_to_parent(command, signal.SIGINT)
@@ -217,16 +216,12 @@ def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _mixing_warnings(found: Mapping[str, Any]) -> list[str]:
     """Of the recipes' default shuffle; `plan` judges those of a sweep."""
-    from orchestrator.planning.graph.class_mixing import SPREAD_FIELD, ClassSpread, Shuffle
-
     spread = found.get(SPREAD_FIELD, {}).get("train")
     complaint = ClassSpread.from_json(spread).complaint(Shuffle()) if spread else ""
     return [complaint] if complaint else []
 
 
 def _show(found: dict[str, Any], output: DocumentForm, last_line: str) -> None:
-    from orchestrator.cli.console import stderr_console, stdout_console
-    from orchestrator.cli.data_tables import bad_table, dataset_tables
 
     if output is not DocumentForm.TABLE:
         print_document(found, output)
@@ -272,3 +267,54 @@ def _pairs(texts: Sequence[str] | None) -> dict[str, str]:
 
 def _num_processes(workers: int) -> int:
     return workers or len(os.sched_getaffinity(0))
+
+
+def dataset_tables(found: Mapping[str, Any]) -> Iterator[Table]:
+    """Splits; then, where they are known, sizes of classes by level."""
+    table = Table(title=found["uri"], title_justify="left")
+    table.add_column("split")
+    for column in ("shards", "samples", "size"):
+        table.add_column(column, justify="right")
+    for split, sizes in found["splits"].items():
+        size = format_bytes(sizes["size_bytes"])
+        table.add_row(split, str(sizes["num_shards"]), f"{sizes['num_samples']:,}", size)
+    table.caption, table.caption_justify = _classes(found), "left"
+    yield table
+    if found.get("samples_per_class"):
+        yield _sizes_table(found["samples_per_class"])
+
+
+def bad_table(bad_samples: Mapping[str, Any]) -> Table:
+    """Bad samples by split and reason, with the first of each."""
+    table = Table("split", "reason", "samples", "the first", title="Samples that cannot be used", title_justify="left")
+    for split, reasons in bad_samples.items():
+        for reason, found in reasons.items():
+            table.add_row(split, reason, str(found["count"]), found["first"][0])
+    return table
+
+
+def samples_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per sample."""
+    table = Table("shard", "key", "class", "name", "pixels", "size")
+    for row in rows:
+        classes, names = " ".join(map(str, row["classes"])), ", ".join(row["names"])
+        size = f"{row['width']}x{row['height']}"
+        table.add_row(row["shard"], row["key"], classes, names, size, format_bytes(row["length_bytes"]))
+    return table
+
+
+def _classes(found: Mapping[str, Any]) -> str:
+    levels = ", ".join(f"{level} {count:,}" for level, count in found["levels"].items())
+    kind = "multi-label, " if found["multi_label"] else ""
+    return f"{kind}{found['num_classes']:,} classes" + (f"; levels: {levels}" if levels else "")
+
+
+def _sizes_table(sizes: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
+    table = Table("split", "level", title="Samples per class", title_justify="left")
+    columns = {"num_nodes": "classes", "min": "min", "median": "median", "max": "max", "empty": "without samples"}
+    for title in columns.values():
+        table.add_column(title, justify="right")
+    for split, levels in sizes.items():
+        for level, found in levels.items():
+            table.add_row(split, level, *(f"{found[column]:,g}" for column in columns))
+    return table

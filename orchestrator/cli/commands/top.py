@@ -5,21 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import typer
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import DataTable, Footer, Input, Static
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Log, Static
 
+from orchestrator.cli.arguments import StoreOption, complete_sweep
+from orchestrator.cli.commands.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
-from orchestrator.cli.top_screens import LogScreen, Question
 from orchestrator.core.errors import OrchestratorError, UserError
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.state.transitions import JobState
+from orchestrator.storage.log_records import plain_text
+from orchestrator.storage.log_search import find_logs, search_logs
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 
@@ -43,6 +47,17 @@ _STYLES = {
 _SWEEP_COLUMNS = ("sweep", "state", "owner", "prio", "done", "running", "failed", "images/s", "GPU-hours", "left")
 _JOB_COLUMNS = ("job", "state", "try", "node", "step", "images/s", "")
 _NODE_COLUMNS = ("node", "jobs", "GPUs", "idle", "images/s", "")
+_MAX_RECORDS = 500
+
+
+def top(
+    sweep: Annotated[str, typer.Argument(help="A sweep to begin with.", autocompletion=complete_sweep)] = "",
+    *,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 1.0,
+    store: StoreOption = "",
+) -> None:
+    """Show all sweeps, their jobs, what runs where and how fast, live; pause, resume and cancel by keys."""
+    raise typer.Exit(run_top(sweep, store, every_s=every))
 
 
 def run_top(sweep: str, store_uri: str, *, every_s: float) -> ExitCode:
@@ -285,3 +300,67 @@ def _node_cells(row: NodeRow) -> dict[str, Text]:
 
 def _coloured(state: str) -> Text:
     return Text(state, _STYLES.get(state.partition(" ")[0], ""))
+
+
+class Question(ModalScreen[bool]):
+    """Yes or no; anything but ``y`` means no."""
+
+    CSS = """
+    Question { align: center middle; }
+    Question > Vertical { width: 80%; max-width: 100; height: auto; border: thick $warning; padding: 1 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("y", "answer(True)", "yes"), ("n,escape,q,enter", "answer(False)", "no")]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """The widgets."""
+        with Vertical():
+            yield Static(f"{self._text}\n\ny: yes    n: no", markup=False)
+
+    def action_answer(self, is_sure: bool) -> None:
+        """The answer."""
+        self.dismiss(is_sure)
+
+
+class LogScreen(ModalScreen[None]):
+    """The end of the log of a job's newest attempt."""
+
+    CSS = """
+    LogScreen { align: center middle; }
+    LogScreen > Vertical { width: 95%; height: 90%; border: thick $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q", "close", "back")]
+
+    def __init__(self, store: ObjectStore, sweep: str, job: str) -> None:
+        super().__init__()
+        self._store, self._sweep, self._job = store, sweep, job
+
+    def compose(self) -> ComposeResult:
+        """The widgets."""
+        with Vertical():
+            yield Static(f"{self._job}    (Escape: back)", markup=False)
+            yield Log(id="log", max_lines=_MAX_RECORDS)
+
+    def on_mount(self) -> None:
+        """Begin to read."""
+        self._read()
+
+    def action_close(self) -> None:
+        """Back."""
+        self.dismiss(None)
+
+    @work(thread=True)
+    def _read(self) -> None:
+        try:
+            logs = find_logs(self._store, self._sweep, self._job)
+            newest = max(logs, key=lambda log: log.modified_at_s, default=None)
+            same = [log for log in logs if newest and log.name.rpartition("/")[0] == newest.name.rpartition("/")[0]]
+            records = sorted(search_logs(self._store, same), key=lambda record: record.time)[-_MAX_RECORDS:]
+            lines = [line for record in records for line in plain_text(record).split("\n")]
+        except OrchestratorError as error:
+            lines = [str(error)]
+        told = lines or ["(nothing is printed yet, or it was reused)"]
+        self.app.call_from_thread(self.query_one("#log", Log).write_lines, told)

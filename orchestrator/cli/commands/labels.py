@@ -6,32 +6,42 @@ import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.tree import Tree
 
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
-from orchestrator.cli.sources import ScaleOption, scale_name
+from orchestrator.cli.arguments import ScaleOption, scale_name
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.settings import Settings
+from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.dataset_files import (
+    CLASSES_FILE,
+    DATASET_FILE,
+    level_counts,
+    read_class_table,
+    read_dataset_file,
+)
+from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweepfile.count_classes import ask_labels, table_of
+from orchestrator.sweepfile.model import Sweep
 
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.tree import Tree
-
-    from orchestrator.sweepfile.model import Sweep
-
-app = typer.Typer(
+labels = typer.Typer(
     help="Look at label spaces.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 _MAX_CHILDREN = 12  # of a node of the tree; the rest is a number
 
 
-@app.callback()
+@labels.callback()
 def group() -> None:
     """Keeps the group a group while it has one command."""
 
 
-@app.command()
+@labels.command()
 def show(
     reference: Annotated[str, typer.Argument(metavar="SWEEP|DATASET", help="Sweep file or name, or folder of shards.")],
     *,
@@ -48,9 +58,6 @@ def show(
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Classes of each label space: number, sizes, entropy, and whether they lie within the classes of the targets."""
-    from orchestrator.cli.console import stdout_console
-    from orchestrator.sweepfile.count_classes import ask_labels
-
     folder = _folder_uri(reference)
     requests = _of_folder(folder) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
     requests = _only(requests, space) if space else requests
@@ -87,8 +94,6 @@ def _only(requests: dict[str, dict[str, Any]], wanted: Sequence[str]) -> dict[st
 
 def _folder_uri(reference: str) -> str:
     """The URI of a folder of shards; empty if the reference is a sweep."""
-    from orchestrator.storage.dataset_files import DATASET_FILE
-
     if "://" in reference:
         return reference.rstrip("/")
     return Path(reference).resolve().as_uri() if (Path(reference) / DATASET_FILE).is_file() else ""
@@ -96,8 +101,6 @@ def _folder_uri(reference: str) -> str:
 
 def _of_folder(uri: str) -> dict[str, dict[str, Any]]:
     """Every level of the class table from coarse to fine, compared with the coarsest one."""
-    from orchestrator.storage.dataset_files import CLASSES_FILE, level_counts, read_class_table, read_dataset_file
-
     described, (rows, _) = read_dataset_file(uri), read_class_table(f"{uri}/{CLASSES_FILE}")
     counts = level_counts(rows)
     levels = sorted((level for level, count in counts.items() if count > 1), key=counts.__getitem__)
@@ -118,9 +121,6 @@ def _of_sweep(
     reference: str, scale: str, dataset: str, targets: Sequence[str] | None, tree: str
 ) -> dict[str, dict[str, Any]]:
     """A request for each data set."""
-    from orchestrator.sweepfile import load_sweep
-    from orchestrator.sweepfile.count_classes import table_of
-
     sweep = load_sweep(reference, scale=scale)[0]
     used = list(dict.fromkeys(space.dataset for space in sweep.labels.values()))
     if dataset and dataset not in used:
@@ -148,11 +148,6 @@ def _of_sweep(
 
 def _made_of_clusters(sweep: Sweep) -> dict[str, str]:
     """Keys of the label maps that are made of clusters, if a run has made them; nothing is known of the others."""
-    from orchestrator.planning.graph.build import build_plan
-    from orchestrator.services.settings import Settings
-    from orchestrator.storage.artifacts import is_committed
-    from orchestrator.storage.open import is_initialised, open_store
-
     wanted = {f"labels/{space.name}" for space in sweep.labels.values() if space.clustering is not None}
     store_uri = Settings().store_uri(sweep)
     if not wanted or not is_initialised(store_uri):
@@ -163,11 +158,6 @@ def _made_of_clusters(sweep: Sweep) -> dict[str, str]:
 
 def _index(sweep: Sweep, dataset: str) -> dict[str, Any]:
     """Where the data set's index is, if a run has made it."""
-    from orchestrator.planning.graph.build import build_plan
-    from orchestrator.services.settings import Settings
-    from orchestrator.storage.artifacts import is_committed
-    from orchestrator.storage.open import is_initialised, open_store
-
     store_uri = Settings().store_uri(sweep)
     jobs = {job.name: job for job in build_plan(sweep, store_uri=store_uri).jobs}
     job = jobs.get(f"index/{dataset}")
@@ -178,7 +168,6 @@ def _index(sweep: Sweep, dataset: str) -> dict[str, Any]:
 
 
 def _table(looked: Mapping[str, Any]) -> Table:
-    from rich.table import Table
 
     targets = list(dict.fromkeys(name for space in looked["spaces"] for name in space.get("nesting", {})))
     table = Table(title=f"{looked['dataset']}: {looked['counted']} per class", title_justify="left")
@@ -207,8 +196,6 @@ def _mixing(nesting: Mapping[str, Any]) -> str:
 
 def _drawn(name: str, paths: Sequence[Mapping[str, Any]], lemmas: Mapping[str, str]) -> Tree:
     """The tree; class names that mean little to people have a lemma beside them."""
-    from rich.tree import Tree
-
     root = Tree(f"{name} ({sum(path['num'] for path in paths)})")
     shown = [[f"{node} {lemmas[node]}" if node in lemmas else node for node in path["path"]] for path in paths]
     _grow(root, list(zip(shown, [path["num"] for path in paths], strict=True)))

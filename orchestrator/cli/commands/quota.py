@@ -1,4 +1,4 @@
-"""What ``orchestrator quota`` does: bounds of users in the store, beside what their sweeps hold."""
+"""``orchestrator quota``: what each user's sweeps may hold at once on a cluster, beside what they hold."""
 
 from __future__ import annotations
 
@@ -6,37 +6,90 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.core.errors import NotFoundError, OrchestratorError, StorageError, UsageError
 from orchestrator.services.settings import Settings
 from orchestrator.services.sources import open_existing_store
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweeps.client import (
-    Cap,
-    Quotas,
-    change_quotas,
-    list_sweeps,
-    load_snapshot,
-    read_quotas,
-    write_quotas,
-)
+from orchestrator.sweeps.client import Cap, Quotas, change_quotas, list_sweeps, load_snapshot, read_quotas, write_quotas
 from orchestrator.sweeps.lease import read_lease
 from orchestrator.sweeps.quotas import ANYBODY
+
+quota = typer.Typer(
+    help="Bound what each user's sweeps hold at once on a cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_User = Annotated[str, typer.Argument(metavar="[USER]", help="A user, as sweeps name their owners.")]
+_Others = Annotated[bool, typer.Option("--others", help="All users who have no bounds of their own.")]
+_Cluster = Annotated[str, typer.Option(help="Name of the cluster in leases; default: this project's.")]
+
 
 _ANY = "none"
 _WHOLE = "a whole number"
 _OTHERS = "(all others)"
 _COLUMNS = ("user", "max_gpus", "max_concurrent", "GPUs now", "attempts now")
+
+
+@quota.command()
+def show(*, cluster: _Cluster = "", output: DocumentOption = DocumentForm.TABLE, store: StoreOption = "") -> None:
+    """Show the bounds of all users, and what their sweeps hold now."""
+    raise typer.Exit(show_quotas(_place(cluster, store, output)))
+
+
+@quota.command(name="set")
+def set_bounds(
+    user: _User = "",
+    *,
+    others: _Others = False,
+    max_gpus: Annotated[str, typer.Option(metavar="NUMBER|none", help="GPUs of all that runs; none: any.")] = "",
+    max_concurrent: Annotated[
+        str, typer.Option(metavar="NUMBER|none", help="Attempts that run at once; none: any.")
+    ] = "",
+    cluster: _Cluster = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Bound what a user's sweeps hold at once; what is not given stays as it is. Nothing that runs is ended for it."""
+    named = whose(user, is_others=others)
+    bounds = parse_bounds(max_gpus, max_concurrent)
+    raise typer.Exit(set_quota(named, bounds, _place(cluster, store, output)))
+
+
+@quota.command()
+def clear(
+    user: _User = "",
+    *,
+    others: _Others = False,
+    everyone: Annotated[bool, typer.Option("--all", help="All bounds of the cluster.")] = False,
+    cluster: _Cluster = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Remove a user's own bounds, so that those of all others count again; or all bounds."""
+    place = _place(cluster, store, output)
+    if everyone and (user or others):
+        raise typer.BadParameter("--all means everybody: name nobody beside it")
+    raise typer.Exit(
+        clear_quota("" if everyone else whose(user, is_others=others, beside=", or --all for everybody"), place)
+    )
+
+
+def _place(cluster: str, store: str, output: DocumentForm) -> Place:
+
+    return Place(cluster=cluster, store=store, form=output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

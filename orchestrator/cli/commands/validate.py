@@ -6,13 +6,25 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.arguments import ScaleOption, SetOption, SweepFile, scale_name
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.sweepfile.load import Loaded, load_all
 from orchestrator.sweepfile.parse.document import Changes
 
 _NO_STORE = "file:///not-looked-at"
 """Keys and jobs are the same in every store, and validating needs none."""
+
+
+def validate(
+    sweep: SweepFile,
+    *,
+    overrides: SetOption = None,
+    scale: ScaleOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Say whether a sweep.yaml is right, and if not, where, why and what to do. Changes nothing."""
+    validate_sweep(sweep, overrides or (), scale_name(scale), output)
 
 
 def validate_sweep(reference: str, overrides: Sequence[str], scale: str, form: DocumentForm) -> None:

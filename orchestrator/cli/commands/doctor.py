@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.backends.ray.settings import CACHE_VARIABLE, cache_directory
-from orchestrator.cli.console import stderr_console, stdout_console
+from orchestrator.cli.arguments import ExaminedStore
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.core.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
@@ -29,6 +31,19 @@ from orchestrator.sweepfile.model import Sweep
 
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "red", Verdict.SKIPPED: "dim"}
 _SHARDS = "shards"
+
+
+def doctor(
+    sweep: Annotated[str, typer.Argument(help="A sweep.yaml or shipped sweep, whose data are checked too.")] = "",
+    *,
+    local: Annotated[bool, typer.Option("--local", help="This machine and the store only, not the cluster.")] = False,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds that all checks of the cluster may take.")] = 60.0,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: ExaminedStore = "",
+) -> None:
+    """Check store, credentials, disks, tracking, and every node of the cluster; say what to do about what fails."""
+    options = DoctorOptions(sweep=sweep, local=local, limit_s=limit, form=output, store=store)
+    raise typer.Exit(examine(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
