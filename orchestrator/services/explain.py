@@ -71,7 +71,7 @@ class _Identities:
         return causes(old, new, self.stored, self.planned)
 
 
-def explain(name: str, plan: Plan | None, store_uri: str, *, against: str = "") -> Explanation:
+def explain_job(name: str, plan: Plan | None, store_uri: str, *, against: str = "") -> Explanation:
     """Explain a job of a plan, or without a plan a key of the store.
 
     Args:

@@ -32,7 +32,7 @@ from orchestrator.services.artifact_lookup import (
     lookup_artifacts,
     read_artifact_summary,
 )
-from orchestrator.services.explain import explain
+from orchestrator.services.explain import explain_job as explain
 from orchestrator.services.preview import Preview, StatedCluster, make_preview, stated_fleet, this_machine
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.layout import record_name

@@ -9,9 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from orchestrator.cli.arguments import (
+    StoreOption,
+)
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
@@ -39,6 +45,23 @@ class RunOptions:
     commit: bool
     form: DocumentForm
     store: str
+
+
+def run(
+    job: Annotated[str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).")],
+    *,
+    sweep: Annotated[
+        str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")
+    ] = "quickstart",
+    inprocess: Annotated[bool, typer.Option("--inprocess", help="In this process, without Ray.")] = False,
+    pdb: Annotated[bool, typer.Option("--pdb", help="Open the debugger where the job fails.")] = False,
+    commit: Annotated[bool, typer.Option("--commit", help="Keep the result in the store.")] = False,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Reproduce one job in the foreground; by default nothing of it stays in the store."""
+    options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, form=output, store=store)
+    raise typer.Exit(run_job(job, options))
 
 
 def run_job(name: str, options: RunOptions) -> ExitCode:

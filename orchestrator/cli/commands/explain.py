@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
-from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document, stdout_console
+import typer
+
+from orchestrator.cli.arguments import (
+    StoreOption,
+)
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.services.explain import Explanation, explain
+from orchestrator.services.explain import Explanation, explain_job
 from orchestrator.services.settings import Settings
 from orchestrator.services.sources import find_plan
 from orchestrator.services.status import brief_reason
@@ -22,19 +27,25 @@ _SHOWN = 20
 """Sweeps of the store that an error names."""
 
 
-def explain_job(job: str, *, sweep: str, against: str, form: DocumentForm, store_uri: str) -> ExitCode:
-    """Print what the store has of a job, or which field keeps it from having a result."""
-    uri = store_uri or Settings().store_uri()
+def explain(
+    job: Annotated[str, typer.Argument(help="Name of a job, or a key of the store.")],
+    *,
+    sweep: Annotated[str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")] = "",
+    against: Annotated[str, typer.Option(help="Compare with this key instead of the nearest one.")] = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Say why a job has no result yet: the nearest result of the store, and what differs."""
+    uri = store or Settings().store_uri()
     plan = _find_plan(sweep, uri) if sweep else None
-    place = Settings().known_store_uri(store_uri or (plan.store_uri if plan else uri))
-    found = explain(job, plan, place, against=against)
+    place = Settings().known_store_uri(store or (plan.store_uri if plan else uri))
+    found = explain_job(job, plan, place, against=against)
     view = _submitted(found, plan, place) if plan else None
-    if form is not DocumentForm.TABLE:
-        print_document({**found.to_json(), **_view_document(view)}, form)
-        return ExitCode.OK
+    if output is not DocumentForm.TABLE:
+        print_document({**found.to_json(), **_view_document(view)}, output)
+        return
     for line in (*explanation_lines(found), *_view_lines(view, plan.sweep if plan else "")):
         stdout_console().print(line, markup=False)
-    return ExitCode.OK
 
 
 def _find_plan(sweep: str, uri: str) -> Plan:
