@@ -34,7 +34,7 @@ from orchestrator.report.render_terminal import FittingTable, render_terminal
 from orchestrator.report.report import compute_report
 from orchestrator.report.results import Report
 from orchestrator.report.text import text_table
-from orchestrator.services.preview import StatedCluster
+from orchestrator.services.fleets import StatedCluster
 from orchestrator.services.sources import open_existing_store
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.local import LocalStore

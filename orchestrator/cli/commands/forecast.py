@@ -26,14 +26,8 @@ from orchestrator.planning.estimate.makespan import Fleet
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.costs import read_prices
-from orchestrator.services.preview import (
-    Preview,
-    StatedCluster,
-    check_accelerator,
-    make_preview,
-    stated_fleet,
-    this_machine,
-)
+from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
+from orchestrator.services.preview import Preview, check_accelerator, make_preview
 from orchestrator.services.settings import Settings
 from orchestrator.simulation import Forecast
 from orchestrator.simulation.study import imagined, join_plans

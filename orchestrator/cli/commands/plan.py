@@ -28,11 +28,10 @@ from orchestrator.planning.graph.diff import diff_plans
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import Disposition, Group, count_by_kind, group_jobs
 from orchestrator.services.costs import read_prices
+from orchestrator.services.fleets import StatedCluster, choose_fleet
 from orchestrator.services.preview import (
     Preview,
-    StatedCluster,
     check_accelerator,
-    choose_fleet,
     diff_lines,
     diff_table,
     make_preview,

@@ -1,4 +1,4 @@
-"""Commands that act on a running sweep or on this directory's stack."""
+"""``orchestrator publish``: MLflow brought up to date with a sweep."""
 
 from __future__ import annotations
 
@@ -20,17 +20,13 @@ _OUTAGE_S = 30.0
 
 def publish(sweep: SweepName, *, output: DocumentOption = DocumentForm.TABLE, store: StoreOption = "") -> None:
     """Bring MLflow up to date with a sweep; safe to repeat."""
-    publish_sweep(sweep, store, output)
-
-
-def publish_sweep(sweep: str, store_uri: str, form: DocumentForm) -> None:
-    """Publish what is in the store now; for a running sweep, go on to its end."""
-    store = open_existing_store(store_uri)
-    require_sweep(store, sweep)
-    uri = Settings().tracking_uri(load_plan(store, sweep).tracking_uri)
-    publish_until_done(Publisher(store, uri), sweep, give_up_s=_OUTAGE_S)
+    opened = open_existing_store(store)
+    require_sweep(opened, sweep)
+    uri = Settings().tracking_uri(load_plan(opened, sweep).tracking_uri)
+    # What is in the store now; for a running sweep, this goes on to its end.
+    publish_until_done(Publisher(opened, uri), sweep, give_up_s=_OUTAGE_S)
     # Never the URI itself, which may hold a password.
     place = urlsplit(uri).hostname or "the local MLflow database"
     stderr_console().print(f"{sweep} is published to {place}")
-    if form is not DocumentForm.TABLE:
-        print_document({"sweep": sweep, "published_to": place}, form)
+    if output is not DocumentForm.TABLE:
+        print_document({"sweep": sweep, "published_to": place}, output)
