@@ -17,11 +17,6 @@ group = typer.Typer(
 )
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the group to the commands."""
-    app.add_typer(group, name="config")
-
-
 @group.callback(invoke_without_command=True)
 def config(
     caller: typer.Context,

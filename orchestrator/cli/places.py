@@ -1,45 +1,13 @@
-"""Commands about the place they run in: this directory's background stack; and options of all commands."""
+"""Commands about the place they run in: this directory's background stack."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli.output import DocumentForm, DocumentOption
 from orchestrator.core.errors import UsageError
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add these commands to the others, and ``--version`` to all of them."""
-    app.callback(invoke_without_command=True, no_args_is_help=True)(options)
-    for command in (up, down):
-        app.command()(command)
-
-
-def options(
-    *,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and its code's digest, and end.", is_eager=True)
-    ] = False,
-    context: Annotated[  # noqa: ARG001 - taken from the line before it is parsed, see run_app; here for --help
-        str, typer.Option("--context", metavar="NAME", help="Act there; see: orchestrator config contexts.")
-    ] = "",
-) -> None:
-    """Pretraining sweeps over label hierarchies: one sweep.yaml in, one answer out."""
-    if version:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as version_of
-
-        from orchestrator.core.code import package_digest
-
-        try:
-            number = version_of("pretraining-orchestrator")
-        except PackageNotFoundError:
-            number = "of a source tree"
-        sys.stdout.write(f"orchestrator {number} (code {package_digest()[:12]})\n")
-        raise typer.Exit
 
 
 def up(

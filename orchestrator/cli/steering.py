@@ -31,12 +31,6 @@ class RunningJobs(StrEnum):
 _OfRunning = Annotated[RunningJobs, typer.Option("--running", help="Running jobs finish, or end after a checkpoint.")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add these commands to the others."""
-    for command in (pause, resume, stop, cancel, retry, priority, drain):
-        app.command()(command)
-
-
 def pause(
     sweep: SweepName,
     *,

@@ -19,11 +19,6 @@ from orchestrator.cli.arguments import (
 from orchestrator.cli.output import DocumentForm, DocumentOption
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add it to the others."""
-    app.command()(submit)
-
-
 def submit(  # noqa: PLR0913 - one parameter per flag
     sweep: SweepFile,
     *,
