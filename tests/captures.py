@@ -24,7 +24,6 @@ from rich.console import Console
 
 from orchestrator.cli.commands.report import compute
 from orchestrator.cli.plan import PlanOptions, show_plan
-from orchestrator.cli.status import open_existing_store
 from orchestrator.cli.watch import Watching, view
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
@@ -35,7 +34,8 @@ from orchestrator.report.render_terminal import FittingTable, render_terminal
 from orchestrator.report.report import compute_report
 from orchestrator.report.results import Report
 from orchestrator.report.text import text_table
-from orchestrator.services.fleets import StatedCluster
+from orchestrator.services.preview import StatedCluster
+from orchestrator.services.sources import open_existing_store
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep

@@ -17,11 +17,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from orchestrator.cli import configuration
 from orchestrator.cli.arguments import COMPLETED_LINE
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
 from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.core.security import redaction
+from orchestrator.services import settings_sources as configuration
 
 
 class Command(NamedTuple):

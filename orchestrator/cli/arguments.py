@@ -34,14 +34,14 @@ def _store(context: typer.Context) -> str:
 
 
 def _sweeps(store_uri: str) -> list[str]:
-    from orchestrator.cli.status import open_existing_store
+    from orchestrator.services.sources import open_existing_store
     from orchestrator.sweeps.client import list_sweeps
 
     return list_sweeps(open_existing_store(store_uri))
 
 
 def _jobs(store_uri: str, sweep: str) -> list[str]:
-    from orchestrator.cli.status import open_existing_store
+    from orchestrator.services.sources import open_existing_store
     from orchestrator.sweeps.client import load_plan
 
     return [job.name for job in load_plan(open_existing_store(store_uri), sweep).jobs]
@@ -84,15 +84,6 @@ def _checked_store(uri: str) -> str:
         except StorageError as error:
             raise UsageError(f"--store: {error}") from error
     return uri
-
-
-class Code(StrEnum):
-    """What a submit through a dashboard runs there."""
-
-    IMAGE = "image"
-    """What is installed there."""
-    WHEEL = "wheel"
-    """The code of the command that submits it."""
 
 
 SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", autocompletion=complete_sweep)]

@@ -10,11 +10,11 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from orchestrator.cli.configuration import NO_CONTEXT, Resolved, chosen_context, user_file
-from orchestrator.cli.contexts import contexts_document, parse_changes, set_context, unset_context, use_context
 from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
-from orchestrator.cli.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.core.errors import SpecError
+from orchestrator.services.contexts import contexts_document, parse_changes, set_context, unset_context, use_context
+from orchestrator.services.settings import UNKNOWN_STORE, Settings, shown_store
+from orchestrator.services.settings_sources import NO_CONTEXT, Resolved, chosen_context, user_file
 
 
 def show_config(found: Sequence[Resolved], form: DocumentForm, *, with_origin: bool) -> None:

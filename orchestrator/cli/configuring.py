@@ -27,8 +27,8 @@ def config(
     """Show the settings that count here: context, environment, .env, orchestrator.toml, the user's file, defaults."""
     if caller.invoked_subcommand is not None:
         return
-    from orchestrator.cli import configuration
     from orchestrator.cli.config import show_config
+    from orchestrator.services import settings_sources as configuration
 
     show_config(configuration.applied(), output, with_origin=origin)
 

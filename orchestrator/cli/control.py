@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 from rich.table import Table
 
-from orchestrator.cli.connect import addresses_of
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import open_existing_store, require_sweep
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stack_transport import addresses_of
 from orchestrator.stack.start import ensure_stack, stop_stack
 from orchestrator.sweeps.client import load_plan
 from orchestrator.tracking.loop import publish_until_done

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.orders import WAIT_S, Sending
 from orchestrator.cli.output import DocumentForm, print_document, stderr_console
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import open_existing_store
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import open_existing_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import Drain, Running, current_user, drain, end_drain, read_drain
 from orchestrator.sweeps.lease import read_lease

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.cli.brief import brief_reason
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document, stdout_console
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.services.reasons import Explanation, explain
+from orchestrator.services.explain import Explanation, explain
+from orchestrator.services.settings import Settings
 from orchestrator.services.sources import find_plan
+from orchestrator.services.status import brief_reason
 from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.open import is_initialised, open_store

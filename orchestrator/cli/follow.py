@@ -9,15 +9,14 @@ from typing import Protocol
 
 from rich.live import Live
 
-from orchestrator.cli.brief import brief
-from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import stderr_console
-from orchestrator.cli.pace import Pacer
-from orchestrator.cli.remote import Submitter
-from orchestrator.cli.standing import Standing, read_standing
 from orchestrator.cli.status import status_table
 from orchestrator.core.errors import UserError
 from orchestrator.core.units import format_duration, format_percent
+from orchestrator.services.costs import read_prices
+from orchestrator.services.eta import EtaTracker
+from orchestrator.services.status import SweepStatus, brief, load_status
+from orchestrator.services.transports import Submitter
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger
@@ -32,7 +31,7 @@ _SHOWN_METRIC = "val_error"
 
 
 class _Display(Protocol):
-    def show(self, standing: Standing) -> None: ...
+    def show(self, standing: SweepStatus) -> None: ...
 
 
 def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_id: str) -> Snapshot:
@@ -41,7 +40,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
     Raises:
         UserError: the controller refused the message.
     """
-    pacer, prices = Pacer(), read_prices("")
+    pacer, prices = EtaTracker(), read_prices("")
     ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
     with _display() as display:
         while True:
@@ -50,7 +49,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
                 message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
                 raise UserError(message)
             if message_id in snapshot.handled:
-                display.show(read_standing(store, snapshot, pacer, prices))
+                display.show(load_status(store, snapshot, pacer, prices))
                 if snapshot.state.is_final:
                     return snapshot
             elif time.monotonic() > patience_ends_s:
@@ -74,7 +73,7 @@ class _Table:
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: SweepStatus) -> None:
         self._live.update(status_table(standing))
 
 
@@ -84,7 +83,7 @@ class Lines:
     def __init__(self) -> None:
         self._said: dict[str, str] | None = None
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: SweepStatus) -> None:
         snapshot = standing.snapshot
         now = {view.name: f"{view.state.value}#{view.num_attempts}" for view in snapshot.jobs.values()}
         num_ended = sum(view.state.is_final for view in snapshot.jobs.values())

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from orchestrator.cli.asking import confirmed
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, print_document, stderr_console
 from orchestrator.cli.selection import Condition, select
-from orchestrator.cli.status import open_existing_store, require_sweep, revive_killed_stack
 from orchestrator.core.errors import NotFoundError
 from orchestrator.core.units import format_duration
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.status import revive_killed_stack
+from orchestrator.services.terminal import confirmed
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState

@@ -36,7 +36,7 @@ def plan(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Show what a submit would run and reuse, how long it takes and what it costs. Changes nothing."""
     from orchestrator.cli.plan import PlanOptions, show_plan
-    from orchestrator.services.fleets import StatedCluster
+    from orchestrator.services.preview import StatedCluster
 
     options = PlanOptions(
         output=output,

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import describe_progress
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.services.settings import Settings
+from orchestrator.services.status import describe_progress
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_initialised, open_store

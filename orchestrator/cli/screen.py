@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.matrix import Matrix
-from orchestrator.cli.standing import Standing, standing_lines
 from orchestrator.core.contract import Progress
 from orchestrator.core.units import format_duration
+from orchestrator.services.status import SweepStatus, status_lines
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState
 
@@ -35,7 +35,7 @@ _OVERHEAD = 12
 
 
 def frame(
-    standing: Standing, matrix: Matrix, events: Sequence[str], *, height: int, is_ascii: bool = False
+    standing: SweepStatus, matrix: Matrix, events: Sequence[str], *, height: int, is_ascii: bool = False
 ) -> RenderableType:
     """One view of a sweep.
 
@@ -46,7 +46,7 @@ def frame(
         height: lines of the terminal; what does not fit is counted instead.
         is_ascii: whether the terminal shows nothing else.
     """
-    told = list(standing_lines(standing))[:_MAX_STANDING]
+    told = list(status_lines(standing))[:_MAX_STANDING]
     shown = events[:_NUM_EVENTS]
     room = max(2 * _MIN_ROWS, height - _OVERHEAD - len(told) - len(shown))
     num_rows = min(len(matrix.rows), max(_MIN_ROWS, room - min(len(standing.running), room // 2)))
@@ -115,7 +115,7 @@ def _sign(state: JobState, *, is_ascii: bool) -> tuple[str, str]:
     return plain if is_ascii else sign, style
 
 
-def _running_table(standing: Standing, num_rows: int) -> Table:
+def _running_table(standing: SweepStatus, num_rows: int) -> Table:
     running = standing.running
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     seen = "running" if standing.is_served else "last seen running"

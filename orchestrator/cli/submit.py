@@ -5,37 +5,28 @@ from __future__ import annotations
 import shlex
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from orchestrator.cli.arguments import Code
-from orchestrator.cli.asking import confirmed
 from orchestrator.cli.commands.report import print_report
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.follow import follow_sweep
-from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, TableForm, print_document, stderr_console
-from orchestrator.cli.plan import choose_fleet, plan_table, summary_line
-from orchestrator.cli.plan_tables import outlook_lines
-from orchestrator.cli.reach import reach
-from orchestrator.cli.remote import Submitter, require_meeting_place
-from orchestrator.cli.resubmit import Former, find_former, show_difference
-from orchestrator.cli.settings import UNKNOWN_STORE, Settings
-from orchestrator.cli.standing import Standing
-from orchestrator.cli.status import ANSWER_S, exit_code_for, failure_lines, status_document
-from orchestrator.cli.wish import Wish
-from orchestrator.core.errors import ClusterError, StorageError
-from orchestrator.planning.graph.build import build_plan
+from orchestrator.cli.plan import plan_table, summary_line
+from orchestrator.cli.status import exit_code_for
+from orchestrator.core.errors import ClusterError
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.services.fleets import StatedCluster
-from orchestrator.services.outlook import Outlook, make_outlook
+from orchestrator.services.preview import preview_lines
+from orchestrator.services.settings import UNKNOWN_STORE, Settings
+from orchestrator.services.settings_sources import Code
+from orchestrator.services.status import SweepStatus, failure_lines, status_document
+from orchestrator.services.submit import PreparedSubmit, SubmitRequest, prepare_submit, show_difference
+from orchestrator.services.terminal import confirmed
+from orchestrator.services.transports import Submitter, open_submitter
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
-from orchestrator.storage.open import is_initialised, open_store
-from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile import load_sweep
-from orchestrator.sweepfile.survey import require_datasets
-from orchestrator.sweeps.client import Consent, Ownership, current_user
+from orchestrator.sweeps.client import Consent, Ownership
 
 _TABLES = {
     DocumentForm.TABLE: TableForm.TABLE,
@@ -69,28 +60,32 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
     settings = Settings()
     if options.code:
         settings = settings.model_copy(update={"code": options.code})
-    outlook, text = _look_ahead(reference, settings, options)
-    plan = outlook.plan
-    if options.foreground:
-        settings.known_store_uri(plan.store_uri)
-    else:
-        require_meeting_place(settings, plan.store_uri)
-    former = find_former(plan) if is_initialised(plan.store_uri, deadline_s=ANSWER_S) else None
-    if not _may_start(outlook, former, options):
+    sweep, text = load_sweep(reference, options.overrides, scale=options.scale)
+    consent = Consent.FORCE if options.force else Consent.ASK
+    prepared = prepare_submit(
+        sweep,
+        text,
+        settings,
+        store_uri=options.store or settings.store_uri(sweep),
+        priority=options.priority,
+        prices=options.prices,
+        consent=consent,
+        runs_here=options.foreground,
+    )
+    if not _may_start(prepared, options):
         return ExitCode.REFUSED
-    if not settings.jobs_address:
-        # Before anything depends on it: a store that ignores conditional writes could lose a sweep later.
-        probe_store(open_store(plan.store_uri))
-    wish = Wish(
+    plan, check = prepared.plan, prepared.check
+    store = None if settings.jobs_address else check.probed_store()
+    request = SubmitRequest(
         plan=plan,
-        text=text,
+        spec_text=text,
         ownership=Ownership.TAKE if options.take_over else Ownership.KEEP,
-        consent=Consent.FORCE if options.force else Consent.ASK,
-        replaces=options.yes or former is not None,
+        consent=consent,
+        replaces=options.yes or check.previous is not None,
     )
     with ExitStack() as stack:
-        submitter = _connect(stack, settings, plan, options)
-        message = submitter.submit(wish)
+        submitter = _connect(stack, settings, plan, store, foreground=options.foreground)
+        message = submitter.submit(request.sent_now())
         if submitter.store is None or (not options.wait and not options.foreground):
             _leave(submitter, plan, message, options.form)
             return ExitCode.OK
@@ -105,53 +100,33 @@ def status_command(settings: Settings, plan: Plan, command: str = "status") -> s
     return f"orchestrator {command} {plan.sweep}" + (f" --store {shlex.quote(plan.store_uri)}" if elsewhere else "")
 
 
-def _look_ahead(reference: str, settings: Settings, options: SubmitOptions) -> tuple[Outlook, str]:
-    """What is submitted, beside its store and the cluster.
-
-    Raises:
-        StorageError: the store cannot be asked; a submit would fail there, too, unless the cluster alone needs it.
-    """
-    sweep, text = load_sweep(reference, options.overrides, scale=options.scale)
-    require_datasets(sweep)
-    plan = build_plan(sweep, store_uri=options.store or settings.store_uri(sweep))
-    if options.priority is not None:
-        plan = replace(plan, policy=replace(plan.policy, priority=options.priority))
-    fleet, prices = choose_fleet(settings, StatedCluster()), read_prices(options.prices)
-    outlook = make_outlook(sweep, plan, fleet=fleet, prices=prices)
-    if outlook.found.problems and not settings.jobs_address:
-        raise StorageError("; ".join(outlook.found.problems))
-    return outlook, text
-
-
-def _may_start(outlook: Outlook, former: Former | None, options: SubmitOptions) -> bool:
+def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
     """Show all that a submit would do; whether the budget, the owner and the user agree."""
-    console, plan, found = stderr_console(), outlook.plan, dict(outlook.found.dispositions)
+    console, preview, check, plan = stderr_console(), prepared.preview, prepared.check, prepared.plan
+    found = dict(preview.found.dispositions)
     console.print(plan_table(plan, found))
     console.print(summary_line(plan, found), markup=False)
-    for line in outlook_lines(outlook):
+    for line in preview_lines(preview):
         console.print(line, markup=False)
-    for problem in (*outlook.found.problems, *outlook.warnings):
+    for problem in (*preview.found.problems, *preview.warnings):
         console.print(f"warning: {problem}", markup=False)
     if plan.store_uri == UNKNOWN_STORE:
         console.print("What the cluster's store holds of it already is known there alone, and is not run again.")
-    if former is not None:
-        show_difference(former, plan)
-    for refusal in outlook.refusals:
+    if check.previous is not None:
+        show_difference(check.previous, plan)
+    for refusal in check.refusals:
         complain(refusal)
-    if outlook.refusals:
+    if check.refusals:
         return False
-    stranger = former.stranger(current_user()) if former is not None and not options.force else ""
-    if stranger:
-        complain(stranger)
-        return False
-    changes = former is not None and not former.is_same(plan)
-    question = "Replace its plan and submit?" if changes else "Submit?"
+    question = "Replace its plan and submit?" if check.changes_plan else "Submit?"
     return options.yes or confirmed(question, subject="a submit asks before it starts")
 
 
-def _connect(stack: ExitStack, settings: Settings, plan: Plan, options: SubmitOptions) -> Submitter:
+def _connect(
+    stack: ExitStack, settings: Settings, plan: Plan, store: ObjectStore | None, *, foreground: bool
+) -> Submitter:
     try:
-        return stack.enter_context(reach(settings, plan.store_uri, foreground=options.foreground))
+        return stack.enter_context(open_submitter(settings, plan.store_uri, foreground=foreground, store=store))
     except ClusterError:
         where = "" if plan.store_uri == UNKNOWN_STORE else f" What the store knows: {status_command(settings, plan)}"
         known = f"Nothing was submitted.{where}"
@@ -205,7 +180,7 @@ def conclude(
     if snapshot.state is not SweepState.CANCELLED:
         print_report(store, sweep, _TABLES[form])
     elif form is not DocumentForm.TABLE:
-        print_document(status_document(Standing(snapshot=snapshot, now=time.time())), form)
+        print_document(status_document(SweepStatus(snapshot=snapshot, now=time.time())), form)
     if not connection.wait_for_publisher(sweep):
         hint = f"MLflow does not have all of it yet; it follows by itself, or by: orchestrator publish {sweep}"
         stderr_console().print(hint, soft_wrap=True)

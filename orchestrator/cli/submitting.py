@@ -6,17 +6,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import (
-    Code,
-    PricesOption,
-    ScaleOption,
-    SetOption,
-    StoreOption,
-    SweepFile,
-    Yes,
-    scale_name,
-)
+from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, SweepFile, Yes, scale_name
 from orchestrator.cli.output import DocumentForm, DocumentOption
+from orchestrator.services.settings_sources import Code
 
 
 def submit(  # noqa: PLR0913 - one parameter per flag

@@ -15,20 +15,15 @@ from rich.live import Live
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.follow import Lines, job_line
 from orchestrator.cli.matrix import Matrix
-from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import stderr_console
-from orchestrator.cli.pace import Pacer
 from orchestrator.cli.screen import frame
-from orchestrator.cli.standing import Standing, read_standing
-from orchestrator.cli.status import (
-    exit_code_for,
-    failure_lines,
-    open_existing_store,
-    require_sweep,
-    revive_killed_stack,
-)
+from orchestrator.cli.status import exit_code_for
 from orchestrator.core.errors import StorageError
 from orchestrator.core.units import format_duration
+from orchestrator.services.costs import read_prices
+from orchestrator.services.eta import EtaTracker
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.status import SweepStatus, failure_lines, load_status, revive_killed_stack
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
@@ -48,12 +43,12 @@ class Watching:
         self._ledger = SweepLedger(store, sweep)
         self._jobs: JobTable | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
-        self.pacer = Pacer()
+        self.pacer = EtaTracker()
         self._prices = read_prices("")
         self.matrix = Matrix()
-        self.standing = Standing(snapshot=self._ledger.snapshot)
+        self.standing = SweepStatus(snapshot=self._ledger.snapshot)
 
-    def look(self) -> Standing:
+    def look(self) -> SweepStatus:
         """Read what is new.
 
         Raises:
@@ -62,7 +57,7 @@ class Watching:
         snapshot = self._ledger.refresh()
         self._note(snapshot)
         self.matrix.update(snapshot)
-        self.standing = read_standing(self._store, snapshot, self.pacer, self._prices)
+        self.standing = load_status(self._store, snapshot, self.pacer, self._prices)
         return self.standing
 
     @property

@@ -19,7 +19,7 @@ from orchestrator.report.report import build_report, compute_report
 from orchestrator.report.results import Table
 from orchestrator.report.text import describe_transfer
 from orchestrator.report.variance import noise_of
-from orchestrator.services.measured import history_of
+from orchestrator.services.artifact_lookup import history_of
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
@@ -125,7 +125,7 @@ def answer_power(
         NotFoundError: there is no such transfer, or no such sweep to take the noise from.
     """
     store = open_store(plan.store_uri) if is_initialised(plan.store_uri) else None
-    estimates = estimate(plan, history=history_of(plan, {}), accelerator=accelerator, prices=prices)
+    estimates = estimate(plan, history=history_of(plan), accelerator=accelerator, prices=prices)
     tables = (build_report(store, plan) if store else compute_report(plan, {})).headlines
     wanted = [table for table in tables if question.transfer in {"", table.transfer} and len(table.rows) > 1]
     if not wanted:

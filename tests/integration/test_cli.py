@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.settings import Settings
 from orchestrator.controller.foreground import run_sweep_inprocess
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.settings import Settings
 from orchestrator.storage import open_store
 from orchestrator.sweepfile import load_sweep
 

@@ -20,10 +20,10 @@ from rich.console import Console
 
 from orchestrator.cli.matrix import Matrix
 from orchestrator.cli.screen import frame
-from orchestrator.cli.standing import Standing
 from orchestrator.cli.watch import Watching, view
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.status import SweepStatus
 from orchestrator.stack.answers import check_answers
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
@@ -97,7 +97,7 @@ def test_matrix_of_a_changed_plan_starts_anew() -> None:
     )
 
 
-def render(standing: Standing, matrix: Matrix, *, height: int, is_ascii: bool = False) -> str:
+def render(standing: SweepStatus, matrix: Matrix, *, height: int, is_ascii: bool = False) -> str:
     console = Console(width=120, height=height, force_terminal=True, color_system=None, highlight=False)
     with console.capture() as captured:
         console.print(frame(standing, matrix, ["an event"], height=height, is_ascii=is_ascii))
@@ -119,7 +119,7 @@ def test_frame_of_a_large_sweep_fits_the_terminal(tmp_path: Path, height: int) -
 def test_frame_in_ascii_has_nothing_else(tmp_path: Path) -> None:
     matrix, snapshot = Matrix(), snapshot_of(study())
     matrix.update(snapshot)
-    text = render(Standing(snapshot=snapshot, now=0.0), matrix, height=40, is_ascii=True)
+    text = render(SweepStatus(snapshot=snapshot, now=0.0), matrix, height=40, is_ascii=True)
     assert "✓" not in text
     assert "·" not in text
     assert "2." in text or " . " in text

@@ -6,9 +6,9 @@ import pytest
 from ray.exceptions import RayActorError
 
 from orchestrator.backends.ray.deaths import Ended, death_of
-from orchestrator.cli.brief import MAX_CHARACTERS, brief_message
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
+from orchestrator.services.status import MAX_CHARACTERS, brief_message
 from orchestrator.state.failure_counts import likeness_of
 from orchestrator.state.job_view import Failure
 from orchestrator.state.signatures import signature_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.core.contract import Progress, Resources
 from orchestrator.planning.estimate.makespan import Fleet
-from orchestrator.services.remaining import time_left_of
+from orchestrator.services.eta import time_left_of
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import Attempt, JobView
 from orchestrator.state.snapshot import Snapshot

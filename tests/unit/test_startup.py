@@ -19,7 +19,7 @@ from tests.commands import run_command
 ROOT = Path(__file__).parents[2]
 _FRAMEWORKS = ("torch", "timm", "ray", "mlflow", "workloads", "boto3", "pandas", "numpy", "scipy", "sklearn")
 _NEEDLESS = {
-    ("validate", "quickstart"): ("pydantic_settings", "rich", "filelock", "asyncio", "orchestrator.cli.settings"),
+    ("validate", "quickstart"): ("pydantic_settings", "rich", "filelock", "asyncio", "orchestrator.services.settings"),
     ("--help",): (
         "pydantic_settings",
         "rich",

@@ -17,8 +17,6 @@ from rich.text import Text
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stderr_console, stdout_console
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.planning.graph.plan import Plan
@@ -41,6 +39,8 @@ from orchestrator.report.samples_text import (
 )
 from orchestrator.report.statistics import SeedPair
 from orchestrator.report.text import describe_transfer
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes

@@ -9,12 +9,12 @@ from typing import Any
 
 from orchestrator.cli.arguments import JobName, StoreOption, SweepName
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.errors import NotFoundError, OrchestratorError
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.services.look_up import read_seen
+from orchestrator.services.artifact_lookup import read_artifact_summary
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.stack.description import read_stack
 from orchestrator.state.job_view import JobView
 from orchestrator.storage.layout import (
@@ -57,7 +57,7 @@ def describe(
 
 def job_document(store: ObjectStore, plan: Plan, job: Job, view: JobView) -> dict[str, Any]:
     """The same as plain JSON."""
-    seen, key = read_seen(store, job.key), job.key
+    seen, key = read_artifact_summary(store, job.key), job.key
     failure = view.last_failure
     return {
         "job": job.name,

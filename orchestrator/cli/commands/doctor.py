@@ -16,7 +16,6 @@ from orchestrator.backends.ray.settings import CACHE_VARIABLE, cache_directory
 from orchestrator.cli.arguments import ExaminedStore
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
-from orchestrator.cli.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.core.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
@@ -25,6 +24,7 @@ from orchestrator.doctor.examination import examine_cluster
 from orchestrator.doctor.shards import read_beginnings, sample_shards
 from orchestrator.doctor.store import check_free_space, store_checks
 from orchestrator.doctor.tracking import reach_tracking
+from orchestrator.services.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.stack.description import read_stack
 from orchestrator.sweepfile.load import load_sweep
 from orchestrator.sweepfile.model import Sweep

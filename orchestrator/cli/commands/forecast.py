@@ -17,10 +17,7 @@ from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
-from orchestrator.cli.plan import check_accelerator
-from orchestrator.cli.settings import Settings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.core.units import format_bytes, format_duration, format_percent
@@ -28,12 +25,20 @@ from orchestrator.planning.estimate.costs import CPU_ENTRY, PriceTable
 from orchestrator.planning.estimate.makespan import Fleet
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
-from orchestrator.services.outlook import Outlook, make_outlook
-from orchestrator.services.sources import read_sweep
+from orchestrator.services.costs import read_prices
+from orchestrator.services.preview import (
+    Preview,
+    StatedCluster,
+    check_accelerator,
+    make_preview,
+    stated_fleet,
+    this_machine,
+)
+from orchestrator.services.settings import Settings
 from orchestrator.simulation import Forecast
 from orchestrator.simulation.study import imagined, join_plans
 from orchestrator.state.transitions import SweepState
+from orchestrator.sweepfile import load_sweep
 
 _SAY_EVERY_S = 5.0
 _MAX_REASONS = 5
@@ -184,10 +189,10 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
 
 def _outlook(
     reference: str, fleet: Fleet, accelerator: str, prices: PriceTable | None, options: ForecastOptions
-) -> Outlook:
-    sweep, _ = read_sweep(reference, options.overrides, scale=options.scale)
+) -> Preview:
+    sweep, _ = load_sweep(reference, options.overrides, scale=options.scale)
     plan = build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
-    return make_outlook(sweep, plan, fleet=fleet, accelerator=accelerator, prices=prices)
+    return make_preview(sweep, plan, fleet=fleet, accelerator=accelerator, prices=prices)
 
 
 def _check(options: ForecastOptions) -> None:

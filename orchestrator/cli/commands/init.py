@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import UserError
+from orchestrator.services.settings import Settings
 from orchestrator.sweepfile.json_schema import shipped_schema
 from orchestrator.sweepfile.templates import template_text
 

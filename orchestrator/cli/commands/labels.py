@@ -14,8 +14,8 @@ from rich.tree import Tree
 
 from orchestrator.cli.arguments import ScaleOption, scale_name
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.cli.settings import Settings
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.settings import Settings
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,

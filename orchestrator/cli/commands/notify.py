@@ -14,12 +14,12 @@ from rich.table import Table
 from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.core.security.redaction import redacted
 from orchestrator.notifications.notification_channels import deliver
 from orchestrator.notifications.notifications import trial_notice
 from orchestrator.notifications.outbox import DeliveryState, Entry, read_all
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.log_records import format_time
 from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
 from orchestrator.sweepfile.load import load_sweep, read_text

@@ -11,10 +11,7 @@ import typer
 
 from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
-from orchestrator.cli.plan import check_accelerator
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.power import MOST_SEEDS
@@ -26,8 +23,12 @@ from orchestrator.report.numbers import is_fraction, number
 from orchestrator.report.power_curve import PowerPanel, draw_power
 from orchestrator.report.render_terminal import FittingTable
 from orchestrator.report.text import TextTable
+from orchestrator.services.costs import read_prices
 from orchestrator.services.power import Option, PowerAnswer, Price, Question, answer_power
-from orchestrator.services.sources import find_plan, read_sweep
+from orchestrator.services.preview import check_accelerator
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import find_plan
+from orchestrator.sweepfile import load_sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ def _check(options: PowerOptions) -> None:
 def _find_plan(reference: str, options: PowerOptions) -> Plan:
     """Of a submitted sweep, unless there is a file of this name or the sweep is to be changed."""
     if options.overrides or options.scale:
-        sweep, _ = read_sweep(reference, options.overrides, scale=options.scale)
+        sweep, _ = load_sweep(reference, options.overrides, scale=options.scale)
         return build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
     return find_plan(reference, options.store or Settings().store_uri())
 

@@ -14,21 +14,13 @@ from rich.table import Table
 
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.status import open_existing_store
 from orchestrator.core.errors import NotFoundError, OrchestratorError, StorageError, UsageError
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import open_existing_store
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweeps.client import (
-    Cap,
-    Quotas,
-    change_quotas,
-    list_sweeps,
-    load_snapshot,
-    read_quotas,
-    write_quotas,
-)
+from orchestrator.sweeps.client import Cap, Quotas, change_quotas, list_sweeps, load_snapshot, read_quotas, write_quotas
 from orchestrator.sweeps.lease import read_lease
 from orchestrator.sweeps.quotas import ANYBODY
 

@@ -14,10 +14,8 @@ import typer
 
 from orchestrator.cli.arguments import PricesOption, StoreOption, SweepName
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.money import read_prices
 from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stdout_console
 from orchestrator.cli.pages import compare_line, tracking_and_pages
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.errors import UserError
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.graph.plan import Plan
@@ -27,6 +25,8 @@ from orchestrator.report.plain import json_ready
 from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import MARKDOWN, RESULTS, build_report, render_files, save_files
 from orchestrator.report.results import Report
+from orchestrator.services.costs import read_prices
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import load_plan, load_snapshot
 from orchestrator.tracking.links import find_run_links

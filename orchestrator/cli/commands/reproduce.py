@@ -12,10 +12,10 @@ import typer
 from orchestrator.cli.arguments import StoreOption, SweepName
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import NotFoundError, UserError
 from orchestrator.services import reproduction
 from orchestrator.services.reproduction import Reproduction
+from orchestrator.services.settings import Settings
 from orchestrator.storage.open import open_store
 from orchestrator.sweeps.client import load_plan
 from orchestrator.tracking.machine import requirements_text

@@ -16,11 +16,11 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.connect import Connection, connect
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import stderr_console
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import ControllerError, UserError
+from orchestrator.services.settings import Settings
+from orchestrator.services.transports import RayTransport, connect
 from orchestrator.state.events import Running
 from orchestrator.sweeps.drain import drain, end_drain, read_drain
 
@@ -106,7 +106,7 @@ def _listening() -> Iterator[_EndSignal]:
             signal.signal(number, handler)
 
 
-def _stay(connection: Connection, call: _EndSignal, until_idle_s: float | None) -> bool:
+def _stay(connection: RayTransport, call: _EndSignal, until_idle_s: float | None) -> bool:
     """Until a signal (false) or idleness (true)."""
     idleness = _Idleness()
     while not call.name:
@@ -118,7 +118,7 @@ def _stay(connection: Connection, call: _EndSignal, until_idle_s: float | None) 
     return False
 
 
-def _drain_cluster(connection: Connection, reason: str, grace_s: float) -> ExitCode:
+def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> ExitCode:
     store, cluster = connection.store, connection.settings.cluster
     drain(store, cluster, running=Running.CHECKPOINT, reason=reason, sender=SENDER)
     connection.wake()
@@ -135,7 +135,7 @@ def _drain_cluster(connection: Connection, reason: str, grace_s: float) -> ExitC
     return ExitCode.UNFINISHED
 
 
-def _end_own_drain(connection: Connection) -> None:
+def _end_own_drain(connection: RayTransport) -> None:
     """What the last allocation's end left; a person's drain stays."""
     store, cluster = connection.store, connection.settings.cluster
     try:

@@ -19,7 +19,6 @@ from rich.table import Table
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.units import format_bytes
 from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store
 from orchestrator.retention.gc import Action, Collector, Graces, Tally
@@ -39,6 +38,7 @@ from orchestrator.retention.repair import repair as repair_object
 from orchestrator.retention.retention import RootReader, check_reference, current_plans
 from orchestrator.retention.retention import forget as forget_sweep
 from orchestrator.retention.sweep_check import check_sweep
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 

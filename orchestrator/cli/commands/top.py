@@ -18,8 +18,8 @@ from textual.widgets import DataTable, Footer, Input, Log, Static
 
 from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.commands.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
-from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.errors import OrchestratorError, UserError
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.log_records import plain_text
 from orchestrator.storage.log_search import find_logs, search_logs

@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.cli.standing import Standing, standing_lines, used_hours
 from orchestrator.cli.watch import Watching
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration
+from orchestrator.services.status import SweepStatus, status_lines, used_hours
 from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
@@ -136,7 +136,7 @@ class Reader:
             num_jobs=len(jobs),
             counts={state.value: number for state, number in standing.snapshot.counts.items()},
             nodes=tuple(_node_rows([one.standing for one in self._watched.values()], self._present())),
-            notes=tuple(list(standing_lines(standing))[:_MAX_NOTES]),
+            notes=tuple(list(status_lines(standing))[:_MAX_NOTES]),
             error=told,
             settled={message: standing.snapshot.refusals.get(message, "") for message in standing.snapshot.handled},
         )
@@ -187,7 +187,7 @@ class Reader:
         )
 
 
-def _ordered(standing: Standing) -> Iterator[JobView]:
+def _ordered(standing: SweepStatus) -> Iterator[JobView]:
     """All jobs, the most urgent first, else in plan order."""
     groups: dict[JobState, list[JobView]] = {state: [] for state in _URGENCY}
     for view in standing.snapshot.jobs.values():
@@ -196,7 +196,7 @@ def _ordered(standing: Standing) -> Iterator[JobView]:
         yield from groups[state]
 
 
-def _job_row(view: JobView, standing: Standing) -> JobRow:
+def _job_row(view: JobView, standing: SweepStatus) -> JobRow:
     if view.attempt is None:
         failure = view.last_failure
         waits = standing.progress.get(view.name)
@@ -218,7 +218,7 @@ def _job_row(view: JobView, standing: Standing) -> JobRow:
     )
 
 
-def _node_rows(standings: list[Standing], present: Mapping[str, NodePresence]) -> Iterator[NodeRow]:
+def _node_rows(standings: list[SweepStatus], present: Mapping[str, NodePresence]) -> Iterator[NodeRow]:
     jobs: Counter[str] = Counter()
     gpus: defaultdict[str, float] = defaultdict(float)
     rates: defaultdict[str, float] = defaultdict(float)

@@ -11,8 +11,7 @@ from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, StorageTimeoutError, UsageError
 from orchestrator.planning.graph.explain import FieldChange, causes, nearest
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.services.asking import ask_all
-from orchestrator.services.look_up import Seen, read_seen
+from orchestrator.services.artifact_lookup import ArtifactSummary, ask_all, read_artifact_summary
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
@@ -63,7 +62,7 @@ class _Identities:
 
     def stored(self, key: str) -> Mapping[str, Any] | None:
         if key not in self.read:
-            seen = read_seen(self.store, key) if self.store is not None else None
+            seen = read_artifact_summary(self.store, key) if self.store is not None else None
             self.read[key] = None if seen is None else seen.identity
         # Of what is not committed the plan may know, such as inputs of a job that both sweeps have.
         return self.read[key] or (self.plan[key].identity if key in self.plan else None)
@@ -88,10 +87,10 @@ def explain(name: str, plan: Plan | None, store_uri: str, *, against: str = "") 
     store = open_store(store_uri) if is_initialised(store_uri) else None
     key, identity = _subject(name, plan, store, store_uri)
     until_s = time.monotonic() + DEADLINE_S
-    committed = read_seen(store, key) if store is not None else None
+    committed = read_artifact_summary(store, key) if store is not None else None
     jobs = {job.key: job for job in plan.jobs} if plan is not None else {}
     known = _Identities(store=store, plan=jobs)
-    others: list[Seen] = []
+    others: list[ArtifactSummary] = []
     if against or committed is None:
         others = _others(store, key, against, until_s)
     other = _nearest(identity, others, known)
@@ -117,21 +116,21 @@ def _subject(name: str, plan: Plan | None, store: ObjectStore | None, uri: str) 
         return job.key, job.identity
     if "/" in name:
         raise UsageError(f"'{name}' is a job's name: say of which sweep with --sweep (a file, or a submitted sweep)")
-    seen = read_seen(store, name) if store is not None and _is_key(name) else None
+    seen = read_artifact_summary(store, name) if store is not None and _is_key(name) else None
     if seen is None:
         message = f"no result in {uri} has the key '{name}'; of a job that has none yet, give its name and --sweep"
         raise NotFoundError(message)
     return name, seen.identity
 
 
-def _others(store: ObjectStore | None, key: str, against: str, until_s: float) -> list[Seen]:
+def _others(store: ObjectStore | None, key: str, against: str, until_s: float) -> list[ArtifactSummary]:
     """Results to compare with."""
     if store is None:
         if against:
             raise NotFoundError(f"there is no store, so there is no result '{against}' to compare with")
         return []
     if against:
-        seen = read_seen(store, against) if _is_key(against) else None
+        seen = read_artifact_summary(store, against) if _is_key(against) else None
         if seen is None:
             raise NotFoundError(f"no result in {store.uri} has the key '{against}'; list them with `orchestrator ls`")
         return [seen]
@@ -142,19 +141,21 @@ def _others(store: ObjectStore | None, key: str, against: str, until_s: float) -
         raise StorageTimeoutError(message) from error
 
 
-def _nearest(identity: Mapping[str, Any], others: Sequence[Seen], known: _Identities) -> Seen | None:
+def _nearest(
+    identity: Mapping[str, Any], others: Sequence[ArtifactSummary], known: _Identities
+) -> ArtifactSummary | None:
     """The result with the fewest differences, those behind its inputs included; of equal ones the first."""
     keys = nearest(identity, ((seen.key, seen.identity) for seen in others))[:_MAX_TIES]
     tied = [seen for seen in others if seen.key in keys]
     return min(tied, key=lambda seen: len(known.causes(seen.identity, identity)), default=None)
 
 
-def _candidates(store: ObjectStore, key: str, until_s: float) -> list[Seen]:
+def _candidates(store: ObjectStore, key: str, until_s: float) -> list[ArtifactSummary]:
     """Results of a key's kind: those of its own readable name first, of each the newest first."""
     keys = [other for other in store.list_children(f"artifacts/{key.partition('-')[0]}/") if other != key]
     alike = key[:-_HASH_LENGTH]
     chosen = sorted(keys, key=lambda other: other[:-_HASH_LENGTH] != alike)[:_MAX_CANDIDATES]
-    found = ask_all(lambda other: read_seen(store, other), chosen, deadline_s=until_s)
+    found = ask_all(lambda other: read_artifact_summary(store, other), chosen, deadline_s=until_s)
     seen = [record for record in found.values() if record is not None]
     return sorted(seen, key=lambda record: (record.key[:-_HASH_LENGTH] != alike, -record.created_at_s))
 
@@ -164,7 +165,7 @@ def _state(store: ObjectStore | None, key: str) -> str:
     return "resumable" if is_started else "new"
 
 
-def _origin(seen: Seen | None) -> str:
+def _origin(seen: ArtifactSummary | None) -> str:
     return "" if seen is None else f"{seen.sweep}: {seen.job}"
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.services.settings import Settings
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.spending import Bill, bill_of
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from orchestrator.cli.arguments import Code
-from orchestrator.cli.known_settings import as_reference
 from orchestrator.core.errors import SpecError
+from orchestrator.services.settings_sources import Code, as_reference
 from orchestrator.stack.description import database_behind, tracking_uri
 
 if TYPE_CHECKING:
     from orchestrator.sweepfile.model import Sweep
+
 
 UNKNOWN_STORE = "file:///the-store-of-the-cluster"
 """Stands for the store of a cluster that nobody here has been told of; nothing is ever there."""
@@ -114,13 +114,24 @@ class Settings(BaseSettings):
         """
         uri = given or self.store_uri(sweep)
         if uri == UNKNOWN_STORE:
-            from orchestrator.cli.configuration import chosen_context
+            from orchestrator.services.settings_sources import chosen_context
 
             choice = chosen_context(Path.cwd(), os.environ)
             where = f"in context {choice.name}" if choice else "in orchestrator.toml or a context"
             behind = f"the store of the cluster behind {self.jobs_address or 'its dashboard'} is not known here"
             raise SpecError((f"{behind}: set store=... {where}, or --store",))
         return uri
+
+    def require_meeting_place(self, store_uri: str) -> None:
+        """Refuse to leave a message for a cluster where it surely does not look.
+
+        Raises:
+            SpecError: the cluster is only reached through its store, and the store is this project's own folder.
+        """
+        by_store = self.is_remote and not self.jobs_address
+        if by_store and store_uri == self.own_store_uri and not self.store and not self.store_shared:
+            where = "its context (orchestrator config set-context NAME store=s3://...) or --store"
+            raise SpecError((f"cluster {self.cluster} is reached through its store: set store=... in {where}",))
 
     @property
     def own_store_uri(self) -> str:

@@ -6,23 +6,26 @@ import threading
 import time
 from collections.abc import Mapping
 
-from orchestrator.cli.settings import Settings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.planning.estimate.eta import TimeLeft
+from orchestrator.planning.estimate.estimates import estimate
+from orchestrator.planning.estimate.eta import TimeLeft, time_left
 from orchestrator.planning.estimate.makespan import Fleet
-from orchestrator.services.fleets import this_machine
-from orchestrator.services.remaining import expected_durations, time_left_of
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.artifact_lookup import history_of
+from orchestrator.services.preview import this_machine
+from orchestrator.services.settings import Settings
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState
 from orchestrator.sweeps.client import LiveProgress
 
-Pace = tuple[TimeLeft, str]
+Eta = tuple[TimeLeft, str]
 """Time left, and what it was scheduled on."""
 
 
-def pace_of(
+def eta_of(
     snapshot: Snapshot, progress: Mapping[str, LiveProgress], durations_s: Mapping[str, float], now: float
-) -> Pace | None:
+) -> Eta | None:
     """Time left of a sweep; None if it has ended, or nobody can tell."""
     fleet = _fleet(snapshot) if durations_s and not snapshot.state.is_final else None
     if fleet is None:
@@ -40,7 +43,7 @@ def durations_of(snapshot: Snapshot) -> dict[str, float]:
         return {}
 
 
-class Pacer:
+class EtaTracker:
     """Keeps the time left of a followed sweep fresh in a thread: scheduling 10,000 jobs takes most of a second."""
 
     EVERY_S = 5.0
@@ -50,9 +53,9 @@ class Pacer:
         self._revision = 0
         self._asked_at_s = float("-inf")
         self._thread: threading.Thread | None = None
-        self._pace: Pace | None = None
+        self._eta: Eta | None = None
 
-    def look(self, snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Pace | None:
+    def latest(self, snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Eta | None:
         """The latest answer, which may be some seconds old; asks for a newer one when it is time. Does not wait."""
         is_busy = self._thread is not None and self._thread.is_alive()
         is_new = snapshot.revision != self._revision or time.monotonic() - self._asked_at_s > self.EVERY_S
@@ -60,7 +63,7 @@ class Pacer:
             self._asked_at_s = time.monotonic()
             self._thread = threading.Thread(target=self._answer, args=(snapshot, progress), daemon=True)
             self._thread.start()
-        return None if snapshot.state.is_final else self._pace
+        return None if snapshot.state.is_final else self._eta
 
     def wait(self) -> None:
         """Until the answer that was asked for is there."""
@@ -70,7 +73,7 @@ class Pacer:
     def _answer(self, snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> None:
         if snapshot.revision != self._revision:
             self._durations_s, self._revision = durations_of(snapshot), snapshot.revision
-        self._pace = pace_of(snapshot, progress, self._durations_s, time.time())
+        self._eta = eta_of(snapshot, progress, self._durations_s, time.time())
 
 
 def _fleet(snapshot: Snapshot) -> Fleet | None:
@@ -82,3 +85,44 @@ def _fleet(snapshot: Snapshot) -> Fleet | None:
         return None
     total = Resources(cpus=sum(each.cpus for each in held), gpus=sum(each.gpus for each in held))
     return Fleet(nodes=held, name=f"what it holds now: {total}")
+
+
+def expected_durations(plan: Plan) -> dict[str, float]:
+    """Estimated seconds of every job of a plan, by what its store's results measured.
+
+    Reads the store, for 10 s at most: call it once and keep the answer while a sweep is followed.
+    """
+    return estimate(plan, history=history_of(plan)).durations_s()
+
+
+def time_left_of(
+    snapshot: Snapshot,
+    durations_s: Mapping[str, float],
+    fleet: Fleet,
+    *,
+    progress: Mapping[str, LiveProgress],
+    now: float,
+) -> TimeLeft:
+    """Time left of a sweep. Pure.
+
+    Args:
+        snapshot: where it stands; without a plan nothing is left.
+        durations_s: of ``expected_durations``.
+        fleet: what the sweep may use.
+        progress: of running jobs, by name.
+        now: unix seconds.
+    """
+    if snapshot.plan is None:
+        return TimeLeft(seconds=0.0)
+    views = list(snapshot.jobs.values())
+    live = {view.name: view.attempt for view in views if view.attempt is not None}
+    told = {name: line.progress.eta_s for name, line in progress.items() if name in live and line.progress.eta_s > 0}
+    return time_left(
+        snapshot.plan,
+        durations_s,
+        fleet,
+        done={view.name for view in views if view.state.is_final},
+        running_left_s=told,
+        measured_s={view.name: view.ran_s for view in views if view.state is JobState.SUCCEEDED},
+        elapsed_s={name: attempt.ran_s(now) for name, attempt in live.items()},
+    )

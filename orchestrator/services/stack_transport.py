@@ -9,15 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
-from orchestrator.cli.connect import addresses_of
-from orchestrator.cli.output import stderr_console
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.wish import Wish
 from orchestrator.controller.calls import ANSWER_TIMEOUT_S, CallsLostError, ServiceCalls, ServiceSettings
 from orchestrator.core.errors import ClusterError, OrchestratorError
-from orchestrator.stack.description import Stack, read_description, read_stack, touch_stack
+from orchestrator.services.settings import Settings
+from orchestrator.services.submit import SubmitRequest, deliver
+from orchestrator.services.terminal import say
+from orchestrator.stack.description import (
+    BUCKET,
+    CLIENT_FILE,
+    S3_FOLDER,
+    Stack,
+    read_description,
+    read_stack,
+    touch_stack,
+)
 from orchestrator.stack.start import ensure_stack, why_stack_ended
 from orchestrator.stack.supervisor import StartLimit
 from orchestrator.storage.open import open_store
@@ -31,10 +39,10 @@ _POLL_S: Final = 0.1
 _GOES_ON: Final = "starts again, and the sweep goes on from its checkpoints."
 
 
-class StackConnection:
+class StackTransport:
     """A store and the stack whose controller serves it; a ``Submitter``. ``open`` it first, ``close`` it last."""
 
-    def __init__(self, settings: Settings, store_uri: str) -> None:
+    def __init__(self, settings: Settings, store_uri: str, store: ObjectStore | None = None) -> None:
         self.settings = settings
         self._services = ServiceSettings(
             store_uri=store_uri,
@@ -43,7 +51,7 @@ class StackConnection:
             tracking_uri=settings.tracking_uri(),
         )
         self._stack: Stack | None = None
-        self._store: ObjectStore | None = None
+        self._store = store
         self._calls: ServiceCalls | None = None
         self._asked_at_s: float | None = None
         self._look_at_s = self._ask_at_s = 0.0
@@ -86,12 +94,12 @@ class StackConnection:
             self._calls.close()
             self._calls = None
 
-    def submit(self, wish: Wish) -> str:
+    def submit(self, request: SubmitRequest) -> str:
         """Leave the message, and tell the controller, which otherwise finds it a second later."""
-        message = wish.leave(self.store, self.settings)
+        message = deliver(request, self.store, self.settings.cluster)
         try:
             if self._calls is not None:
-                self._calls.wake(wish.plan.sweep)
+                self._calls.wake(request.plan.sweep)
         except CallsLostError:
             self._drop_calls()  # its late answer must not be taken for that of the next call
         except ClusterError:
@@ -201,19 +209,19 @@ class StackConnection:
     def _tell(self, sentence: str) -> None:
         """Say it, once in a row."""
         if sentence != self._told:
-            stderr_console().print(sentence, markup=False, soft_wrap=True)
+            say(sentence)
         self._told = sentence
 
 
 @contextmanager
-def connect_stack(settings: Settings, store_uri: str) -> Iterator[StackConnection]:
+def connect_stack(settings: Settings, store_uri: str, store: ObjectStore | None = None) -> Iterator[StackTransport]:
     """The directory's stack, started if it does not run, with a controller; the connection ends with the block.
 
     Raises:
-        ClusterError, ControllerError: as ``StackConnection.open``.
+        ClusterError, ControllerError: as ``StackTransport.open``.
     """
-    stderr_console().print("Starting Ray and MLflow, or finding them running ...")
-    connection = StackConnection(settings, store_uri)
+    say("Starting Ray and MLflow, or finding them running ...")
+    connection = StackTransport(settings, store_uri, store)
     try:
         connection.open()
         yield connection
@@ -224,3 +232,16 @@ def connect_stack(settings: Settings, store_uri: str) -> Iterator[StackConnectio
 def _session(stack: Stack) -> tuple[int, int, int]:
     """Of which Ray it speaks."""
     return stack.pid, stack.pid_started_at, stack.num_ray_starts
+
+
+def addresses_of(stack: Stack) -> dict[str, str]:
+    """What people open or connect to. Holds the token of MLflow's pages: for the user's terminal alone."""
+    addresses = {
+        "Ray dashboard": stack.dashboard_url,
+        "Ray dashboard's token": stack.token_path,
+        "MLflow": stack.browser_link(stack.mlflow_url),
+    }
+    if stack.s3_url:
+        environment = Path(stack.directory, S3_FOLDER, CLIENT_FILE)
+        addresses["S3"] = f"{stack.s3_url} (bucket {BUCKET}; first: source {environment})"
+    return addresses
