@@ -176,7 +176,7 @@ def load_command(name: str) -> Any:  # noqa: ANN401 - of a class that typer keep
     module, _, attribute = command.place.partition(":")
     found = getattr(import_module(f"orchestrator.cli.{module or f'commands.{name}'}"), attribute or name)
     alone = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.callback()(options)  # with a callback typer makes a group even of a single command
+    alone.callback()(lambda: None)  # with one, typer makes a group even of a single command
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=name)
     else:

@@ -103,7 +103,7 @@ PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {h
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
 
-class Scale(StrEnum):
+class ScaleName(StrEnum):
     """Blocks of a sweep.yaml that change its size."""
 
     TINY = "tiny"
@@ -117,10 +117,11 @@ SetOption = Annotated[
     typer.Option("--set", metavar="PATH=VALUE", help="Change one value (pretrain.recipe.lr=0.1); may be repeated."),
 ]
 ScaleOption = Annotated[
-    Scale | None, typer.Option("--scale", help="Merge the file's block of this name over it: tiny, for a rehearsal.")
+    ScaleName | None,
+    typer.Option("--scale", help="Merge the file's block of this name over it: tiny, for a rehearsal."),
 ]
 
 
-def scale_name(scale: Scale | None) -> str:
+def scale_name(scale: ScaleName | None) -> str:
     """What ``load_sweep`` takes."""
     return "" if scale is None else scale.value

@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Log
 
-from orchestrator.cli.commands.top import LogScreen, Question, TopApp
+from orchestrator.cli.commands.top import ConfirmScreen, LogScreen, TopApp
 from orchestrator.cli.commands.top_frame import MAX_JOBS, Reader
 from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
@@ -111,7 +111,7 @@ def test_order_is_sent_after_yes_and_its_end_is_told(world: World, key: str, sta
     async def script(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: app.shown.jobs)
         await pilot.press(key)
-        await until(pilot, lambda: isinstance(app.screen, Question))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         assert world.store.list_children("sweeps/sweep/inbox/") == []
         await pilot.press("y")
         await until(pilot, lambda: world.store.list_children("sweeps/sweep/inbox/"))
@@ -130,9 +130,9 @@ def test_order_is_not_sent_without_yes(world: World, answer: str) -> None:
     async def script(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: app.shown.jobs)
         await pilot.press("c")
-        await until(pilot, lambda: isinstance(app.screen, Question))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         await pilot.press(answer)
-        await until(pilot, lambda: not isinstance(app.screen, Question))
+        await until(pilot, lambda: not isinstance(app.screen, ConfirmScreen))
         assert world.store.list_children("sweeps/sweep/inbox/") == []
 
     drive(app, script)

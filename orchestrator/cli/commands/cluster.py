@@ -80,7 +80,6 @@ def examine(file: Path, output: DocumentForm) -> ExitCode:
 
 
 def _confirmation(*, is_given: bool) -> Confirmation:
-
     return Confirmation.GIVEN if is_given else Confirmation.ASK
 
 

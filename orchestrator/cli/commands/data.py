@@ -25,8 +25,6 @@ data = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
 Workers = Annotated[int, typer.Option("-j", "--workers", min=0, help="Processes; 0 = one per core.")]
 Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="A split by name; repeatable.")]
 Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
@@ -49,7 +47,7 @@ class Converter(StrEnum):
     PARQUET = "parquet"
 
 
-class Policy(StrEnum):
+class BadSamplePolicy(StrEnum):
     """What bad samples do."""
 
     FAIL = "fail"
@@ -110,7 +108,9 @@ def index(  # noqa: PLR0913 - see shard
     classes: Classes = "",
     num_classes: NumClasses = 0,
     multi_label: MultiLabel = False,
-    policy: Annotated[Policy, typer.Option(help="replace: count bad samples and leave them out.")] = Policy.FAIL,
+    policy: Annotated[
+        BadSamplePolicy, typer.Option(help="replace: count bad samples and leave them out.")
+    ] = BadSamplePolicy.FAIL,
     budget: Annotated[float, typer.Option(min=0, max=1, help="Share of bad samples that is accepted.")] = 0.01,
     write: Annotated[bool, typer.Option("--write", help="Leave a dataset.json beside the shards.")] = False,
     workers: Workers = 0,
@@ -222,7 +222,6 @@ def _mixing_warnings(found: Mapping[str, Any]) -> list[str]:
 
 
 def _show(found: dict[str, Any], output: DocumentForm, last_line: str) -> None:
-
     if output is not DocumentForm.TABLE:
         print_document(found, output)
         return

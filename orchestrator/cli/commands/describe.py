@@ -7,10 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import typer
-
 from orchestrator.cli.arguments import JobName, StoreOption, SweepName
-from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import NotFoundError, OrchestratorError
 from orchestrator.core.units import format_bytes, format_duration
@@ -42,26 +39,20 @@ def describe(
     store: StoreOption = "",
 ) -> None:
     """Show all that is known of one job: identity, attempts, failures, and where its results and logs are."""
-    raise typer.Exit(describe_job(sweep, job, form=output, store_uri=store))
-
-
-def describe_job(sweep: str, job: str, *, form: DocumentForm, store_uri: str) -> ExitCode:
-    """Print a job's identity, history and places."""
-    store = open_existing_store(store_uri)
-    require_sweep(store, sweep)
-    snapshot = load_snapshot(store, sweep)
+    objects = open_existing_store(store)
+    require_sweep(objects, sweep)
+    snapshot = load_snapshot(objects, sweep)
     if snapshot.plan is None:
         raise NotFoundError(f"no controller has accepted a plan of sweep '{sweep}' yet; wait, or `orchestrator up`")
     jobs = snapshot.plan.by_name()
     if job not in jobs:
         raise NotFoundError(f"sweep '{sweep}' has no job '{job}': {did_you_mean(job, jobs)}")
-    document = job_document(store, snapshot.plan, jobs[job], snapshot.jobs[job])
-    if form is not DocumentForm.TABLE:
-        print_document(document, form)
-        return ExitCode.OK
+    document = job_document(objects, snapshot.plan, jobs[job], snapshot.jobs[job])
+    if output is not DocumentForm.TABLE:
+        print_document(document, output)
+        return
     for line in description_lines(document):
         stdout_console().print(line, markup=False)
-    return ExitCode.OK
 
 
 def job_document(store: ObjectStore, plan: Plan, job: Job, view: JobView) -> dict[str, Any]:

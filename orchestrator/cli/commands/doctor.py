@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -42,45 +42,22 @@ def doctor(
     store: ExaminedStore = "",
 ) -> None:
     """Check store, credentials, disks, tracking, and every node of the cluster; say what to do about what fails."""
-    options = DoctorOptions(sweep=sweep, local=local, limit_s=limit, form=output, store=store)
-    raise typer.Exit(examine(options))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    """Flags of the command."""
-
-    sweep: str = ""
-    """A sweep.yaml or shipped sweep whose data are checked, too."""
-    local: bool = False
-    limit_s: float = 60.0
-    """For all checks of the cluster together."""
-    form: DocumentForm = DocumentForm.TABLE
-    store: str = ""
-
-
-def examine(options: DoctorOptions) -> ExitCode:
-    """Run all checks and print a line for each; fails if any of them does.
-
-    Raises:
-        SpecError: the sweep is wrong.
-    """
     settings = Settings()
-    sweep = load_sweep(options.sweep)[0] if options.sweep else None
-    uri = options.store or settings.store_uri(sweep)
-    results = [*_store_results(uri), *run_checks([*_machine_checks(settings, sweep)])]
-    if not options.local:
+    loaded = load_sweep(sweep)[0] if sweep else None
+    uri = store or settings.store_uri(loaded)
+    results = [*_store_results(uri), *run_checks([*_machine_checks(settings, loaded)])]
+    if not local:
         bad = {result.name for result in results if result.verdict in {Verdict.FAILED, Verdict.SKIPPED}}
-        results += _cluster_results(settings, sweep, uri, bad, options.limit_s)
+        results += _cluster_results(settings, loaded, uri, bad, limit)
     num_failed = sum(result.verdict is Verdict.FAILED for result in results)
-    if options.form is not DocumentForm.TABLE:
+    if output is not DocumentForm.TABLE:
         checks = [{**asdict(result), "detail": redacted(result.detail)} for result in results]
-        print_document({"ok": not num_failed, "checks": checks}, options.form)
+        print_document({"ok": not num_failed, "checks": checks}, output)
     else:
         stdout_console().print(_table(results))
     if num_failed:
         stderr_console().print(f"{num_failed} of {len(results)} checks failed.")
-    return ExitCode.FAILURE if num_failed else ExitCode.OK
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 def _store_results(uri: str) -> Iterator[CheckResult]:

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.arguments import StoreOption, complete_sweep
-from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.core.security.json_text import parse_json
@@ -41,47 +40,26 @@ def export(
     store: StoreOption = "",
 ) -> None:
     """Write a backbone for timm: safetensors, configuration, and a card of what it is and was made of."""
-    options = ExportOptions(sweep=sweep, epoch=epoch, replaces=force, form=output, store=store)
-    raise typer.Exit(export_backbone(name, directory, options))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions:
-    """Flags of the command."""
-
-    sweep: str = ""
-    """The job's sweep; empty: a key is given, not a job."""
-    epoch: int | None = None
-    """Kept weights of this epoch; None = the final ones."""
-    replaces: bool = False
-    """Whether files of a former export may be replaced."""
-    form: DocumentForm = DocumentForm.TABLE
-    store: str = ""
-
-
-def export_backbone(name: str, directory: Path, options: ExportOptions) -> ExitCode:
-    """Write the backbone of a key, or of a sweep's job, into a folder."""
-    store = open_existing_store(options.store)
-    record = _find(store, name, options.sweep)
-    weights, head = _parts(record, options.epoch)
-    _check_folder(directory, replaces=options.replaces)
-    document: dict[str, Any] = parse_json(read_part(store, record, _MODEL))
+    objects = open_existing_store(store)
+    record = _find(objects, name, sweep)
+    weights, head = _parts(record, epoch)
+    _check_folder(directory, replaces=force)
+    document: dict[str, Any] = parse_json(read_part(objects, record, _MODEL))
     config = timm_config(document, record.identity.get("parameters", {}).get("recipe", {}))
     exported = Exported(
-        record=record, document=document, epoch=options.epoch, store_uri=store.uri, sources=_sources(store, record)
+        record=record, document=document, epoch=epoch, store_uri=objects.uri, sources=_sources(objects, record)
     )
     files = {
         CONFIG: _json(config),
         CARD: model_card(exported).encode(),
         RECORD: record.to_bytes(),
     }
-    _write(store, record, directory, {WEIGHTS: weights, HEAD: head}, files)
-    if options.form is not DocumentForm.TABLE:
+    _write(objects, record, directory, {WEIGHTS: weights, HEAD: head}, files)
+    if output is not DocumentForm.TABLE:
         written = [str(directory / file) for file in (WEIGHTS, HEAD, *files)]
-        print_document({"key": record.key, "directory": str(directory), "files": written}, options.form)
+        print_document({"key": record.key, "directory": str(directory), "files": written}, output)
     use = f"timm.create_model('local-dir:{directory}', pretrained=True)"
     stderr_console().print(f"{record.key} is in {directory}: {use}", markup=False, soft_wrap=True)
-    return ExitCode.OK
 
 
 def timm_config(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:

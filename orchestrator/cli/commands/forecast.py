@@ -76,7 +76,19 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
         store=store,
         form=output,
     )
-    raise typer.Exit(show_forecast(sweeps, options))
+    _check(options)
+    fleet = stated_fleet(options.cluster) if options.cluster.is_stated else this_machine()
+    prices = read_prices(options.prices)
+    expected = _expect(sweeps, fleet, prices, options)
+    found = _simulate(expected, fleet, options)
+    bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=prices)
+    lines = _lines(found, fleet, expected, bill)
+    _write_charts(found, lines, options)
+    if options.form is not DocumentForm.TABLE:
+        print_document({**_document(found, bill), "kept_bytes": expected.kept_bytes}, options.form)
+    else:
+        _print_table(found, lines)
+    raise typer.Exit(_verdict(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,23 +150,6 @@ class _Expected:
     """What most jobs with GPUs run on; empty = no job has any."""
     assumed_accelerator: str
     """What GPUs were taken for where nobody said; empty = somebody did."""
-
-
-def show_forecast(references: Sequence[str], options: ForecastOptions) -> ExitCode:
-    """Simulate sweeps from their submission to their end and print what became of them."""
-    _check(options)
-    fleet = stated_fleet(options.cluster) if options.cluster.is_stated else this_machine()
-    prices = read_prices(options.prices)
-    expected = _expect(references, fleet, prices, options)
-    found = _simulate(expected, fleet, options)
-    bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=prices)
-    lines = _lines(found, fleet, expected, bill)
-    _write_charts(found, lines, options)
-    if options.form is not DocumentForm.TABLE:
-        print_document({**_document(found, bill), "kept_bytes": expected.kept_bytes}, options.form)
-    else:
-        _print_table(found, lines)
-    return _verdict(found)
 
 
 def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, options: ForecastOptions) -> _Expected:

@@ -37,16 +37,7 @@ def init(
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Write a commented sweep.yaml to begin with, and the schema that editors check it by."""
-    write_template(file, template.value, output, replace=force)
-
-
-def write_template(file: Path, template: str, form: DocumentForm, *, replace: bool) -> None:
-    """Write a template to a file, and the schema into the project's directory.
-
-    Raises:
-        UserError: the file exists, or cannot be written.
-    """
-    if file.exists() and not replace:
+    if file.exists() and not force:
         raise UserError(f"{file} is there already and would be lost; name another file, or pass --force")
     schema = Settings().home / _SCHEMA
     try:
@@ -54,11 +45,13 @@ def write_template(file: Path, template: str, form: DocumentForm, *, replace: bo
         schema.parent.mkdir(parents=True, exist_ok=True)
         schema.write_text(shipped_schema(), encoding="utf-8")
         relative = os.path.relpath(schema, file.absolute().parent)
-        file.write_text(f"# yaml-language-server: $schema={relative}\n{template_text(template)}", encoding="utf-8")
+        file.write_text(
+            f"# yaml-language-server: $schema={relative}\n{template_text(template.value)}", encoding="utf-8"
+        )
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}; choose another place") from error
     stderr_console().print(
         f"Wrote {file}. Next: orchestrator validate {file}; orchestrator plan {file}", soft_wrap=True
     )
-    if form is not DocumentForm.TABLE:
-        print_document({"file": str(file), "schema": str(schema), "template": template}, form)
+    if output is not DocumentForm.TABLE:
+        print_document({"file": str(file), "schema": str(schema), "template": template.value}, output)

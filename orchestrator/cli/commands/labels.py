@@ -168,7 +168,6 @@ def _index(sweep: Sweep, dataset: str) -> dict[str, Any]:
 
 
 def _table(looked: Mapping[str, Any]) -> Table:
-
     targets = list(dict.fromkeys(name for space in looked["spaces"] for name in space.get("nesting", {})))
     table = Table(title=f"{looked['dataset']}: {looked['counted']} per class", title_justify="left")
     table.add_column("label space")

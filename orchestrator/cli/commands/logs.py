@@ -78,7 +78,15 @@ def logs(  # noqa: PLR0913 - one parameter per flag
         as_json=output is LogForm.JSON,
         store=store,
     )
-    raise typer.Exit(show_logs(sweep, job, options))
+    objects = open_existing_store(store)
+    require_sweep(objects, sweep)
+    with _leaving(sweep, job, options) as left:
+        if job and not options.is_search:
+            _print_one(objects, sweep, job, options)
+        else:
+            _print_many(objects, sweep, options, extra=(job,) if job else ())
+    if left:
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +118,6 @@ class LogOptions:
     def is_search(self) -> bool:
         """Whether several jobs are meant."""
         return bool(self.jobs or self.where)
-
-
-def show_logs(sweep: str, job: str, options: LogOptions) -> ExitCode:
-    """Print the log of one job's attempt; without a job, the records of all chosen jobs by time."""
-    store = open_existing_store(options.store)
-    require_sweep(store, sweep)
-    with _leaving(sweep, job, options) as left:
-        if job and not options.is_search:
-            _print_one(store, sweep, job, options)
-        else:
-            _print_many(store, sweep, options, extra=(job,) if job else ())
-    return ExitCode.INTERRUPTED if left else ExitCode.OK
 
 
 def parse_since(text: str, now: float) -> str:

@@ -121,7 +121,6 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
 
 
 def _check(options: PowerOptions) -> None:
-
     if not 0 < options.difference < float("inf"):
         raise UsageError(f"--difference {options.difference:g} must be a number above 0, in points")
     if not 0 < options.power < 1:
@@ -146,7 +145,6 @@ def _document(answer: PowerAnswer, prices: PriceTable | None) -> dict[str, objec
 
 
 def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextTable:
-
     header = ["transfer seeds", f"pretraining seeds for {answer.target_power:.0%}", "power", "GPU-hours more"]
     amounts: list[Callable[[Price], str]] = [lambda price: f"{price.gpu_hours:,.1f}"]
     if not any(option.added and option.added.gpu_hours for option in answer.options):
@@ -165,13 +163,11 @@ def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextT
 
 
 def _title(answer: PowerAnswer, metric: str) -> str:
-
     against = f" to {answer.baseline}" if answer.baseline else ""
     return f"{answer.place}: to see a difference of {number(answer.difference, metric)}{_unit(metric)}{against}"
 
 
 def _unit(metric: str) -> str:
-
     return " points" if is_fraction(metric) else ""
 
 
@@ -187,7 +183,6 @@ def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[Price]
 
 
 def _seeds(number: int | None) -> str:
-
     return f">{MOST_SEEDS}" if number is None else str(number)
 
 
@@ -229,7 +224,6 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
 
 
 def _write(path: str, answers: Sequence[PowerAnswer], metric: str) -> None:
-
     panels = [
         PowerPanel(
             title=_title(answer, metric).replace(": ", ":\n", 1),

@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.arguments import StoreOption
-from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.core.errors import NotFoundError, OrchestratorError, StorageError, UsageError
 from orchestrator.services.settings import Settings
@@ -35,8 +34,6 @@ quota = typer.Typer(
 _User = Annotated[str, typer.Argument(metavar="[USER]", help="A user, as sweeps name their owners.")]
 _Others = Annotated[bool, typer.Option("--others", help="All users who have no bounds of their own.")]
 _Cluster = Annotated[str, typer.Option(help="Name of the cluster in leases; default: this project's.")]
-
-
 _ANY = "none"
 _WHOLE = "a whole number"
 _OTHERS = "(all others)"
@@ -46,7 +43,8 @@ _COLUMNS = ("user", "max_gpus", "max_concurrent", "GPUs now", "attempts now")
 @quota.command()
 def show(*, cluster: _Cluster = "", output: DocumentOption = DocumentForm.TABLE, store: StoreOption = "") -> None:
     """Show the bounds of all users, and what their sweeps hold now."""
-    raise typer.Exit(show_quotas(_place(cluster, store, output)))
+    objects, name = _open(cluster, store)
+    _show(objects, name, read_quotas(objects, name), output)
 
 
 @quota.command(name="set")
@@ -63,9 +61,13 @@ def set_bounds(
     store: StoreOption = "",
 ) -> None:
     """Bound what a user's sweeps hold at once; what is not given stays as it is. Nothing that runs is ended for it."""
-    named = whose(user, is_others=others)
+    whom = whose(user, is_others=others)
     bounds = parse_bounds(max_gpus, max_concurrent)
-    raise typer.Exit(set_quota(named, bounds, _place(cluster, store, output)))
+    objects, name = _open(cluster, store)
+    quotas = change_quotas(objects, name, lambda now: _with(now, whom, bounds))
+    shown = "all users without bounds of their own" if whom == ANYBODY else whom
+    told = f"On cluster {name}, what {shown} may hold is set{_stranger(objects, name, whom)}"
+    _changed(told, objects, name, quotas, output)
 
 
 @quota.command()
@@ -79,36 +81,17 @@ def clear(
     store: StoreOption = "",
 ) -> None:
     """Remove a user's own bounds, so that those of all others count again; or all bounds."""
-    place = _place(cluster, store, output)
     if everyone and (user or others):
         raise typer.BadParameter("--all means everybody: name nobody beside it")
-    raise typer.Exit(
-        clear_quota("" if everyone else whose(user, is_others=others, beside=", or --all for everybody"), place)
-    )
-
-
-def _place(cluster: str, store: str, output: DocumentForm) -> Place:
-
-    return Place(cluster=cluster, store=store, form=output)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Flags of these commands."""
-
-    cluster: str = ""
-    """Empty = this project's."""
-    store: str = ""
-    form: DocumentForm = DocumentForm.TABLE
-
-    def open(self) -> tuple[ObjectStore, str]:
-        """The store and the cluster's name. Raises ``UsageError`` if that can be none."""
-        cluster = self.cluster or Settings().cluster
-        try:
-            check_name(quotas_name(cluster))
-        except StorageError as error:
-            raise UsageError(f"cluster {cluster!r} can be no name of a cluster: {error}") from error
-        return open_existing_store(self.store), cluster
+    whom = "" if everyone else whose(user, is_others=others, beside=", or --all for everybody")
+    objects, name = _open(cluster, store)
+    if everyone:  # also damaged ones
+        write_quotas(objects, name, {})
+        _changed(f"Cluster {name} bounds nobody", objects, name, {}, output)
+        return
+    quotas = change_quotas(objects, name, _without(whom, name))
+    shown = "The bounds of all others are" if whom == ANYBODY else f"{whom}'s own bounds are"
+    _changed(f"{shown} removed on cluster {name}", objects, name, quotas, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,18 +108,28 @@ class Bounds:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Held:
+class _HeldByUser:
     gpus: float = 0.0
     num_live: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
-class _Use:
+class _ClusterUse:
     """What runs on the cluster, by owner, as the journals say."""
 
-    by_owner: dict[str, _Held] = field(default_factory=dict)
+    by_owner: dict[str, _HeldByUser] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
     """Sweeps whose journal is damaged: what they hold is not known."""
+
+
+def _open(cluster: str, store: str) -> tuple[ObjectStore, str]:
+    """The store, and the cluster's name: by default this project's. Raises ``UsageError`` if it can be none."""
+    cluster = cluster or Settings().cluster
+    try:
+        check_name(quotas_name(cluster))
+    except StorageError as error:
+        raise UsageError(f"cluster {cluster!r} can be no name of a cluster: {error}") from error
+    return open_existing_store(store), cluster
 
 
 def whose(user: str, *, is_others: bool, beside: str = "") -> str:
@@ -167,36 +160,6 @@ def parse_bounds(max_gpus: str, max_concurrent: str) -> Bounds:
         max_concurrent=None if concurrent is None else int(concurrent),
         given=chosen,
     )
-
-
-def show_quotas(place: Place) -> ExitCode:
-    """Print the bounds of all users, and what they hold."""
-    store, cluster = place.open()
-    return _show(store, cluster, read_quotas(store, cluster), place.form)
-
-
-def set_quota(user: str, bounds: Bounds, place: Place) -> ExitCode:
-    """Change a user's bounds, and print all."""
-    store, cluster = place.open()
-    quotas = change_quotas(store, cluster, lambda now: _with(now, user, bounds))
-    shown = "all users without bounds of their own" if user == ANYBODY else user
-    told = f"On cluster {cluster}, what {shown} may hold is set{_stranger(store, cluster, user)}"
-    return _changed(told, store, cluster, quotas, place.form)
-
-
-def clear_quota(user: str, place: Place) -> ExitCode:
-    """Remove a user's bounds (empty = all bounds, also damaged ones), and print what is left.
-
-    Raises:
-        NotFoundError: the user has none.
-    """
-    store, cluster = place.open()
-    if not user:
-        write_quotas(store, cluster, {})
-        return _changed(f"Cluster {cluster} bounds nobody", store, cluster, {}, place.form)
-    quotas = change_quotas(store, cluster, _without(user, cluster))
-    shown = "The bounds of all others are" if user == ANYBODY else f"{user}'s own bounds are"
-    return _changed(f"{shown} removed on cluster {cluster}", store, cluster, quotas, place.form)
 
 
 def _with(now: Quotas, user: str, bounds: Bounds) -> Quotas:
@@ -233,7 +196,7 @@ def _number(flag: str, text: str, what: str) -> float | None:
     return number
 
 
-def _changed(told: str, store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> ExitCode:
+def _changed(told: str, store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> None:
     lease = read_lease(store, cluster)
     is_served = lease is not None and lease.expires_at_s > time.time()
     if is_served:
@@ -243,7 +206,7 @@ def _changed(told: str, store: ObjectStore, cluster: str, quotas: Quotas, form: 
     else:
         when = "no controller runs; the next one obeys"
     stderr_console().print(f"{told}: {when}.", markup=False, soft_wrap=True)
-    return _show(store, cluster, quotas, form)
+    _show(store, cluster, quotas, form)
 
 
 def _stranger(store: ObjectStore, cluster: str, user: str) -> str:
@@ -254,8 +217,8 @@ def _stranger(store: ObjectStore, cluster: str, user: str) -> str:
     return f" ({user} owns no sweep on it; {did_you_mean(user, sorted(owners))})"
 
 
-def _use_of(store: ObjectStore, cluster: str) -> _Use:
-    use = _Use()
+def _use_of(store: ObjectStore, cluster: str) -> _ClusterUse:
+    use = _ClusterUse()
     for sweep in list_sweeps(store):
         try:
             snapshot = load_snapshot(store, sweep)
@@ -263,13 +226,13 @@ def _use_of(store: ObjectStore, cluster: str) -> _Use:
             use.unreadable.append(sweep)
             continue
         if snapshot.cluster == cluster and snapshot.plan is not None and snapshot.plan.owner:
-            held = use.by_owner.setdefault(snapshot.plan.owner, _Held())
+            held = use.by_owner.setdefault(snapshot.plan.owner, _HeldByUser())
             held.gpus += sum(attempt.resources.gpus for attempt in snapshot.live_attempts)
             held.num_live += len(snapshot.live_attempts)
     return use
 
 
-def _show(store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> ExitCode:
+def _show(store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> None:
     use = _use_of(store, cluster)
     users = _users(quotas, use)
     if form is DocumentForm.TABLE:
@@ -279,16 +242,15 @@ def _show(store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) 
     if use.unreadable:
         missing = f"What these sweeps hold is unknown, they cannot be read: {', '.join(use.unreadable)}."
         stderr_console().print(missing, markup=False, soft_wrap=True)
-    return ExitCode.OK
 
 
-def _users(quotas: Quotas, use: _Use) -> dict[str, Mapping[str, Any]]:
+def _users(quotas: Quotas, use: _ClusterUse) -> dict[str, Mapping[str, Any]]:
     """Of every user who is bounded or runs something: bounds, whose they are, and what is held."""
     running = {owner for owner, held in use.by_owner.items() if held.num_live}
     users: dict[str, Mapping[str, Any]] = {}
     for name in [*sorted((set(quotas) | running) - {ANYBODY}), *({ANYBODY} & set(quotas))]:
         source = name if name in quotas else ANYBODY
-        cap, held = quotas.get(source, Cap()), use.by_owner.get(name, _Held())
+        cap, held = quotas.get(source, Cap()), use.by_owner.get(name, _HeldByUser())
         now = {} if name == ANYBODY else {"gpus": held.gpus, "attempts": held.num_live}
         users[name] = {
             "max_gpus": cap.max_gpus,

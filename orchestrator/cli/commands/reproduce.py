@@ -39,7 +39,6 @@ def reproduce(
 
 
 def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, form: DocumentForm) -> ExitCode:
-
     objects = open_store(uri)
     current = load_plan(objects, sweep).revision
     if revision > current:
@@ -56,7 +55,6 @@ def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, fo
 
 
 def _files(found: Reproduction) -> dict[str, str]:
-
     origin = found.origin
     files = {_SWEEP: "".join(f"# {line}\n" for line in _header(found)) + found.text}
     if found.provenance:
@@ -79,7 +77,6 @@ def _header(found: Reproduction) -> Iterator[str]:
 
 
 def _save(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
-
     there = [name for name in files if (folder / name).exists()]
     if there and not force:
         raise UserError(f"{folder} has {', '.join(there)} already; name another folder with --into, or pass --force")

@@ -24,12 +24,7 @@ def schema(
     *, output: Annotated[SchemaForm, typer.Option("-o", "--output", help="Form of the schema.")] = SchemaForm.JSON
 ) -> None:
     """Print the JSON Schema of sweep.yaml (draft-07), which editors check and complete by."""
-    print_schema(DocumentForm(output.value))
-
-
-def print_schema(form: DocumentForm) -> None:
-    """Print the JSON Schema of sweep.yaml."""
-    if form is DocumentForm.YAML:
-        print_document(json.loads(shipped_schema()), form)
+    if output is SchemaForm.YAML:
+        print_document(json.loads(shipped_schema()), DocumentForm.YAML)
     else:
         sys.stdout.write(shipped_schema())

@@ -43,7 +43,7 @@ def serve(
 
 
 @dataclass(slots=True)
-class _Call:
+class _EndSignal:
     """The first signal to end that has come."""
 
     name: str = ""
@@ -91,13 +91,13 @@ def serve_cluster(*, until_idle_s: float | None, grace_s: float) -> ExitCode:
             _say("no sweep is unfinished: done")
             return ExitCode.OK
         _say(f"{call.name}: every attempt is asked for a checkpoint")
-        return _bring_to_rest(connection, call.name, grace_s)
+        return _drain_cluster(connection, call.name, grace_s)
 
 
 @contextmanager
-def _listening() -> Iterator[_Call]:
+def _listening() -> Iterator[_EndSignal]:
     """Take the signals to end. Entered after connecting: Ray sets handlers of its own, which would end this process."""
-    call = _Call()
+    call = _EndSignal()
     former = {number: signal.signal(number, call.take) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield call
@@ -106,7 +106,7 @@ def _listening() -> Iterator[_Call]:
             signal.signal(number, handler)
 
 
-def _stay(connection: RayTransport, call: _Call, until_idle_s: float | None) -> bool:
+def _stay(connection: RayTransport, call: _EndSignal, until_idle_s: float | None) -> bool:
     """Until a signal (false) or idleness (true)."""
     idleness = _Idleness()
     while not call.name:
@@ -118,7 +118,7 @@ def _stay(connection: RayTransport, call: _Call, until_idle_s: float | None) -> 
     return False
 
 
-def _bring_to_rest(connection: RayTransport, reason: str, grace_s: float) -> ExitCode:
+def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> ExitCode:
     store, cluster = connection.store, connection.settings.cluster
     drain(store, cluster, running=Running.CHECKPOINT, reason=reason, sender=SENDER)
     connection.wake()

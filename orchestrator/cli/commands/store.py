@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import chain
@@ -34,8 +34,9 @@ from orchestrator.retention.inventory import (
     artifact_lines,
     measure_usage,
 )
-from orchestrator.retention.repair import repair
-from orchestrator.retention.retention import RootReader, check_reference, current_plans, forget
+from orchestrator.retention.repair import repair as repair_object
+from orchestrator.retention.retention import RootReader, check_reference, current_plans
+from orchestrator.retention.retention import forget as forget_sweep
 from orchestrator.retention.sweep_check import check_sweep
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
@@ -82,17 +83,21 @@ def gc(
     store: StoreOption = "",
 ) -> None:
     """Show or collect what no sweep, pin or committed result needs; safe while sweeps run."""
-    options = GcOptions(
-        apply=apply,
-        grace=grace,
-        trash_grace=trash_grace,
-        forget=forget or (),
-        pin=pin or (),
-        unpin=unpin or (),
-        form=output,
-        store=store,
-    )
-    raise typer.Exit(collect_garbage(options))
+    objects = open_existing_store(store)
+    graces = Graces(age_s=parse_duration(grace), trash_s=parse_duration(trash_grace))
+    _change_roots(objects, forget=forget or (), pin=pin or (), unpin=unpin or ())
+    holder = f"{socket.gethostname()}:{getpid()}"
+    collector = Collector(objects, RootReader(objects), graces=graces, holder=holder)
+    tally = collector.collect() if apply else collector.preview()
+    if output is not DocumentForm.TABLE:
+        print_document(tally_document(tally, applied=apply), output)
+        return
+    if not tally.amounts and not tally.restored:
+        stdout_console().print(f"No garbage in {objects.uri}.", markup=False)
+        return
+    stdout_console().print(tally_table(tally, applied=apply))
+    if not apply:
+        stderr_console().print("Nothing was changed. To do it: orchestrator gc --apply")
 
 
 def fsck(
@@ -106,7 +111,31 @@ def fsck(
     store: StoreOption = "",
 ) -> None:
     """Report every missing, short or altered object of the store, and repair what can be repaired."""
-    raise typer.Exit(check_integrity(store, deep=deep, repairs=repair, form=output))
+    objects, census = open_existing_store(store), Census()
+    depth = Depth.CONTENT if deep else Depth.SIZES
+    findings: list[tuple[Finding, str]] = []
+    for sweep in list_sweeps(objects):
+        checked = check_sweep(objects, sweep)
+        findings += [(one, repair_object(objects, one, checked) if repair else "") for one in checked.findings]
+    others = chain(check_documents(objects, depth, census), check_store(objects, depth, census))
+    findings += [(one, repair_object(objects, one) if repair else "") for one in others]
+    if output is not DocumentForm.TABLE:
+        listed = [{**asdict(finding), "repair": done} for finding, done in findings]
+        print_document({"num_heads": census.num_heads, **asdict(census.checked), "findings": listed}, output)
+    else:
+        for finding, done in findings:
+            text = f"{finding.problem.value}  {finding.name}  {finding.detail}{f' ({done})' if done else ''}"
+            stdout_console().print(text, markup=False)
+    num_left = sum(not done for _, done in findings)
+    how = "sizes and content" if deep else "sizes (--deep reads the content too)"
+    repaired = f", {len(findings) - num_left} of them repaired" if repair else ""
+    stderr_console().print(
+        f"{census.num_heads} records and manifests, {_amount(census.checked)}: {how} compared, "
+        f"{len(findings)} damaged objects in {objects.uri}{repaired}",
+        markup=False,
+    )
+    if num_left:
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 def ls(
@@ -117,7 +146,26 @@ def ls(
     store: StoreOption = "",
 ) -> None:
     """List what the store holds."""
-    raise typer.Exit(list_contents(what, sweep, store, output))
+    objects = open_existing_store(store)
+    if what is Listing.PINS:
+        _list_pins(objects, output)
+        return
+    if sweep:
+        require_sweep(objects, sweep)
+    keys = {job.key for job in load_plan(objects, sweep).jobs} if sweep else None
+    lines = (line for line in artifact_lines(objects) if keys is None or line.key in keys)
+    hidden = {stone.key for stone in Trash(objects).read_all() if stone.unit == whole_artifact(stone.key)}
+    if output is not DocumentForm.TABLE:
+        print_document([{**asdict(line), "is_hidden": line.key in hidden} for line in lines], output)
+        return
+    table = Table(title=f"Artifacts in {objects.uri}", title_justify="left")
+    for column in ("key", "state", "written"):
+        table.add_column(column)
+    for column in ("objects", "size", "checkpoints"):
+        table.add_column(column, justify="right")
+    for line in sorted(lines, key=lambda line: line.key):
+        table.add_row(*_artifact_row(line, is_hidden=line.key in hidden))
+    stdout_console().print(table)
 
 
 def du(
@@ -127,21 +175,22 @@ def du(
     store: StoreOption = "",
 ) -> None:
     """Show what sweeps, kinds of jobs or label spaces take."""
-    raise typer.Exit(show_usage(by, store, output))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GcOptions:
-    """What the user asked ``gc`` for."""
-
-    apply: bool
-    grace: str
-    trash_grace: str
-    forget: Sequence[str]
-    pin: Sequence[str]
-    unpin: Sequence[str]
-    form: DocumentForm
-    store: str
+    objects = open_existing_store(store)
+    usage = measure_usage(objects, _grouping(objects, by))
+    everything = usage.pop(ALL_GROUPS)
+    if output is not DocumentForm.TABLE:
+        groups = {group: asdict(found) for group, found in usage.items()}
+        print_document({"groups": groups, "total": asdict(everything)}, output)
+        return
+    table = Table(title=f"Usage of {objects.uri} by {by.value}", title_justify="left")
+    table.add_column(by.value)
+    for column in (*_USAGE_COLUMNS, "total"):
+        table.add_column(column, justify="right")
+    for group, found in sorted(usage.items(), key=lambda item: -item[1].total.num_bytes):
+        table.add_row(group, *_usage_row(found))
+    table.add_section()
+    table.add_row("all, each once", *_usage_row(everything))
+    stdout_console().print(table)
 
 
 def parse_duration(text: str) -> float:
@@ -151,26 +200,6 @@ def parse_duration(text: str) -> float:
         message = f"{text!r} is no duration: write a number and one of s, m, h, d, such as 24h or 7d"
         raise typer.BadParameter(message)
     return float(match[1]) * _SECONDS[match[2]]
-
-
-def collect_garbage(options: GcOptions) -> ExitCode:
-    """Change pins and forget sweeps as asked, then show what is garbage, or collect it."""
-    store = open_existing_store(options.store)
-    graces = Graces(age_s=parse_duration(options.grace), trash_s=parse_duration(options.trash_grace))
-    _change_roots(store, options)
-    holder = f"{socket.gethostname()}:{getpid()}"
-    collector = Collector(store, RootReader(store), graces=graces, holder=holder)
-    tally = collector.collect() if options.apply else collector.preview()
-    if options.form is not DocumentForm.TABLE:
-        print_document(tally_document(tally, applied=options.apply), options.form)
-        return ExitCode.OK
-    if not tally.amounts and not tally.restored:
-        stdout_console().print(f"No garbage in {store.uri}.", markup=False)
-        return ExitCode.OK
-    stdout_console().print(tally_table(tally, applied=options.apply))
-    if not options.apply:
-        stderr_console().print("Nothing was changed. To do it: orchestrator gc --apply")
-    return ExitCode.OK
 
 
 def tally_document(tally: Tally, *, applied: bool) -> dict[str, Any]:
@@ -202,79 +231,6 @@ def tally_table(tally: Tally, *, applied: bool) -> Table:
     return table
 
 
-def check_integrity(store_uri: str, *, deep: bool, repairs: bool, form: DocumentForm) -> ExitCode:
-    """Print every damaged object, and what was done about it; fails if one stays damaged."""
-    store, census = open_existing_store(store_uri), Census()
-    depth = Depth.CONTENT if deep else Depth.SIZES
-    findings: list[tuple[Finding, str]] = []
-    for sweep in list_sweeps(store):
-        checked = check_sweep(store, sweep)
-        findings += [(one, repair(store, one, checked) if repairs else "") for one in checked.findings]
-    others = chain(check_documents(store, depth, census), check_store(store, depth, census))
-    findings += [(one, repair(store, one) if repairs else "") for one in others]
-    if form is not DocumentForm.TABLE:
-        listed = [{**asdict(finding), "repair": done} for finding, done in findings]
-        print_document({"num_heads": census.num_heads, **asdict(census.checked), "findings": listed}, form)
-    else:
-        for finding, done in findings:
-            text = f"{finding.problem.value}  {finding.name}  {finding.detail}{f' ({done})' if done else ''}"
-            stdout_console().print(text, markup=False)
-    num_left = sum(not done for _, done in findings)
-    how = "sizes and content" if deep else "sizes (--deep reads the content too)"
-    repaired = f", {len(findings) - num_left} of them repaired" if repairs else ""
-    stderr_console().print(
-        f"{census.num_heads} records and manifests, {_amount(census.checked)}: {how} compared, "
-        f"{len(findings)} damaged objects in {store.uri}{repaired}",
-        markup=False,
-    )
-    return ExitCode.FAILURE if num_left else ExitCode.OK
-
-
-def list_contents(what: Listing, sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:
-    """Print the artifacts of the store or of one sweep, or the pins."""
-    store = open_existing_store(store_uri)
-    if what is Listing.PINS:
-        return _list_pins(store, form)
-    if sweep:
-        require_sweep(store, sweep)
-    keys = {job.key for job in load_plan(store, sweep).jobs} if sweep else None
-    lines = (line for line in artifact_lines(store) if keys is None or line.key in keys)
-    hidden = {stone.key for stone in Trash(store).read_all() if stone.unit == whole_artifact(stone.key)}
-    if form is not DocumentForm.TABLE:
-        print_document([{**asdict(line), "is_hidden": line.key in hidden} for line in lines], form)
-        return ExitCode.OK
-    table = Table(title=f"Artifacts in {store.uri}", title_justify="left")
-    for column in ("key", "state", "written"):
-        table.add_column(column)
-    for column in ("objects", "size", "checkpoints"):
-        table.add_column(column, justify="right")
-    for line in sorted(lines, key=lambda line: line.key):
-        table.add_row(*_artifact_row(line, is_hidden=line.key in hidden))
-    stdout_console().print(table)
-    return ExitCode.OK
-
-
-def show_usage(by: UsageBy, store_uri: str, form: DocumentForm) -> ExitCode:
-    """Print what sweeps, kinds or label spaces take."""
-    store = open_existing_store(store_uri)
-    usage = measure_usage(store, _grouping(store, by))
-    everything = usage.pop(ALL_GROUPS)
-    if form is not DocumentForm.TABLE:
-        groups = {group: asdict(found) for group, found in usage.items()}
-        print_document({"groups": groups, "total": asdict(everything)}, form)
-        return ExitCode.OK
-    table = Table(title=f"Usage of {store.uri} by {by.value}", title_justify="left")
-    table.add_column(by.value)
-    for column in (*_USAGE_COLUMNS, "total"):
-        table.add_column(column, justify="right")
-    for group, found in sorted(usage.items(), key=lambda item: -item[1].total.num_bytes):
-        table.add_row(group, *_usage_row(found))
-    table.add_section()
-    table.add_row("all, each once", *_usage_row(everything))
-    stdout_console().print(table)
-    return ExitCode.OK
-
-
 def _grouping(store: ObjectStore, by: UsageBy) -> Grouping:
     if by is UsageBy.KIND:
         return Grouping(of_key=lambda key: (key.partition("-")[0],), of_log=lambda _, job: (job.partition("/")[0],))
@@ -296,18 +252,18 @@ def _usage_row(usage: Usage) -> list[str]:
     return [format_bytes(getattr(usage, column).num_bytes) for column in (*_USAGE_COLUMNS, "total")]
 
 
-def _change_roots(store: ObjectStore, options: GcOptions) -> None:
-    for name in options.unpin:
+def _change_roots(store: ObjectStore, *, forget: Sequence[str], pin: Sequence[str], unpin: Sequence[str]) -> None:
+    for name in unpin:
         remove_pin(store, name)
-    for text in options.pin:
+    for text in pin:
         name, _, target = text.partition("=")
         if not name or not target:
             message = f"--pin {text!r} is not NAME=TARGET; TARGET is a key, a checkpoint of a key, or a sweep"
             raise typer.BadParameter(message)
         add_pin(store, Pin(name=name, keys=_targets(store, target), created_at_s=time.time()))
-    for sweep in options.forget:
+    for sweep in forget:
         require_sweep(store, sweep)
-        forget(store, sweep, now=time.time())
+        forget_sweep(store, sweep, now=time.time())
 
 
 def _targets(store: ObjectStore, target: str) -> tuple[str, ...]:
@@ -318,17 +274,16 @@ def _targets(store: ObjectStore, target: str) -> tuple[str, ...]:
     return (target,)
 
 
-def _list_pins(store: ObjectStore, form: DocumentForm) -> ExitCode:
+def _list_pins(store: ObjectStore, form: DocumentForm) -> None:
     pins = list(read_pins(store))
     if form is not DocumentForm.TABLE:
         print_document([asdict(pin) for pin in pins], form)
-        return ExitCode.OK
+        return
     table = Table("pin", "since", "keeps", title=f"Pins in {store.uri}", title_justify="left")
     for pin in pins:
         kept = pin.keys[0] if len(pin.keys) == 1 else f"{len(pin.keys)} keys"
         table.add_row(pin.name, _date(pin.created_at_s), kept)
     stdout_console().print(table)
-    return ExitCode.OK
 
 
 def _artifact_row(line: ArtifactLine, *, is_hidden: bool) -> list[str]:

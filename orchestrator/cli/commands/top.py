@@ -18,7 +18,6 @@ from textual.widgets import DataTable, Footer, Input, Log, Static
 
 from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.commands.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
-from orchestrator.cli.exits import ExitCode
 from orchestrator.core.errors import OrchestratorError, UserError
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.state.transitions import JobState
@@ -57,23 +56,12 @@ def top(
     store: StoreOption = "",
 ) -> None:
     """Show all sweeps, their jobs, what runs where and how fast, live; pause, resume and cancel by keys."""
-    raise typer.Exit(run_top(sweep, store, every_s=every))
-
-
-def run_top(sweep: str, store_uri: str, *, every_s: float) -> ExitCode:
-    """Show the view until the user leaves.
-
-    Raises:
-        NotFoundError: there is no such store or sweep.
-        UserError: there is no terminal.
-    """
-    store = open_existing_store(store_uri)
+    objects = open_existing_store(store)
     if sweep:
-        require_sweep(store, sweep)
+        require_sweep(objects, sweep)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("top needs a terminal; use: orchestrator status -o json")
-    TopApp(store, sweep, every_s=every_s).run()
-    return ExitCode.OK
+    TopApp(objects, sweep, every_s=every).run()
 
 
 class TopApp(App[None]):
@@ -212,7 +200,7 @@ class TopApp(App[None]):
             if is_sure:
                 self._send_order(sweep, f"{verb} {sweep}", order)
 
-        self.push_screen(Question(f"{verb} {sweep}? ({meaning})"), answered)
+        self.push_screen(ConfirmScreen(f"{verb} {sweep}? ({meaning})"), answered)
 
     @work(thread=True, group="sending")
     def _send_order(self, sweep: str, what: str, order: Callable[..., str]) -> None:
@@ -302,12 +290,12 @@ def _coloured(state: str) -> Text:
     return Text(state, _STYLES.get(state.partition(" ")[0], ""))
 
 
-class Question(ModalScreen[bool]):
+class ConfirmScreen(ModalScreen[bool]):
     """Yes or no; anything but ``y`` means no."""
 
     CSS = """
-    Question { align: center middle; }
-    Question > Vertical { width: 80%; max-width: 100; height: auto; border: thick $warning; padding: 1 2; }
+    ConfirmScreen { align: center middle; }
+    ConfirmScreen > Vertical { width: 80%; max-width: 100; height: auto; border: thick $warning; padding: 1 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [("y", "answer(True)", "yes"), ("n,escape,q,enter", "answer(False)", "no")]
 
