@@ -134,7 +134,7 @@ def test_look_reads_only_what_is_new_and_tells_it_first(tmp_path: Path) -> None:
     before = len(watching.events)
     world.finish()
     watching.look()
-    assert watching.standing.snapshot.state is SweepState.SUCCEEDED
+    assert watching.status.snapshot.state is SweepState.SUCCEEDED
     assert len(watching.events) > before
     assert "probe/" in watching.events[0]
     assert "succeeded" in watching.events[0]

@@ -69,10 +69,10 @@ class Watching:
         self._ledger = SweepLedger(store, sweep)
         self._jobs: JobTable | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
-        self.pacer = EtaTracker()
+        self.tracker = EtaTracker()
         self._prices = read_prices("")
         self.matrix = Matrix()
-        self.standing = SweepStatus(snapshot=self._ledger.snapshot)
+        self.status = SweepStatus(snapshot=self._ledger.snapshot)
 
     def look(self) -> SweepStatus:
         """Read what is new.
@@ -83,13 +83,13 @@ class Watching:
         snapshot = self._ledger.refresh()
         self._note(snapshot)
         self.matrix.update(snapshot)
-        self.standing = load_status(self._store, snapshot, self.pacer, self._prices)
-        return self.standing
+        self.status = load_status(self._store, snapshot, self.tracker, self._prices)
+        return self.status
 
     @property
     def events(self) -> list[str]:
         """What happened last to jobs, newest first."""
-        now = self.standing.now
+        now = self.status.now
         return [f"{format_duration(max(0.0, now - at_s)):>7} ago  {line}" for at_s, line in self._events]
 
     def _note(self, snapshot: Snapshot) -> None:
@@ -112,7 +112,7 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
     except KeyboardInterrupt:
         _say_detached(sweep, store_uri)
         return ExitCode.INTERRUPTED
-    snapshot = watching.standing.snapshot
+    snapshot = watching.status.snapshot
     if not snapshot.state.is_final:
         _say_detached(sweep, store_uri)
         return exit_code_for(snapshot)
@@ -124,7 +124,7 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
 def view(watching: Watching, console: Console) -> RenderableType:
     """The frame of this moment."""
     is_ascii = not console.encoding.lower().startswith("utf")
-    return frame(watching.standing, watching.matrix, watching.events, height=console.height, is_ascii=is_ascii)
+    return frame(watching.status, watching.matrix, watching.events, height=console.height, is_ascii=is_ascii)
 
 
 def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
@@ -134,17 +134,17 @@ def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
             with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
                 revive_killed_stack(watching.look().snapshot)
             live.update(view(watching, console), refresh=True)
-            if watching.standing.snapshot.state.is_final or has_left(every_s):
+            if watching.status.snapshot.state.is_final or has_left(every_s):
                 return
 
 
 def _in_lines(watching: Watching, every_s: float) -> None:
     lines = Lines()
     while True:
-        standing = watching.look()
-        lines.show(standing)
-        revive_killed_stack(standing.snapshot)
-        if standing.snapshot.state.is_final:
+        status = watching.look()
+        lines.show(status)
+        revive_killed_stack(status.snapshot)
+        if status.snapshot.state.is_final:
             return
         time.sleep(every_s)
 
@@ -196,7 +196,7 @@ def _pressed(every_s: float) -> bool:
 
 
 class _Display(Protocol):
-    def show(self, standing: SweepStatus) -> None: ...
+    def show(self, status: SweepStatus) -> None: ...
 
 
 def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_id: str) -> Snapshot:
@@ -205,7 +205,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
     Raises:
         UserError: the controller refused the message.
     """
-    pacer, prices = EtaTracker(), read_prices("")
+    tracker, prices = EtaTracker(), read_prices("")
     ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
     with _display() as display:
         while True:
@@ -214,7 +214,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
                 message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
                 raise UserError(message)
             if message_id in snapshot.handled:
-                display.show(load_status(store, snapshot, pacer, prices))
+                display.show(load_status(store, snapshot, tracker, prices))
                 if snapshot.state.is_final:
                     return snapshot
             elif time.monotonic() > patience_ends_s:
@@ -238,8 +238,8 @@ class _Table:
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def show(self, standing: SweepStatus) -> None:
-        self._live.update(status_table(standing))
+    def show(self, status: SweepStatus) -> None:
+        self._live.update(status_table(status))
 
 
 class Lines:
@@ -248,8 +248,8 @@ class Lines:
     def __init__(self) -> None:
         self._said: dict[str, str] | None = None
 
-    def show(self, standing: SweepStatus) -> None:
-        snapshot = standing.snapshot
+    def show(self, status: SweepStatus) -> None:
+        snapshot = status.snapshot
         now = {view.name: f"{view.state.value}#{view.num_attempts}" for view in snapshot.jobs.values()}
         num_ended = sum(view.state.is_final for view in snapshot.jobs.values())
         if self._said is None:
