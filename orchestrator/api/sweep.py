@@ -20,8 +20,10 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.results import Report
 from orchestrator.services.artifact_lookup import lookup_artifacts
 from orchestrator.services.costs import read_prices
-from orchestrator.services.preview import StatedCluster, check_accelerator, choose_fleet, make_preview
+from orchestrator.services.fleets import StatedCluster, choose_fleet
+from orchestrator.services.preview import check_accelerator, make_preview
 from orchestrator.services.settings import Settings
+from orchestrator.services.sources import find_store
 from orchestrator.services.submit import (
     SubmitCheck,
     SubmitRequest,
@@ -33,7 +35,6 @@ from orchestrator.services.terminal import confirmed
 from orchestrator.services.transports import open_submitter
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile import load_sweep, model
 from orchestrator.sweeps.client import SweepLedger, load_plan, load_snapshot
@@ -75,6 +76,7 @@ class Sweep:
         self._resolved, self._text, self._settings = resolved, text, settings
         self._message = ""
         self._planned: Plan | None = None
+        self._opened: ObjectStore | None = None
 
     @classmethod
     def from_yaml(
@@ -161,6 +163,7 @@ class Sweep:
             raise InfeasibleError("; ".join(prepared.check.refusals))
         is_agreed = agree(prepared.check, changed)
         store = None if settings.jobs_address and not is_here else prepared.check.probed_store()
+        self._opened = store
         if store is not None and is_here:
             ran = run_sweep_inprocess(
                 store, prepared.plan, self._text, directory=directory, provenance=captured_document()
@@ -261,9 +264,10 @@ class Sweep:
 
     def _store(self) -> ObjectStore:
         self._settings.known_store_uri(self.store_uri)
-        if not is_initialised(self.store_uri):
+        self._opened = self._opened or find_store(self.store_uri)
+        if self._opened is None:
             raise NotFoundError(f"there is no store at {self.store_uri}: submit a sweep first, or name another store")
-        return open_store(self.store_uri)
+        return self._opened
 
     def _must_be_resolved(self, verb: str) -> model.Sweep:
         if self._resolved is None:

@@ -42,24 +42,24 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         Command("init", "Write a commented sweep.yaml to begin with, and the schema that editors check it by."),
         Command("validate", "Say whether a sweep.yaml is right, and if not, where, why and what to do."),
         Command("schema", "Print the JSON Schema of sweep.yaml (draft-07), which editors check and complete by."),
-        Command("plan", "Show what a submit would run and reuse, how long it takes and what it costs.", "parsers"),
+        Command("plan", "Show what a submit would run and reuse, how long it takes and what it costs."),
         Command("forecast", "Run sweeps on virtual time, failures included: how long, how well used, what it costs."),
         Command("labels", "Look at label spaces."),
         Command("data", "Convert, index, verify and look at WebDataset shards."),
     ),
     "Run it": (
-        Command("submit", "Plan a sweep, run it, and print its answer.", "submitting"),
-        Command("run", "Reproduce one job in the foreground; by default nothing of it stays in the store.", "parsers"),
-        Command("up", "Start this directory's background stack: Ray with its dashboard, and MLflow.", "places"),
+        Command("submit", "Plan a sweep, run it, and print its answer."),
+        Command("run", "Reproduce one job in the foreground; by default nothing of it stays in the store."),
+        Command("up", "Start this directory's background stack: Ray with its dashboard, and MLflow.", "commands.stack"),
         Command(
             "down",
             "Stop this directory's background stack; sweeps go on where they were at the next submit or up.",
-            "places",
+            "commands.stack",
         ),
     ),
     "See how it stands": (
-        Command("status", "Show the state of a sweep's jobs, from the store alone.", "parsers"),
-        Command("watch", "Show a sweep full-screen as it goes; on a pipe, one line per job that ends.", "parsers"),
+        Command("status", "Show the state of a sweep's jobs, from the store alone."),
+        Command("watch", "Show a sweep full-screen as it goes; on a pipe, one line per job that ends."),
         Command(
             "top", "Show all sweeps, their jobs, what runs where and how fast, live; pause, resume and cancel by keys."
         ),
@@ -70,9 +70,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
             "describe",
             "Show all that is known of one job: identity, attempts, failures, and where its results and logs are.",
         ),
-        Command(
-            "explain", "Say why a job has no result yet: the nearest result of the store, and what differs.", "parsers"
-        ),
+        Command("explain", "Say why a job has no result yet: the nearest result of the store, and what differs."),
         Command("notify", "Show who was told what about a sweep, or try whether notifications arrive."),
         Command(
             "doctor",
@@ -81,20 +79,20 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         ),
     ),
     "Steer it": (
-        Command("pause", "Start nothing new of a sweep until it is resumed; what runs goes on.", "steering"),
-        Command("resume", "Let a paused sweep go on.", "steering"),
-        Command("stop", "End a sweep gently: what runs goes on to its end, nothing else starts.", "steering"),
+        Command("pause", "Start nothing new of a sweep until it is resumed; what runs goes on.", "commands.lifecycle"),
+        Command("resume", "Let a paused sweep go on.", "commands.lifecycle"),
+        Command("stop", "End a sweep gently: what runs goes on to its end, nothing else starts.", "commands.lifecycle"),
         Command(
             "cancel",
             "End a sweep, or some of its jobs, now: what runs ends after a checkpoint, nothing else starts.",
-            "steering",
+            "commands.lifecycle",
         ),
         Command(
             "retry",
             "Give jobs that failed, were skipped or cancelled another chance; without jobs all of them.",
-            "steering",
+            "commands.lifecycle",
         ),
-        Command("priority", "Give a sweep another priority until its plan changes.", "steering"),
+        Command("priority", "Give a sweep another priority until its plan changes.", "commands.lifecycle"),
     ),
     "Take the answer": (
         Command(
@@ -109,7 +107,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         Command(
             "export", "Write a backbone for timm: safetensors, configuration, and a card of what it is and was made of."
         ),
-        Command("publish", "Bring MLflow up to date with a sweep; safe to repeat.", "parsers"),
+        Command("publish", "Bring MLflow up to date with a sweep; safe to repeat."),
         Command(
             "reproduce",
             "Write what a submitted sweep was made from: its sweep.yaml complete in itself, "
@@ -140,10 +138,9 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         Command(
             "drain",
             "Bring the whole cluster to rest, for an upgrade or maintenance: no sweep starts anything until --end.",
-            "steering",
         ),
         Command("quota", "Bound what each user's sweeps hold at once on a cluster."),
-        Command("config", "Show the settings that count here, and name places to act at.", "configuring:group"),
+        Command("config", "Show the settings that count here, and name places to act at.", "commands.config:group"),
     ),
 }
 """By section of ``--help``, in the order in which people need them."""

@@ -13,7 +13,7 @@ from orchestrator.planning.estimate.eta import TimeLeft, time_left
 from orchestrator.planning.estimate.makespan import Fleet
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.artifact_lookup import history_of
-from orchestrator.services.preview import this_machine
+from orchestrator.services.fleets import this_machine
 from orchestrator.services.settings import Settings
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState

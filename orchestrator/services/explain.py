@@ -13,7 +13,6 @@ from orchestrator.planning.graph.explain import FieldChange, causes, nearest
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.artifact_lookup import ArtifactSummary, ask_all, read_artifact_summary
 from orchestrator.storage.layout import checkpoints_folder
-from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.suggest import did_you_mean
 
@@ -71,20 +70,22 @@ class _Identities:
         return causes(old, new, self.stored, self.planned)
 
 
-def explain(name: str, plan: Plan | None, store_uri: str, *, against: str = "") -> Explanation:
+def explain_job(
+    name: str, plan: Plan | None, store_uri: str, store: ObjectStore | None, *, against: str = ""
+) -> Explanation:
     """Explain a job of a plan, or without a plan a key of the store.
 
     Args:
         name: of the job; or a key.
         plan: the job's.
-        store_uri: where results are; it need not exist.
+        store_uri: where results are.
+        store: the same, opened; None = there is none yet.
         against: key to compare with; default: the nearest result of the same kind.
 
     Raises:
         NotFoundError: there is no such job, key or result to compare with.
         StorageTimeoutError: the store did not answer in time.
     """
-    store = open_store(store_uri) if is_initialised(store_uri) else None
     key, identity = _subject(name, plan, store, store_uri)
     until_s = time.monotonic() + DEADLINE_S
     committed = read_artifact_summary(store, key) if store is not None else None

@@ -30,7 +30,8 @@ from orchestrator.planning.graph.identity import CODE_VERSIONS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.artifact_lookup import ArtifactStatus
 from orchestrator.services.costs import read_prices
-from orchestrator.services.preview import Preview, StatedCluster, choose_fleet, diff_lines, diff_table, make_preview
+from orchestrator.services.fleets import StatedCluster, choose_fleet
+from orchestrator.services.preview import Preview, diff_lines, diff_table, make_preview
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.terminal import say, show
 from orchestrator.state.snapshot import Snapshot

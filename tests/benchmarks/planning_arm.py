@@ -12,7 +12,7 @@ from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.makespan import list_schedule
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.services.artifact_lookup import lookup_artifacts
-from orchestrator.services.preview import StatedCluster, stated_fleet
+from orchestrator.services.fleets import StatedCluster, stated_fleet
 from orchestrator.sweepfile import parse_sweep
 
 _SPACES, _TRANSFERS = 8, 9

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.watch import Watching, view
+from orchestrator.cli.commands.watch import Watching, view
 from orchestrator.storage.local import LocalStore
 from tests.live_sweep import SWEEP, write_live_sweep
 

@@ -32,8 +32,10 @@ from orchestrator.services.artifact_lookup import (
     lookup_artifacts,
     read_artifact_summary,
 )
-from orchestrator.services.explain import explain
-from orchestrator.services.preview import Preview, StatedCluster, make_preview, stated_fleet, this_machine
+from orchestrator.services.explain import Explanation, explain_job
+from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
+from orchestrator.services.preview import Preview, make_preview
+from orchestrator.services.sources import find_store
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.layout import record_name
 from orchestrator.storage.open import open_store
@@ -64,6 +66,10 @@ SECOND = (
     .replace("levels/", "steps/")
     .replace("protocol: probe", "protocol: finetune")
 )
+
+
+def explain(job: str, plan: Plan | None, uri: str, *, against: str = "") -> Explanation:
+    return explain_job(job, plan, uri, find_store(uri), against=against)
 
 
 def planned(text: str, folder: Path, name: str = "sweep.yaml") -> tuple[Sweep, Plan]:

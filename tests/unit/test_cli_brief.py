@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cli.follow import job_line
+from orchestrator.cli.commands.watch import job_line
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.services.status import MAX_CHARACTERS, brief_message, brief_reason

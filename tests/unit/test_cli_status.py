@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.status import exit_code_for
+from orchestrator.cli.commands.status import exit_code_for
 from orchestrator.services.status import failure_lines
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.snapshot import JobView, Snapshot

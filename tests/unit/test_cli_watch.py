@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from orchestrator.cli.commands.watch import Watching, view
 from orchestrator.cli.matrix import Matrix
 from orchestrator.cli.screen import frame
-from orchestrator.cli.watch import Watching, view
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.status import SweepStatus

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from orchestrator.cli.commands.plan import PlanOptions, show_plan
 from orchestrator.cli.commands.power import PowerOptions, _lines, show_power
 from orchestrator.cli.output import DocumentForm
-from orchestrator.cli.plan import PlanOptions, show_plan
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.planning.estimate.costs import PriceTable

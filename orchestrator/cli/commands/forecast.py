@@ -26,14 +26,8 @@ from orchestrator.planning.estimate.makespan import Fleet
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.costs import read_prices
-from orchestrator.services.preview import (
-    Preview,
-    StatedCluster,
-    check_accelerator,
-    make_preview,
-    stated_fleet,
-    this_machine,
-)
+from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
+from orchestrator.services.preview import Preview, check_accelerator, make_preview
 from orchestrator.services.settings import Settings
 from orchestrator.simulation import Forecast
 from orchestrator.simulation.study import imagined, join_plans
@@ -84,10 +78,10 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     )
     _check(options)
     fleet = stated_fleet(options.cluster) if options.cluster.is_stated else this_machine()
-    prices = read_prices(options.prices)
-    expected = _expect(sweeps, fleet, prices, options)
+    table = read_prices(options.prices)
+    expected = _expect(sweeps, fleet, table, options)
     found = _simulate(expected, fleet, options)
-    bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=prices)
+    bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=table)
     lines = _lines(found, fleet, expected, bill)
     _write_charts(found, lines, options)
     if options.form is not DocumentForm.TABLE:

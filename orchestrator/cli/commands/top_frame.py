@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.cli.watch import Watching
+from orchestrator.cli.commands.watch import Watching
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
+from typing import Annotated
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
+from orchestrator.cli.arguments import (
+    PricesOption,
+    StoreOption,
+    complete_sweep,
+)
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.cli.pages import compare_line, compare_link
 from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError, UserError
 from orchestrator.core.units import format_duration
@@ -38,6 +45,19 @@ _EXITS = {
     SweepState.FAILED: ExitCode.SWEEP_FAILED,
     SweepState.CANCELLED: ExitCode.CANCELLED,
 }
+
+
+def status(
+    sweep: Annotated[
+        str, typer.Argument(help="Name of a sweep; none: list all sweeps.", autocompletion=complete_sweep)
+    ] = "",
+    *,
+    prices: PricesOption = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show the state of a sweep's jobs, from the store alone."""
+    raise typer.Exit(show_status(sweep, store, output, prices))
 
 
 def exit_code_for(snapshot: Snapshot) -> ExitCode:

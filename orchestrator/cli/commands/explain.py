@@ -4,47 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
-from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, print_document, stdout_console
+import typer
+
+from orchestrator.cli.arguments import (
+    StoreOption,
+)
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.services.explain import Explanation, explain
+from orchestrator.services.explain import Explanation, explain_job
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import find_plan
+from orchestrator.services.sources import find_plan, find_store
 from orchestrator.services.status import brief_reason
 from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
-from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_snapshot
 
 _SHOWN = 20
 """Sweeps of the store that an error names."""
 
 
-def explain_job(job: str, *, sweep: str, against: str, form: DocumentForm, store_uri: str) -> ExitCode:
-    """Print what the store has of a job, or which field keeps it from having a result."""
-    uri = store_uri or Settings().store_uri()
-    plan = _find_plan(sweep, uri) if sweep else None
-    place = Settings().known_store_uri(store_uri or (plan.store_uri if plan else uri))
-    found = explain(job, plan, place, against=against)
-    view = _submitted(found, plan, place) if plan else None
-    if form is not DocumentForm.TABLE:
-        print_document({**found.to_json(), **_view_document(view)}, form)
-        return ExitCode.OK
+def explain(
+    job: Annotated[str, typer.Argument(help="Name of a job, or a key of the store.")],
+    *,
+    sweep: Annotated[str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")] = "",
+    against: Annotated[str, typer.Option(help="Compare with this key instead of the nearest one.")] = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Say why a job has no result yet: the nearest result of the store, and what differs."""
+    uri = store or Settings().store_uri()
+    opened = find_store(uri) if sweep else None
+    plan = _find_plan(sweep, uri, opened) if sweep else None
+    place = Settings().known_store_uri(store or (plan.store_uri if plan else uri))
+    results = opened if opened is not None and place == uri else find_store(place)
+    found = explain_job(job, plan, place, results, against=against)
+    view = _submitted(found, plan, results) if plan and results else None
+    if output is not DocumentForm.TABLE:
+        print_document({**found.to_json(), **_view_document(view)}, output)
+        return
     for line in (*explanation_lines(found), *_view_lines(view, plan.sweep if plan else "")):
         stdout_console().print(line, markup=False)
-    return ExitCode.OK
 
 
-def _find_plan(sweep: str, uri: str) -> Plan:
+def _find_plan(sweep: str, uri: str, store: ObjectStore | None) -> Plan:
     """As ``find_plan``; its refusal of an unknown name knows files and shipped sweeps, but not what was submitted."""
     try:
-        return find_plan(sweep, uri)
+        return find_plan(sweep, uri, store=store)
     except SpecError as error:
-        if Path(sweep).is_file() or not is_initialised(uri):
+        if Path(sweep).is_file() or store is None:
             raise
-        names = list_sweeps(open_store(uri))
+        names = list_sweeps(store)
         if sweep in names:
             raise
         submitted = ", ".join(names[-_SHOWN:]) or "none"
@@ -52,11 +65,8 @@ def _find_plan(sweep: str, uri: str) -> Plan:
         raise SpecError((*error.problems, message)) from None
 
 
-def _submitted(found: Explanation, plan: Plan, uri: str) -> JobView | None:
+def _submitted(found: Explanation, plan: Plan, store: ObjectStore) -> JobView | None:
     """The very job as its sweep has it, if that was submitted to this store."""
-    if not is_initialised(uri):
-        return None
-    store = open_store(uri)
     if plan.sweep not in list_sweeps(store):
         return None
     view = load_snapshot(store, plan.sweep).jobs.get(found.name)

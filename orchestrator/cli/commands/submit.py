@@ -6,13 +6,18 @@ import shlex
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Annotated
 
+import typer
+
+from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, SweepFile, Yes, scale_name
+from orchestrator.cli.commands.lifecycle import parse_priority
+from orchestrator.cli.commands.plan import kinds_table, summary_line
 from orchestrator.cli.commands.report import print_report
+from orchestrator.cli.commands.status import exit_code_for
+from orchestrator.cli.commands.watch import follow_sweep
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.follow import follow_sweep
-from orchestrator.cli.output import DocumentForm, TableForm, print_document, stderr_console
-from orchestrator.cli.plan import plan_table, summary_line
-from orchestrator.cli.status import exit_code_for
+from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, print_document, stderr_console
 from orchestrator.core.errors import ClusterError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.preview import preview_lines
@@ -53,6 +58,47 @@ class SubmitOptions:
     code: Code | None = None
     """None = as set."""
     form: DocumentForm = DocumentForm.TABLE
+
+
+def submit(  # noqa: PLR0913 - one parameter per flag
+    sweep: SweepFile,
+    *,
+    yes: Yes = False,
+    wait: Annotated[bool, typer.Option(help="Follow until the sweep ends; Ctrl-C detaches.")] = True,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Run Ray inside this command.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Adopt an unfinished sweep of another cluster.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if the sweep belongs to somebody else.")] = False,
+    priority: Annotated[
+        str, typer.Option(help="low, normal, high, urgent, or a whole number, instead of the file's.")
+    ] = "",
+    code: Annotated[
+        Code | None,
+        typer.Option(help="Through a dashboard: run what is installed there, or send this code as a wheel."),
+    ] = None,
+    prices: PricesOption = "",
+    overrides: SetOption = None,
+    scale: ScaleOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Plan a sweep, run it, and print its answer."""
+    options = SubmitOptions(
+        yes=yes,
+        wait=wait,
+        foreground=foreground,
+        take_over=take_over,
+        force=force,
+        priority=parse_priority(priority) if priority else None,
+        prices=prices,
+        code=code,
+        overrides=tuple(overrides or ()),
+        scale=scale_name(scale),
+        store=store,
+        form=output,
+    )
+    raise typer.Exit(submit_sweep(sweep, options))
 
 
 def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
@@ -104,7 +150,7 @@ def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
     """Show all that a submit would do; whether the budget, the owner and the user agree."""
     console, preview, check, plan = stderr_console(), prepared.preview, prepared.check, prepared.plan
     found = dict(preview.found.dispositions)
-    console.print(plan_table(plan, found))
+    console.print(kinds_table(plan, found))
     console.print(summary_line(plan, found), markup=False)
     for line in preview_lines(preview):
         console.print(line, markup=False)

@@ -8,22 +8,29 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Protocol
 
+import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from orchestrator.cli.arguments import (
+    StoreOption,
+    SweepName,
+)
+from orchestrator.cli.commands.status import exit_code_for, status_table
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.follow import Lines, job_line
 from orchestrator.cli.matrix import Matrix
 from orchestrator.cli.output import stderr_console
 from orchestrator.cli.screen import frame
-from orchestrator.cli.status import exit_code_for
-from orchestrator.core.errors import StorageError
-from orchestrator.core.units import format_duration
+from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
 from orchestrator.services.sources import open_existing_store, require_sweep
-from orchestrator.services.status import SweepStatus, failure_lines, load_status, revive_killed_stack
+from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
+from orchestrator.services.transports import Submitter
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
@@ -33,6 +40,25 @@ from orchestrator.sweeps.client import SweepLedger
 EVERY_S = 0.5
 _NUM_KEPT = 50
 _LEAVE = frozenset("qQ\x1b")
+
+
+def watch(
+    sweep: SweepName,
+    *,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 0.5,
+    store: StoreOption = "",
+) -> None:
+    """Show a sweep full-screen as it goes; on a pipe, one line per job that ends. Leaving stops nothing."""
+    raise typer.Exit(watch_sweep(sweep, store, every_s=every))
+
+
+_POLL_S = 0.2
+_PATIENCE_S = 15.0
+_NOT_TAKEN = (
+    "The controller has not taken the sweep yet. It waits in the store; if this goes on, see the actor 'controller' in "
+    "the Ray dashboard, and that its nodes reach the store."
+)
+_SHOWN_METRIC = "val_error"
 
 
 class Watching:
@@ -167,3 +193,88 @@ def _pressed(every_s: float) -> bool:
         if select.select([sys.stdin], [], [], left_s)[0] and sys.stdin.read(1) in _LEAVE:
             return True
     return False
+
+
+class _Display(Protocol):
+    def show(self, standing: SweepStatus) -> None: ...
+
+
+def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_id: str) -> Snapshot:
+    """Show progress until the message is settled and the sweep has ended; returns its final snapshot.
+
+    Raises:
+        UserError: the controller refused the message.
+    """
+    pacer, prices = EtaTracker(), read_prices("")
+    ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
+    with _display() as display:
+        while True:
+            snapshot = ledger.refresh()
+            if message_id in snapshot.refusals:
+                message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
+                raise UserError(message)
+            if message_id in snapshot.handled:
+                display.show(load_status(store, snapshot, pacer, prices))
+                if snapshot.state.is_final:
+                    return snapshot
+            elif time.monotonic() > patience_ends_s:
+                patience_ends_s += _PATIENCE_S
+                stderr_console().print(_NOT_TAKEN, soft_wrap=True)
+            connection.keep_alive()
+            time.sleep(_POLL_S)
+
+
+@contextmanager
+def _display() -> Iterator[_Display]:
+    console = stderr_console()
+    if not console.is_terminal:
+        yield Lines()
+        return
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        yield _Table(live)
+
+
+class _Table:
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def show(self, standing: SweepStatus) -> None:
+        self._live.update(status_table(standing))
+
+
+class Lines:
+    """For pipes and logs: says each job's end once, and sums up what had ended before."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] | None = None
+
+    def show(self, standing: SweepStatus) -> None:
+        snapshot = standing.snapshot
+        now = {view.name: f"{view.state.value}#{view.num_attempts}" for view in snapshot.jobs.values()}
+        num_ended = sum(view.state.is_final for view in snapshot.jobs.values())
+        if self._said is None:
+            self._said = now
+            stderr_console().print(f"{num_ended} of {len(now)} jobs have ended already")
+            return
+        for view in snapshot.jobs.values():
+            if self._said.get(view.name) != now[view.name] and (view.state.is_final or view.failures):
+                stderr_console().print(f"[{num_ended}/{len(now)}] {job_line(view)}", markup=False, soft_wrap=True)
+        self._said = now
+
+
+def job_line(view: JobView) -> str:
+    """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
+    failure = view.last_failure
+    if failure is not None and not view.state.is_final:
+        # The reason is told once, when the attempt ends; what follows says only that it goes on.
+        if view.attempt is not None:
+            return f"{view.name} runs again (attempt {view.attempt.number})"
+        return f"{view.name} will be tried again after {brief(failure)}"
+    parts = [f"{view.name} {view.state.value}"]
+    if view.state.is_done and view.timings is not None:
+        parts.append(f"in {format_duration(view.timings.work_s)}")
+    if _SHOWN_METRIC in view.metrics:
+        parts.append(f"{_SHOWN_METRIC} {format_percent(view.metrics[_SHOWN_METRIC])} %")
+    if failure is not None and not view.state.is_done:
+        parts.append(f"({brief(failure)})")
+    return " ".join(parts)

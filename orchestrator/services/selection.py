@@ -12,6 +12,7 @@ from orchestrator.core.errors import NotFoundError
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState
 from orchestrator.sweepfile.suggest import did_you_mean
 
 _OWN = ("job", "kind", "state")
@@ -29,6 +30,26 @@ class Condition:
     def matches(self, text: str) -> bool:
         """Whether a job with this text passes."""
         return any(fnmatchcase(text, pattern) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSelection:
+    """Which jobs a user named; with neither names nor conditions the whole sweep is meant."""
+
+    names: tuple[str, ...] = ()
+    """Or patterns, as of a shell."""
+    conditions: tuple[Condition, ...] = ()
+    states: tuple[JobState, ...] = ()
+    """In which a job can be meant at all."""
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing was named."""
+        return not self.names and not self.conditions
+
+    def select(self, snapshot: Snapshot) -> list[JobView]:
+        """The jobs of a sweep, whatever state they are in. Raises as ``select``."""
+        return select(snapshot, self.names, self.conditions)
 
 
 def parse_where(arguments: Sequence[str]) -> tuple[Condition, ...]:

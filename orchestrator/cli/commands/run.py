@@ -9,19 +9,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from orchestrator.cli.arguments import (
+    StoreOption,
+)
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.settings import Settings
+from orchestrator.services.sources import find_store
 from orchestrator.services.status import describe_progress
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.storage.open import open_store
 from orchestrator.storage.overlay import OverlayStore
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile import load_sweep
@@ -41,15 +48,32 @@ class RunOptions:
     store: str
 
 
+def run(
+    job: Annotated[str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).")],
+    *,
+    sweep: Annotated[
+        str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")
+    ] = "quickstart",
+    inprocess: Annotated[bool, typer.Option("--inprocess", help="In this process, without Ray.")] = False,
+    pdb: Annotated[bool, typer.Option("--pdb", help="Open the debugger where the job fails.")] = False,
+    commit: Annotated[bool, typer.Option("--commit", help="Keep the result in the store.")] = False,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Reproduce one job in the foreground; by default nothing of it stays in the store."""
+    options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, form=output, store=store)
+    raise typer.Exit(run_job(job, options))
+
+
 def run_job(name: str, options: RunOptions) -> ExitCode:
     """Run a job and whatever of its inputs is not committed yet; print its metrics."""
     if not options.inprocess:
         message = "only --inprocess is offered: add it (on the cluster, jobs run by `orchestrator submit`)"
         raise UsageError(message)
-    plan = _find_plan(options)
+    plan, base = _find_plan(options)
     job = _find_job(plan, name)
     with tempfile.TemporaryDirectory(prefix="orchestrator-run-") as folder:
-        store = _store_for(plan, job, Path(folder), keep=options.commit)
+        store = _store_for(base, job, Path(folder), keep=options.commit)
         jobs = (*_missing_inputs(plan, job, store), job)
         _refuse_searches(jobs)
         try:
@@ -71,15 +95,16 @@ def _show_metrics(job: Job, result: JobResult, form: DocumentForm) -> None:
         stdout_console().print(f"{metric} {value:.6g}")
 
 
-def _find_plan(options: RunOptions) -> Plan:
-    """A sweep that the store knows, else a file or shipped sweep planned now."""
+def _find_plan(options: RunOptions) -> tuple[Plan, ObjectStore]:
+    """A sweep that the store knows, else a file or shipped sweep planned now; and where its results are."""
     uri = options.store or Settings().store_uri()
-    if is_initialised(uri):
-        store = open_store(uri)
-        if options.sweep in list_sweeps(store):
-            return load_plan(store, options.sweep)
-    sweep, _ = load_sweep(options.sweep)
-    return build_plan(sweep, store_uri=Settings().known_store_uri(options.store, sweep))
+    store = find_store(uri)
+    if store is not None and options.sweep in list_sweeps(store):
+        plan = load_plan(store, options.sweep)
+    else:
+        sweep, _ = load_sweep(options.sweep)
+        plan = build_plan(sweep, store_uri=Settings().known_store_uri(options.store, sweep))
+    return plan, store if store is not None and plan.store_uri == uri else open_store(plan.store_uri)
 
 
 def _find_job(plan: Plan, name: str) -> Job:
@@ -90,9 +115,8 @@ def _find_job(plan: Plan, name: str) -> Job:
     return jobs[name]
 
 
-def _store_for(plan: Plan, job: Job, folder: Path, *, keep: bool) -> ObjectStore:
-    """The plan's store, under an overlay unless the result is kept; there, a committed job is run anew."""
-    base = open_store(plan.store_uri)
+def _store_for(base: ObjectStore, job: Job, folder: Path, *, keep: bool) -> ObjectStore:
+    """The store, under an overlay unless the result is kept; there, a committed job is run anew."""
     if keep:
         return base
     return OverlayStore(LocalStore(folder / "overlay"), base, hidden=f"artifacts/{job.kind.value}/{job.key}/")
