@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.cli.commands.watch import Watching, view
-from orchestrator.cli.matrix import Matrix
-from orchestrator.cli.screen import frame
+from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.status import SweepStatus

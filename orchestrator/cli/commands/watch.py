@@ -20,10 +20,9 @@ from orchestrator.cli.arguments import (
     SweepName,
 )
 from orchestrator.cli.commands.status import exit_code_for, status_table
+from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.matrix import Matrix
 from orchestrator.cli.output import stderr_console
-from orchestrator.cli.screen import frame
 from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
