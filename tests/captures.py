@@ -64,7 +64,7 @@ def capture_watch(console: Console) -> None:
         write_live_sweep(store, num_transfers=1_000, now=time.time(), is_served=True)
         watching = Watching(store, SWEEP)
         watching.look()
-        watching.pacer.wait()
+        watching.tracker.wait()
         watching.look()
         with patch.object(Console, "height", _HEIGHT):
             console.print(view(watching, console))

@@ -162,8 +162,7 @@ class Sweep:
         if prepared.check.refusals:
             raise InfeasibleError("; ".join(prepared.check.refusals))
         is_agreed = agree(prepared.check, changed)
-        store = None if settings.jobs_address and not is_here else prepared.check.probed_store()
-        self._opened = store
+        store = self._opened = prepared.probed_store()
         if store is not None and is_here:
             ran = run_sweep_inprocess(
                 store, prepared.plan, self._text, directory=directory, provenance=captured_document()

@@ -27,7 +27,7 @@ from orchestrator.services.submit import (
     SubmitAnswer,
     SubmitCheck,
     SubmitRequest,
-    Verdict,
+    SubmitVerdict,
     check_submit,
     deliver,
     difference_text,
@@ -85,8 +85,8 @@ def _settled(ledger: SweepLedger, message: str) -> SubmitAnswer:
     while message not in (snapshot := ledger.refresh()).handled and time.monotonic() < until_s:
         time.sleep(_POLL_S)
     if refused := snapshot.refusals.get(message, ""):
-        return SubmitAnswer(verdict=Verdict.REFUSED, message=refused, exit_code=ExitCode.REFUSED)
-    return SubmitAnswer(verdict=Verdict.ACCEPTED if message in snapshot.handled else Verdict.WAITING)
+        return SubmitAnswer(verdict=SubmitVerdict.REFUSED, message=refused, exit_code=ExitCode.REFUSED)
+    return SubmitAnswer(verdict=SubmitVerdict.ACCEPTED if message in snapshot.handled else SubmitVerdict.WAITING)
 
 
 def _settings(request: SubmitRequest, environment: Mapping[str, str]) -> Settings:
@@ -114,11 +114,13 @@ def _code_of(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _refusal(check: SubmitCheck, request: SubmitRequest) -> SubmitAnswer | None:
     if check.refusals:
-        return SubmitAnswer(verdict=Verdict.REFUSED, message="; ".join(check.refusals), exit_code=ExitCode.REFUSED)
+        return SubmitAnswer(
+            verdict=SubmitVerdict.REFUSED, message="; ".join(check.refusals), exit_code=ExitCode.REFUSED
+        )
     if check.previous is None or not check.changes_plan or request.replaces:
         return None
     text = difference_text(check.previous, check.plan)
-    return SubmitAnswer(verdict=Verdict.DIFFERS, message=text, exit_code=ExitCode.REFUSED)
+    return SubmitAnswer(verdict=SubmitVerdict.DIFFERS, message=text, exit_code=ExitCode.REFUSED)
 
 
 def main(arguments: list[str]) -> int:
@@ -130,7 +132,7 @@ def main(arguments: list[str]) -> int:
         os.environ.pop(_JOB_CONFIG, None)  # else Ray would give this job's whole environment to the controller
         answer = accept(request, environment)
     except OrchestratorError as error:
-        answer = SubmitAnswer(verdict=Verdict.REFUSED, message=str(error), exit_code=exit_code_of(error))
+        answer = SubmitAnswer(verdict=SubmitVerdict.REFUSED, message=str(error), exit_code=exit_code_of(error))
     sys.stdout.write(f"\n{answer.to_line()}\n")
     # The job itself has done its work, whatever the answer is.
     return 0

@@ -169,7 +169,7 @@ class SubmitRequest:
             raise UserError(message) from error
 
 
-class Verdict(StrEnum):
+class SubmitVerdict(StrEnum):
     """What became of a submit."""
 
     ACCEPTED = "accepted"
@@ -185,7 +185,7 @@ class Verdict(StrEnum):
 class SubmitAnswer:
     """What a cluster says to a request from elsewhere: one line among all that the job there prints."""
 
-    verdict: Verdict
+    verdict: SubmitVerdict
     message: str = ""
     """Why it is refused, or how the plans differ."""
     notices: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class SubmitAnswer:
             return None
         try:
             document = parse_json(lines[-1].removeprefix(ANSWER_MARK))
-            verdict, notices = Verdict(document.pop("verdict")), tuple(document.pop("notices"))
+            verdict, notices = SubmitVerdict(document.pop("verdict")), tuple(document.pop("notices"))
             return cls(**document, verdict=verdict, notices=notices)
         except (ValueError, TypeError, KeyError):
             return None
@@ -326,11 +326,17 @@ class PreparedSubmit:
     check: SubmitCheck
     text: str
     """The sweep.yaml."""
+    is_elsewhere: bool
+    """Whether the cluster alone reads and writes the store, even if it is known here."""
 
     @property
     def plan(self) -> Plan:
         """What would be submitted."""
         return self.preview.plan
+
+    def probed_store(self) -> ObjectStore | None:
+        """As of the check; None where only the cluster uses it, which asks it there."""
+        return None if self.is_elsewhere else self.check.probed_store()
 
 
 def prepare_submit(
@@ -367,14 +373,15 @@ def prepare_submit(
     fleet, table = choose_fleet(settings, StatedCluster()), read_prices(prices)
     preview = make_preview(sweep, plan, fleet=fleet, prices=table)
     found = preview.found
-    if settings.jobs_address:  # the cluster's own store is checked there, and what is known here is shown
+    is_elsewhere = bool(settings.jobs_address) and not runs_here
+    if is_elsewhere:  # it is checked there, and what is known here is only shown
         found = replace(found, problems=())
     if runs_here:
         settings.known_store_uri(plan.store_uri)
     else:
         settings.require_meeting_place(plan.store_uri)
     check = check_submit(plan, found, sender=current_user(), consent=consent, refusals=preview.refusals)
-    return PreparedSubmit(preview=preview, check=check, text=text)
+    return PreparedSubmit(preview=preview, check=check, text=text, is_elsewhere=is_elsewhere)
 
 
 def deliver(request: SubmitRequest, store: ObjectStore, cluster: str) -> str:

@@ -26,7 +26,7 @@ from orchestrator.remote.job import start_job, wait_for_answer
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.settings_sources import Code
 from orchestrator.services.sources import ANSWER_S
-from orchestrator.services.submit import SubmitAnswer, SubmitRequest, Verdict, deliver
+from orchestrator.services.submit import SubmitAnswer, SubmitRequest, SubmitVerdict, deliver
 from orchestrator.services.terminal import confirmed, say
 from orchestrator.stack.attach import attach_cluster, detach
 from orchestrator.storage.open import is_initialised, open_store
@@ -122,14 +122,14 @@ class DashboardTransport:
         """
         request = replace(request, cluster=self.settings.cluster_name, namespace=self.settings.namespace)
         answer = self._send(request)
-        if answer.verdict is Verdict.DIFFERS:
+        if answer.verdict is SubmitVerdict.DIFFERS:
             say(answer.message)
             if not self.asks("Replace its plan and submit?"):
                 raise InfeasibleError(f"sweep {request.plan.sweep} has another plan there, and was left as it is")
             answer = self._send(replace(request, replaces=True))
         _raise_refusal(answer)
         counts = ", ".join(f"{number} {what}" for what, number in answer.counts.items())
-        waits = "" if answer.verdict is Verdict.ACCEPTED else "; its controller is busy, and takes it in its turn"
+        waits = "" if answer.verdict is SubmitVerdict.ACCEPTED else "; its controller is busy, and takes it in its turn"
         say(f"Cluster {answer.cluster} has it ({counts}; store {answer.store_uri}){waits}.")
         return request.message_id
 
@@ -153,7 +153,7 @@ class DashboardTransport:
 
 
 def _raise_refusal(answer: SubmitAnswer) -> None:
-    if answer.verdict not in {Verdict.REFUSED, Verdict.DIFFERS}:
+    if answer.verdict not in {SubmitVerdict.REFUSED, SubmitVerdict.DIFFERS}:
         return
     message = f"the cluster refused it: {answer.message}"
     if answer.exit_code == _EXIT_CODE_OF_SPEC:

@@ -21,7 +21,7 @@ from orchestrator.remote.dashboard import Dashboard
 from orchestrator.remote.job import FILE, build_wheel, pack, start_job, wait_for_answer
 from orchestrator.services.settings import Settings
 from orchestrator.services.settings_sources import Code
-from orchestrator.services.submit import Program, SubmitAnswer, SubmitRequest, Verdict
+from orchestrator.services.submit import Program, SubmitAnswer, SubmitRequest, SubmitVerdict
 from orchestrator.services.transports import DashboardTransport
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import Consent, Ownership
@@ -153,9 +153,9 @@ def send(dashboard: Dashboard, request: SubmitRequest, **options: Any) -> Submit
 
 
 def test_submit_sends_the_payload_and_nothing_secret_in_what_ray_shows(cluster: Cluster, dashboard: Dashboard) -> None:
-    cluster.answers = [SubmitAnswer(verdict=Verdict.ACCEPTED, counts={"new": 6}, cluster="team")]
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.ACCEPTED, counts={"new": 6}, cluster="team")]
     answer = send(dashboard, payload())
-    assert (answer.verdict, answer.counts) == (Verdict.ACCEPTED, {"new": 6})
+    assert (answer.verdict, answer.counts) == (SubmitVerdict.ACCEPTED, {"new": 6})
     (job,) = cluster.jobs.values()
     assert job["entrypoint"] == f"python -m orchestrator.cli.accept {FILE}"
     assert list(job["runtime_env"]) == ["working_dir"]
@@ -173,9 +173,9 @@ def test_code_travels_as_a_wheel_that_names_its_content(cluster: Cluster, dashbo
 
 
 def test_job_whose_answer_got_lost_is_not_started_twice(cluster: Cluster, dashboard: Dashboard) -> None:
-    cluster.answers = [SubmitAnswer(verdict=Verdict.ACCEPTED)]
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.ACCEPTED)]
     cluster.loses_next_answer = True
-    assert send(dashboard, payload()).verdict is Verdict.ACCEPTED
+    assert send(dashboard, payload()).verdict is SubmitVerdict.ACCEPTED
     assert len(cluster.jobs) == 1
 
 
@@ -249,8 +249,8 @@ def test_changed_sweep_is_shown_and_replaced_once_the_user_agrees(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.answers = [
-        SubmitAnswer(verdict=Verdict.DIFFERS, message="revision 1 -> this one: 2 added", exit_code=3),
-        SubmitAnswer(verdict=Verdict.ACCEPTED, cluster="team", notices=("the cluster has torch 1, here is 2",)),
+        SubmitAnswer(verdict=SubmitVerdict.DIFFERS, message="revision 1 -> this one: 2 added", exit_code=3),
+        SubmitAnswer(verdict=SubmitVerdict.ACCEPTED, cluster="team", notices=("the cluster has torch 1, here is 2",)),
     ]
     message = submitter(cluster, tmp_path, agrees=True).submit(request())
     first, second = sent(cluster)
@@ -263,14 +263,14 @@ def test_changed_sweep_is_shown_and_replaced_once_the_user_agrees(
 
 
 def test_changed_sweep_stays_as_it_is_unless_the_user_agrees(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.answers = [SubmitAnswer(verdict=Verdict.DIFFERS, message="2 added", exit_code=3)]
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.DIFFERS, message="2 added", exit_code=3)]
     with pytest.raises(InfeasibleError, match="left as it is"):
         submitter(cluster, tmp_path, agrees=False).submit(request())
     assert len(cluster.jobs) == 1
 
 
 def test_refusal_of_the_cluster_reaches_the_user(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.answers = [SubmitAnswer(verdict=Verdict.REFUSED, message="it belongs to ann", exit_code=3)]
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.REFUSED, message="it belongs to ann", exit_code=3)]
     with pytest.raises(InfeasibleError, match="belongs to ann"):
         submitter(cluster, tmp_path, agrees=True).submit(request())
 
@@ -293,7 +293,7 @@ def test_payload_survives_its_journey_and_other_forms_are_refused() -> None:
 
 
 def test_answer_is_found_in_whatever_a_job_prints() -> None:
-    answer = SubmitAnswer(verdict=Verdict.WAITING, notices=("a", "b"), counts={"new": 1})
+    answer = SubmitAnswer(verdict=SubmitVerdict.WAITING, notices=("a", "b"), counts={"new": 1})
     assert SubmitAnswer.find(f"(pid=1) noise\n{answer.to_line()}\nmore") == answer
     for log in ("", "noise", "ORCHESTRATOR-ANSWER {", 'ORCHESTRATOR-ANSWER {"verdict": "perhaps"}'):
         assert SubmitAnswer.find(log) is None

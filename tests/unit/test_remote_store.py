@@ -20,7 +20,7 @@ from orchestrator.services.submit import (
     SubmitAnswer,
     SubmitCheck,
     SubmitRequest,
-    Verdict,
+    SubmitVerdict,
     check_code_versions,
     check_submit,
 )
@@ -108,7 +108,7 @@ def test_changed_plan_is_only_taken_from_who_agrees_to_replace() -> None:
     smaller = replace(plan, jobs=plan.jobs[:-1])
     answer = refusal(former(smaller), payload(plan))
     assert answer is not None
-    assert answer.verdict is Verdict.DIFFERS
+    assert answer.verdict is SubmitVerdict.DIFFERS
     assert "1 added" in answer.message
     assert refusal(former(smaller), payload(plan, replaces=True)) is None
     assert refusal(former(plan), payload(plan)) is None
@@ -123,7 +123,7 @@ def test_sweep_of_somebody_else_is_refused_unless_forced(tmp_path: Path) -> None
     check = check_submit(theirs, found, sender="ann", consent=Consent.ASK)
     answer = _refusal(check, payload(theirs))
     assert answer is not None
-    assert (answer.verdict, answer.exit_code) == (Verdict.REFUSED, 3)
+    assert (answer.verdict, answer.exit_code) == (SubmitVerdict.REFUSED, 3)
     assert "belongs to bob, and you are ann" in answer.message
     assert not check_submit(theirs, found, sender="ann", consent=Consent.FORCE).refusals
 

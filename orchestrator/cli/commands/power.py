@@ -24,7 +24,7 @@ from orchestrator.report.power_curve import PowerPanel, draw_power
 from orchestrator.report.render_terminal import FittingTable
 from orchestrator.report.text import TextTable
 from orchestrator.services.costs import read_prices
-from orchestrator.services.power import Option, PowerAnswer, Price, Question, answer_power
+from orchestrator.services.power import JobCost, Option, PowerAnswer, PowerQuestion, answer_power
 from orchestrator.services.preview import check_accelerator
 from orchestrator.services.settings import Settings
 from orchestrator.services.sources import find_plan
@@ -99,7 +99,7 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
     _check(options)
     plan, prices = _find_plan(reference, options), read_prices(options.prices)
     points = 100 if is_fraction(plan.metric) else 1
-    question = Question(
+    question = PowerQuestion(
         difference=options.difference / points,
         transfer=options.transfer,
         like=options.like,
@@ -146,7 +146,7 @@ def _document(answer: PowerAnswer, prices: PriceTable | None) -> dict[str, objec
 
 def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextTable:
     header = ["transfer seeds", f"pretraining seeds for {answer.target_power:.0%}", "power", "GPU-hours more"]
-    amounts: list[Callable[[Price], str]] = [lambda price: f"{price.gpu_hours:,.1f}"]
+    amounts: list[Callable[[JobCost], str]] = [lambda price: f"{price.gpu_hours:,.1f}"]
     if not any(option.added and option.added.gpu_hours for option in answer.options):
         header[-1] = "CPU-hours more"
         amounts = [lambda price: f"{price.cpu_hours:,.2f}"]
@@ -171,7 +171,7 @@ def _unit(metric: str) -> str:
     return " points" if is_fraction(metric) else ""
 
 
-def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[Price], str]]) -> tuple[str, ...]:
+def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[JobCost], str]]) -> tuple[str, ...]:
     spread = _from_to(_seeds(option.least), _seeds(option.most))
     if not answer.is_known:
         ends = [_from_to(_amount(option.least_added, say), _amount(option.most_added, say)) for say in amounts]
@@ -186,7 +186,7 @@ def _seeds(number: int | None) -> str:
     return f">{MOST_SEEDS}" if number is None else str(number)
 
 
-def _amount(price: Price | None, say: Callable[[Price], str]) -> str:
+def _amount(price: JobCost | None, say: Callable[[JobCost], str]) -> str:
     return "-" if price is None else say(price)
 
 

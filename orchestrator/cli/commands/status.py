@@ -74,22 +74,22 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
     if not sweep:
         return _show_all(store, form)
     require_sweep(store, sweep)
-    standing = load_status(store, load_snapshot(store, sweep), prices=table)
-    snapshot = standing.snapshot
+    status = load_status(store, load_snapshot(store, sweep), prices=table)
+    snapshot = status.snapshot
     revive_killed_stack(snapshot)
     if form is DocumentForm.TABLE:
         compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
-        stdout_console().print(status_table(standing))
+        stdout_console().print(status_table(status))
         stdout_console().print(compare, soft_wrap=True, markup=False, end="\n" if compare else "")
     else:
         compare = compare_link(store, snapshot.plan) if snapshot.plan is not None else ""
-        print_document({**status_document(standing), "compare": compare}, form)
+        print_document({**status_document(status), "compare": compare}, form)
     return exit_code_for(snapshot)
 
 
-def status_table(standing: SweepStatus) -> Table:
+def status_table(status: SweepStatus) -> Table:
     """One row per kind with counts by state and median seconds by phase, and what is running now."""
-    snapshot = standing.snapshot
+    snapshot = status.snapshot
     kinds: dict[str, list[JobView]] = {}
     for view in snapshot.jobs.values():
         kinds.setdefault(view.name.partition("/")[0], []).append(view)
@@ -101,7 +101,7 @@ def status_table(standing: SweepStatus) -> Table:
     for kind, views in kinds.items():
         counts = Counter(view.state for view in views)
         table.add_row(kind, *(str(counts[state] or "-") for state in seen), *_median_phases(views))
-    notes = [*status_lines(standing), *running_lines(standing), *failure_lines(snapshot)]
+    notes = [*status_lines(status), *running_lines(status), *failure_lines(snapshot)]
     table.caption, table.caption_justify = escape("\n".join(notes)) or None, "left"
     return table
 

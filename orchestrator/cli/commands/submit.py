@@ -121,7 +121,7 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
     if not _may_start(prepared, options):
         return ExitCode.REFUSED
     plan, check = prepared.plan, prepared.check
-    store = None if settings.jobs_address else check.probed_store()
+    store = prepared.probed_store()
     request = SubmitRequest(
         plan=plan,
         spec_text=text,

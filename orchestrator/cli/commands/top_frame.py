@@ -127,7 +127,7 @@ class Reader:
         told = next(iter(self._errors.values()), "")
         if watching is None:
             return Frame(sweeps=rows, chosen=shown, error=told)
-        standing = watching.standing
+        standing = watching.status
         jobs = [view for view in _ordered(standing) if (not states or view.state in states) and search in view.name]
         return Frame(
             sweeps=rows,
@@ -135,7 +135,7 @@ class Reader:
             jobs=tuple(_job_row(view, standing) for view in jobs[:MAX_JOBS]),
             num_jobs=len(jobs),
             counts={state.value: number for state, number in standing.snapshot.counts.items()},
-            nodes=tuple(_node_rows([one.standing for one in self._watched.values()], self._present())),
+            nodes=tuple(_node_rows([one.status for one in self._watched.values()], self._present())),
             notes=tuple(list(status_lines(standing))[:_MAX_NOTES]),
             error=told,
             settled={message: standing.snapshot.refusals.get(message, "") for message in standing.snapshot.handled},
@@ -143,7 +143,7 @@ class Reader:
 
     def _look_at(self, name: str, *, is_chosen: bool) -> None:
         watching = self._watched.get(name)
-        has_ended = watching is not None and watching.standing.snapshot.state.is_final
+        has_ended = watching is not None and watching.status.snapshot.state.is_final
         if has_ended and not is_chosen and time.monotonic() - self._looked_at_s[name] < ENDED_EVERY_S:
             return
         watching = watching or Watching(self._store, name)
@@ -158,7 +158,7 @@ class Reader:
 
     def _present(self) -> dict[str, NodePresence]:
         """The nodes of all clusters that have a controller, by name."""
-        standings = [watching.standing for watching in self._watched.values()]
+        standings = [watching.status for watching in self._watched.values()]
         clusters = {standing.snapshot.cluster for standing in standings if standing.is_served}
         return {node.name: node for cluster in sorted(clusters) for node in read_presence(self._store, cluster)}
 
@@ -166,7 +166,7 @@ class Reader:
         watching = self._watched.get(name)
         if watching is None:
             return SweepRow(name=name, state="unreadable")
-        standing = watching.standing
+        standing = watching.status
         snapshot, plan = standing.snapshot, standing.snapshot.plan
         counts = snapshot.counts
         num_done = sum(number for state, number in counts.items() if state.is_done)

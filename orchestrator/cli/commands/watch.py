@@ -1,34 +1,41 @@
 """``orchestrator watch``: a sweep as it goes, from the store alone; nothing depends on whether anybody looks."""
 
 from __future__ import annotations
-
 import contextlib
 import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Protocol
-
+from typing import Annotated
+from typing import Protocol
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
+from rich.console import RenderableType
 from rich.live import Live
-
-from orchestrator.cli.arguments import (
-    StoreOption,
-    SweepName,
-)
-from orchestrator.cli.commands.status import exit_code_for, status_table
-from orchestrator.cli.commands.watch_frame import Matrix, frame
+from orchestrator.cli.arguments import StoreOption
+from orchestrator.cli.arguments import SweepName
+from orchestrator.cli.commands.status import exit_code_for
+from orchestrator.cli.commands.status import status_table
+from orchestrator.cli.commands.watch_frame import Matrix
+from orchestrator.cli.commands.watch_frame import frame
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import stderr_console
-from orchestrator.core.errors import StorageError, UserError
-from orchestrator.core.units import format_duration, format_percent
+from orchestrator.core.errors import StorageError
+from orchestrator.core.errors import UserError
+from orchestrator.core.units import format_duration
+from orchestrator.core.units import format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
-from orchestrator.services.sources import open_existing_store, require_sweep
-from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
+from orchestrator.services.sources import open_existing_store
+from orchestrator.services.sources import require_sweep
+from orchestrator.services.status import SweepStatus
+from orchestrator.services.status import brief
+from orchestrator.services.status import failure_lines
+from orchestrator.services.status import load_status
+from orchestrator.services.status import revive_killed_stack
 from orchestrator.services.transports import Submitter
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
@@ -68,10 +75,10 @@ class Watching:
         self._ledger = SweepLedger(store, sweep)
         self._jobs: JobTable | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
-        self.pacer = EtaTracker()
+        self.tracker = EtaTracker()
         self._prices = read_prices("")
         self.matrix = Matrix()
-        self.standing = SweepStatus(snapshot=self._ledger.snapshot)
+        self.status = SweepStatus(snapshot=self._ledger.snapshot)
 
     def look(self) -> SweepStatus:
         """Read what is new.
@@ -82,13 +89,13 @@ class Watching:
         snapshot = self._ledger.refresh()
         self._note(snapshot)
         self.matrix.update(snapshot)
-        self.standing = load_status(self._store, snapshot, self.pacer, self._prices)
-        return self.standing
+        self.status = load_status(self._store, snapshot, self.tracker, self._prices)
+        return self.status
 
     @property
     def events(self) -> list[str]:
         """What happened last to jobs, newest first."""
-        now = self.standing.now
+        now = self.status.now
         return [f"{format_duration(max(0.0, now - at_s)):>7} ago  {line}" for at_s, line in self._events]
 
     def _note(self, snapshot: Snapshot) -> None:
@@ -111,7 +118,7 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
     except KeyboardInterrupt:
         _say_detached(sweep, store_uri)
         return ExitCode.INTERRUPTED
-    snapshot = watching.standing.snapshot
+    snapshot = watching.status.snapshot
     if not snapshot.state.is_final:
         _say_detached(sweep, store_uri)
         return exit_code_for(snapshot)
@@ -123,7 +130,7 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
 def view(watching: Watching, console: Console) -> RenderableType:
     """The frame of this moment."""
     is_ascii = not console.encoding.lower().startswith("utf")
-    return frame(watching.standing, watching.matrix, watching.events, height=console.height, is_ascii=is_ascii)
+    return frame(watching.status, watching.matrix, watching.events, height=console.height, is_ascii=is_ascii)
 
 
 def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
@@ -133,17 +140,17 @@ def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
             with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
                 revive_killed_stack(watching.look().snapshot)
             live.update(view(watching, console), refresh=True)
-            if watching.standing.snapshot.state.is_final or has_left(every_s):
+            if watching.status.snapshot.state.is_final or has_left(every_s):
                 return
 
 
 def _in_lines(watching: Watching, every_s: float) -> None:
     lines = Lines()
     while True:
-        standing = watching.look()
-        lines.show(standing)
-        revive_killed_stack(standing.snapshot)
-        if standing.snapshot.state.is_final:
+        status = watching.look()
+        lines.show(status)
+        revive_killed_stack(status.snapshot)
+        if status.snapshot.state.is_final:
             return
         time.sleep(every_s)
 
@@ -195,7 +202,7 @@ def _pressed(every_s: float) -> bool:
 
 
 class _Display(Protocol):
-    def show(self, standing: SweepStatus) -> None: ...
+    def show(self, status: SweepStatus) -> None: ...
 
 
 def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_id: str) -> Snapshot:
@@ -204,7 +211,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
     Raises:
         UserError: the controller refused the message.
     """
-    pacer, prices = EtaTracker(), read_prices("")
+    tracker, prices = EtaTracker(), read_prices("")
     ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
     with _display() as display:
         while True:
@@ -213,7 +220,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
                 message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
                 raise UserError(message)
             if message_id in snapshot.handled:
-                display.show(load_status(store, snapshot, pacer, prices))
+                display.show(load_status(store, snapshot, tracker, prices))
                 if snapshot.state.is_final:
                     return snapshot
             elif time.monotonic() > patience_ends_s:
@@ -237,8 +244,8 @@ class _Table:
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def show(self, standing: SweepStatus) -> None:
-        self._live.update(status_table(standing))
+    def show(self, status: SweepStatus) -> None:
+        self._live.update(status_table(status))
 
 
 class Lines:
@@ -247,8 +254,8 @@ class Lines:
     def __init__(self) -> None:
         self._said: dict[str, str] | None = None
 
-    def show(self, standing: SweepStatus) -> None:
-        snapshot = standing.snapshot
+    def show(self, status: SweepStatus) -> None:
+        snapshot = status.snapshot
         now = {view.name: f"{view.state.value}#{view.num_attempts}" for view in snapshot.jobs.values()}
         num_ended = sum(view.state.is_final for view in snapshot.jobs.values())
         if self._said is None:
