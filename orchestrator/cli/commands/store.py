@@ -34,7 +34,6 @@ from orchestrator.retention.inventory import (
     artifact_lines,
     measure_usage,
 )
-from orchestrator.retention.repair import repair as repair_object
 from orchestrator.retention.retention import RootReader, check_reference, current_plans
 from orchestrator.retention.retention import forget as forget_sweep
 from orchestrator.retention.sweep_check import check_sweep
@@ -111,6 +110,8 @@ def fsck(
     store: StoreOption = "",
 ) -> None:
     """Report every missing, short or altered object of the store, and repair what can be repaired."""
+    from orchestrator.retention.repair import repair as repair_object  # loads the planner, which only fsck needs
+
     objects, census = open_existing_store(store), Census()
     depth = Depth.CONTENT if deep else Depth.SIZES
     findings: list[tuple[Finding, str]] = []
