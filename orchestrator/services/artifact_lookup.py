@@ -30,6 +30,25 @@ DEADLINE_S = 15.0
 _ASKED_ONE_BY_ONE = 256
 """Up to so many keys of a kind, each is asked for; beyond, the store lists what it has of the kind first."""
 _NUM_NAMED = 3
+_HISTORY_DEADLINE_S = 10.0
+_PER_MODEL = 24
+_PER_KIND = 24
+"""Records read of a kind: of each model of the plan, and of any, for models that have none."""
+_MEASURED = (
+    JobKind.DATASET,
+    JobKind.INDEX,
+    JobKind.LABELS,
+    JobKind.EMBED,
+    JobKind.PRETRAIN,
+    JobKind.FINETUNE,
+    JobKind.PROBE,
+)
+_UNREADABLE = re.compile(r"[^a-z0-9]+")
+_NUM_THREADS = 16
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+_Answered = tuple[Question, Answer | Exception]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +206,6 @@ def _altered(plan: Plan, records: Mapping[str, ArtifactSummary]) -> list[str]:
     return [f"{len(names)} records in {plan.store_uri} hold another identity than their key's ({named}): run fsck"]
 
 
-_NUM_THREADS = 16
-
-Question = TypeVar("Question")
-Answer = TypeVar("Answer")
-_Answered = tuple[Question, Answer | Exception]
-
-
 def ask_all(
     ask: Callable[[Question], Answer], questions: Sequence[Question], *, deadline_s: float
 ) -> dict[Question, Answer]:
@@ -250,22 +262,6 @@ def _drop(waiting: queue.SimpleQueue[Question]) -> None:
         waiting.get_nowait()
     except queue.Empty:
         return
-
-
-_HISTORY_DEADLINE_S = 10.0
-_PER_MODEL = 24
-_PER_KIND = 24
-"""Records read of a kind: of each model of the plan, and of any, for models that have none."""
-_MEASURED = (
-    JobKind.DATASET,
-    JobKind.INDEX,
-    JobKind.LABELS,
-    JobKind.EMBED,
-    JobKind.PRETRAIN,
-    JobKind.FINETUNE,
-    JobKind.PROBE,
-)
-_UNREADABLE = re.compile(r"[^a-z0-9]+")
 
 
 def history_of(plan: Plan, known: ArtifactStatus | None = None, *, deadline_s: float = _HISTORY_DEADLINE_S) -> History:

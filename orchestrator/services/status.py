@@ -31,6 +31,22 @@ from orchestrator.sweeps.quotas import ANYBODY, Cap, read_quotas
 
 MAX_LINES = 20
 """Of running jobs, and of reasons to wait."""
+MAX_CHARACTERS = 160
+_MAX_REMEDY = 480
+"""What is longer than that is no advice to a person."""
+_MIN_TOLD = 80
+"""Of what failed, however long the advice is."""
+_RUNNER_DIED = (
+    "the worker process died: ended from outside (kill, out of memory, preemption), or crashed in native code"
+)
+# Ray lists every possible cause of a dead worker in one paragraph, whatever has happened.
+_RAYS_PARAGRAPHS = (
+    "worker unexpectedly exits",
+    "the actor died unexpectedly",
+    "worker process has died",
+    "worker died unexpectedly",
+    "the actor is dead because its worker process has died",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,24 +314,6 @@ def _wait_lines(status: SweepStatus) -> Iterator[str]:
         yield f"{number} {plural} ({names[0]}{more}): {reason.removeprefix('waits: ')}"
     if len(grouped) > MAX_LINES:
         yield f"and {len(grouped) - MAX_LINES} more reasons to wait: `orchestrator status SWEEP -o json` has all"
-
-
-MAX_CHARACTERS = 160
-_MAX_REMEDY = 480
-"""What is longer than that is no advice to a person."""
-_MIN_TOLD = 80
-"""Of what failed, however long the advice is."""
-_RUNNER_DIED = (
-    "the worker process died: ended from outside (kill, out of memory, preemption), or crashed in native code"
-)
-# Ray lists every possible cause of a dead worker in one paragraph, whatever has happened.
-_RAYS_PARAGRAPHS = (
-    "worker unexpectedly exits",
-    "the actor died unexpectedly",
-    "worker process has died",
-    "worker died unexpectedly",
-    "the actor is dead because its worker process has died",
-)
 
 
 def brief(failure: Failure) -> str:

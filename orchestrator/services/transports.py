@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     from orchestrator.controller.connect import ControllerLink  # with Ray, which takes a second
 
 
+_CHECK_EVERY_S = 5.0
+_ERRORS: dict[int, type[OrchestratorError]] = {1: ClusterError, 3: InfeasibleError, 102: NotFoundError}
+"""By exit code of the command, as the cluster answers it."""
+_EXIT_CODE_OF_SPEC = 2
+_PUBLISH_WAIT_S = 60.0
+_PING_TIMEOUT_S = 5.0
+_POLL_S = 0.2
+
+
 class Submitter(Protocol):
     """What leads to a controller."""
 
@@ -67,13 +76,11 @@ class StoreTransport:
     """The controller's inbox: whoever may write the store may submit, and nothing else is needed."""
 
     settings: Settings
-    store: ObjectStore | None
+    store: ObjectStore
     addresses: dict[str, str] = field(default_factory=dict)
 
     def submit(self, request: SubmitRequest) -> str:
         """Leave the message; says when nobody is there to read it."""
-        if self.store is None:  # pragma: no cover - there is no other way
-            raise AssertionError
         cluster = self.settings.cluster
         message = deliver(request, self.store, cluster)
         lease, now = read_lease(self.store, cluster), time.time()
@@ -159,15 +166,6 @@ def _raise_refusal(answer: SubmitAnswer) -> None:
     if answer.exit_code == _EXIT_CODE_OF_SPEC:
         raise SpecError((message,))
     raise _ERRORS.get(answer.exit_code, ControllerError)(message)
-
-
-_CHECK_EVERY_S = 5.0
-_ERRORS: dict[int, type[OrchestratorError]] = {1: ClusterError, 3: InfeasibleError, 102: NotFoundError}
-"""By exit code of the command, as the cluster answers it."""
-_EXIT_CODE_OF_SPEC = 2
-_PUBLISH_WAIT_S = 60.0
-_PING_TIMEOUT_S = 5.0
-_POLL_S = 0.2
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.cli.accept import _refusal, _settings, _store_of
+from orchestrator.cli.accept import accept as submit_here
 from orchestrator.core.contract import JobKind
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import StorageError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.identity import CODE_VERSIONS
 from orchestrator.planning.graph.plan import Plan
@@ -126,6 +128,35 @@ def test_sweep_of_somebody_else_is_refused_unless_forced(tmp_path: Path) -> None
     assert (answer.verdict, answer.exit_code) == (SubmitVerdict.REFUSED, 3)
     assert "belongs to bob, and you are ann" in answer.message
     assert not check_submit(theirs, found, sender="ann", consent=Consent.FORCE).refusals
+
+
+@pytest.fixture
+def here(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a job on the world's cluster, whose controller takes what it is woken for."""
+    link = SimpleNamespace(notice="", wake=lambda sweep: world.controller.tick())
+    monkeypatch.setattr("orchestrator.stack.attach.attach_cluster", lambda *_, **__: None)
+    monkeypatch.setattr("orchestrator.controller.connect.find_controller", lambda _: None)
+    monkeypatch.setattr("orchestrator.controller.connect.ensure_controller", lambda *_: link)
+    monkeypatch.setattr("orchestrator.controller.connect.ensure_publisher", lambda *_: None)
+    return {"RAY_ADDRESS": "127.0.0.1:6379"}
+
+
+def test_request_from_elsewhere_is_taken_where_the_cluster_keeps_its_store(world: World, here: dict[str, str]) -> None:
+    request = SubmitRequest.from_bytes(payload(replace(quickstart(), store_uri=UNKNOWN_STORE)).to_bytes())
+    answer = submit_here(request, here)
+    assert (answer.verdict, answer.store_uri, answer.cluster) == (SubmitVerdict.ACCEPTED, world.store.uri, CLUSTER)
+    assert answer.counts == {"new": len(request.plan.jobs)}
+    assert world.snapshot("quickstart").handled == {"1"}
+
+
+def test_request_over_damaged_records_is_refused_as_on_the_command_line(
+    world: World, here: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(capsys, "submit", "quickstart", "-y", "--no-wait").code == 0
+    monkeypatch.setattr("orchestrator.services.artifact_lookup._altered", lambda *_: ["a damaged record: run fsck"])
+    with pytest.raises(StorageError, match="run fsck"):
+        submit_here(payload(replace(quickstart(), store_uri=world.store.uri)), here)
+    assert "run fsck" in run_command(capsys, "submit", "quickstart", "-y", "--no-wait").err
 
 
 def test_plan_of_a_program_that_computes_something_else_is_refused() -> None:
