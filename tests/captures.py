@@ -22,10 +22,9 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from orchestrator.cli.plan import PlanOptions, show_plan
-from orchestrator.cli.report import compute
-from orchestrator.cli.status import open_existing_store
-from orchestrator.cli.watch import Watching, view
+from orchestrator.cli.commands.plan import PlanOptions, show_plan
+from orchestrator.cli.commands.report import compute
+from orchestrator.cli.commands.watch import Watching, view
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.answers import answers
@@ -36,6 +35,7 @@ from orchestrator.report.report import compute_report
 from orchestrator.report.results import Report
 from orchestrator.report.text import text_table
 from orchestrator.services.fleets import StatedCluster
+from orchestrator.services.sources import open_existing_store
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
@@ -53,7 +53,7 @@ _HEIGHT = 40
 def capture_plan(console: Console) -> None:
     """The plan of the quickstart on a machine with four cores, where nothing has run yet."""
     options = PlanOptions(cluster=StatedCluster(cpus=4), store="file:///project/.orchestrator/store")
-    with patch("orchestrator.cli.plan.stdout_console", lambda: console):
+    with patch("orchestrator.cli.commands.plan.stdout_console", lambda: console):
         show_plan("quickstart", options)
 
 
@@ -64,7 +64,7 @@ def capture_watch(console: Console) -> None:
         write_live_sweep(store, num_transfers=1_000, now=time.time(), is_served=True)
         watching = Watching(store, SWEEP)
         watching.look()
-        watching.pacer.wait()
+        watching.tracker.wait()
         watching.look()
         with patch.object(Console, "height", _HEIGHT):
             console.print(view(watching, console))

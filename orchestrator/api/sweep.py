@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.api.frames import committed_results
-from orchestrator.api.plan_view import PlanView
-from orchestrator.api.revision import Changed, agree, difference, is_same_answer
-from orchestrator.api.status_view import StatusView
-from orchestrator.cli.money import read_prices
-from orchestrator.cli.plan import check_accelerator, choose_fleet
-from orchestrator.cli.settings import Settings
+from orchestrator.api.views import PlanView, StatusView, committed_results
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.code import package_digest
 from orchestrator.core.errors import ControllerError, InfeasibleError, NotFoundError
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.diff import diff_plans
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.results import Report
-from orchestrator.services.fleets import StatedCluster
-from orchestrator.services.look_up import look_up
-from orchestrator.services.outlook import make_outlook
-from orchestrator.services.sources import read_sweep
+from orchestrator.services.artifact_lookup import lookup_artifacts
+from orchestrator.services.costs import read_prices
+from orchestrator.services.fleets import StatedCluster, choose_fleet
+from orchestrator.services.preview import check_accelerator, make_preview
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import find_store
+from orchestrator.services.submit import SubmitCheck, SubmitRequest, captured_document, prepare_submit, show_difference
+from orchestrator.services.terminal import confirmed
+from orchestrator.services.transports import open_submitter
 from orchestrator.state.snapshot import JobView, Snapshot
-from orchestrator.storage.open import is_initialised, open_store
-from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.survey import require_datasets
+from orchestrator.sweepfile import load_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
 from orchestrator.sweeps.client import SweepLedger, load_plan, load_snapshot
-from orchestrator.tracking import provenance
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
 
 _POLL_S = 0.5
 
@@ -51,6 +49,16 @@ class Where(StrEnum):
     """This very process, one job after the other, without Ray: for tests and debugging."""
 
 
+class Changed(StrEnum):
+    """What becomes of a sweep of this name whose plan is another one."""
+
+    ASK = "ask"
+    """Show the difference and ask whoever sits at the terminal; refuse where nobody does, as in a script."""
+    REPLACE = "replace"
+    """Make this the next revision."""
+    REFUSE = "refuse"
+
+
 class Sweep:
     """A sweep.yaml, or a sweep that was submitted to a store."""
 
@@ -62,6 +70,7 @@ class Sweep:
         self._resolved, self._text, self._settings = resolved, text, settings
         self._message = ""
         self._planned: Plan | None = None
+        self._opened: ObjectStore | None = None
 
     @classmethod
     def from_yaml(
@@ -79,7 +88,7 @@ class Sweep:
             SpecError: there is no such file, or it is wrong; one line per problem.
         """
         settings = Settings()
-        resolved, text = read_sweep(os.fspath(reference), overrides, scale=scale)
+        resolved, text = load_sweep(os.fspath(reference), overrides, scale=scale)
         uri = store or settings.store_uri(resolved)
         return cls(resolved.name, uri, resolved=resolved, text=text, settings=settings)
 
@@ -115,7 +124,7 @@ class Sweep:
         """
         resolved = self._must_be_resolved("plan")
         stated = StatedCluster(gpus=gpus, gpus_per_node=gpus_per_node, cpus=cpus)
-        outlook = make_outlook(
+        outlook = make_preview(
             resolved,
             build_plan(resolved, store_uri=self.store_uri),
             fleet=choose_fleet(self._settings, stated),
@@ -136,26 +145,26 @@ class Sweep:
 
         Raises:
             SpecError: a data set is declared, but not there: that suffices to plan alone.
-            InfeasibleError: the sweep's budget does not allow it; the arithmetic is in the message.
+            InfeasibleError: the sweep's budget does not allow it, the arithmetic is in the message; or the sweep
+                belongs to somebody else.
             ClusterError, ControllerError, StorageError: it could not be submitted; or a sweep of this name has another
                 plan, and nobody agreed to replace it.
         """
-        require_datasets(self._must_be_resolved("submit"))
-        view = self.plan()
-        if view.outlook.refusals:
-            raise InfeasibleError("; ".join(view.outlook.refusals))
-        if not self._settings.jobs_address:
-            probe_store(open_store(self.store_uri))
-        is_agreed = agree(view.plan, changed)
-        if where is Where.INPROCESS:
-            origin = provenance.capture_all(Path.cwd(), package_digest()).to_json()
-            store = open_store(self.store_uri)
-            return StatusView(run_sweep_inprocess(store, view.plan, self._text, directory=directory, provenance=origin))
-        from orchestrator.cli.reach import reach
-        from orchestrator.cli.wish import Wish
-
-        with reach(self._settings, self.store_uri, foreground=False) as submitter:
-            self._message = submitter.submit(Wish(plan=view.plan, text=self._text, replaces=is_agreed))
+        resolved, settings = self._must_be_resolved("submit"), self._settings
+        is_here = where is Where.INPROCESS
+        prepared = prepare_submit(resolved, self._text, settings, store_uri=self.store_uri, runs_here=is_here)
+        if prepared.check.refusals:
+            raise InfeasibleError("; ".join(prepared.check.refusals))
+        is_agreed = agree(prepared.check, changed)
+        store = self._opened = prepared.probed_store()
+        if store is not None and is_here:
+            ran = run_sweep_inprocess(
+                store, prepared.plan, self._text, directory=directory, provenance=captured_document()
+            )
+            return StatusView(ran)
+        request = SubmitRequest(plan=prepared.plan, spec_text=self._text, replaces=is_agreed)
+        with open_submitter(settings, self.store_uri, store=store) as submitter:
+            self._message = submitter.submit(request.sent_now())
             if submitter.store is None:  # only the cluster can tell
                 return StatusView(Snapshot(sweep=self.name))
         return self.status()
@@ -204,7 +213,7 @@ class Sweep:
         Of a submitted sweep these are the runs of its current plan, of a file those that a submit would reuse.
         """
         plan = self._plan()
-        found = look_up(plan)
+        found = lookup_artifacts(plan)
         if found.problems and not found.records:
             raise NotFoundError("; ".join(found.problems))
         return committed_results(plan, found.records)
@@ -248,9 +257,10 @@ class Sweep:
 
     def _store(self) -> ObjectStore:
         self._settings.known_store_uri(self.store_uri)
-        if not is_initialised(self.store_uri):
+        self._opened = self._opened or find_store(self.store_uri)
+        if self._opened is None:
             raise NotFoundError(f"there is no store at {self.store_uri}: submit a sweep first, or name another store")
-        return open_store(self.store_uri)
+        return self._opened
 
     def _must_be_resolved(self, verb: str) -> ResolvedSweep:
         if self._resolved is None:
@@ -263,3 +273,59 @@ def _views(plan: Plan, snapshot: Snapshot) -> dict[str, JobView]:
     """What the journal says of the plan's jobs, as far as these are those that were submitted."""
     keys = {job.name: job.key for job in plan.jobs}
     return {name: view for name, view in snapshot.jobs.items() if keys.get(name) == view.key}
+
+
+def agree(check: SubmitCheck, changed: Changed) -> bool:
+    """See to it that a plan may replace what was submitted under its name, as far as its store knows of any.
+
+    Returns:
+        Whether its user agrees to replace another plan, should one turn up that the store here does not know.
+
+    Raises:
+        ControllerError: the sweep has another plan, and nobody agreed to replace it.
+    """
+    plan, previous = check.plan, check.previous
+    if previous is None:
+        return changed is Changed.REPLACE
+    if not check.changes_plan:
+        return True
+    show_difference(previous, plan)
+    if changed is Changed.ASK and sys.stdin.isatty():
+        if confirmed("Replace its plan and submit?", subject="a changed sweep"):
+            return True
+        raise ControllerError(f"sweep {plan.sweep!r} has another plan, and was left as it is")
+    if changed is not Changed.REPLACE:
+        message = (
+            f"{difference(plan, previous.snapshot)}; to replace it, submit(changed=Changed.REPLACE), or give this "
+            "sweep another name"
+        )
+        raise ControllerError(message)
+    return True
+
+
+def is_same_answer(plan: Plan, submitted: Plan | None) -> bool:
+    """Whether a report of one plan is a report of the other: the same keys, compared the same way."""
+    return submitted is not None and _answer(plan) == _answer(submitted)
+
+
+def difference(plan: Plan, snapshot: Snapshot) -> str:
+    """How the jobs of a plan differ from those of the submitted revision, in words; empty if they do not.
+
+    While no revision is accepted there is nothing that could differ.
+    """
+    if snapshot.plan is None or _keys(plan) == _keys(snapshot.plan):
+        return ""
+    counts = diff_plans(snapshot.plan, plan).counts
+    changes = ", ".join(f"{number} {change.value}" for change, number in counts.items() if number)
+    return (
+        f"what was submitted as sweep {plan.sweep!r} (revision {snapshot.revision}) is not what this file and its "
+        f"overrides say now: from there to here, {changes}"
+    )
+
+
+def _answer(plan: Plan) -> tuple[Any, ...]:
+    return _keys(plan), plan.metric, plan.baseline, plan.published
+
+
+def _keys(plan: Plan) -> dict[str, str]:
+    return {job.name: job.key for job in plan.jobs}

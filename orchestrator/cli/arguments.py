@@ -2,13 +2,76 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.completion import complete_job, complete_sweep
 from orchestrator.core.errors import StorageError, UsageError
+
+COMPLETED_LINE = "_TYPER_COMPLETE_ARGS"
+"""Variable in which typer's scripts for shells pass on the command line."""
+DEADLINE_S = 1.5
+"""A shell that hangs after Tab is worse than one that offers nothing."""
+
+
+def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
+    """Sweeps of the store whose names begin so."""
+    return _in_time(lambda: [name for name in _sweeps(_store(context)) if name.startswith(incomplete)])
+
+
+def complete_job(context: typer.Context, incomplete: str) -> list[str]:
+    """Jobs of the sweep that stands before on the command line, up to their next '/'."""
+    sweep = str(context.params.get("sweep") or "")
+    return _in_time(lambda: _next_parts(_jobs(_store(context), sweep), incomplete)) if sweep else []
+
+
+def _store(context: typer.Context) -> str:
+    return str(context.params.get("store") or "")
+
+
+def _sweeps(store_uri: str) -> list[str]:
+    from orchestrator.services.sources import open_existing_store
+    from orchestrator.sweeps.client import list_sweeps
+
+    return list_sweeps(open_existing_store(store_uri))
+
+
+def _jobs(store_uri: str, sweep: str) -> list[str]:
+    from orchestrator.services.sources import open_existing_store
+    from orchestrator.sweeps.client import load_plan
+
+    return [job.name for job in load_plan(open_existing_store(store_uri), sweep).jobs]
+
+
+def _next_parts(names: list[str], incomplete: str) -> list[str]:
+    """Thousands of jobs are offered folder by folder, as shells offer files."""
+    done = incomplete.rpartition("/")[0]
+    start = len(done) + 1 if done else 0
+    found: dict[str, None] = {}
+    for name in names:
+        if name.startswith(incomplete):
+            part, separator, _ = name[start:].partition("/")
+            found[name[:start] + part + separator] = None
+    if len(found) == 1 and next(iter(found)).endswith("/"):
+        return _next_parts(names, next(iter(found)))
+    return list(found)
+
+
+def _in_time(ask: Callable[[], list[str]]) -> list[str]:
+    found: list[str] = []
+
+    def answer() -> None:
+        with suppress(Exception):  # whatever is wrong, the command itself says it better
+            found.extend(ask())
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    return list(found)
 
 
 def _checked_store(uri: str) -> str:
@@ -21,15 +84,6 @@ def _checked_store(uri: str) -> str:
         except StorageError as error:
             raise UsageError(f"--store: {error}") from error
     return uri
-
-
-class Code(StrEnum):
-    """What a submit through a dashboard runs there."""
-
-    IMAGE = "image"
-    """What is installed there."""
-    WHEEL = "wheel"
-    """The code of the command that submits it."""
 
 
 SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", autocompletion=complete_sweep)]
@@ -47,3 +101,27 @@ ExaminedStore = Annotated[str, typer.Option("--store", help="Object store URI to
 """As it stands: what is wrong with it is a finding."""
 PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+
+
+class ScaleName(StrEnum):
+    """Blocks of a sweep.yaml that change its size."""
+
+    TINY = "tiny"
+
+
+SweepFile = Annotated[
+    str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep: quickstart, digits, clusters, paper-...")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change one value (pretrain.recipe.lr=0.1); may be repeated."),
+]
+ScaleOption = Annotated[
+    ScaleName | None,
+    typer.Option("--scale", help="Merge the file's block of this name over it: tiny, for a rehearsal."),
+]
+
+
+def scale_name(scale: ScaleName | None) -> str:
+    """What ``load_sweep`` takes."""
+    return "" if scale is None else scale.value

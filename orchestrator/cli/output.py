@@ -1,4 +1,4 @@
-"""The option ``-o`` that commands share."""
+"""The option ``-o`` that commands share, and where they print: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class DocumentForm(StrEnum):
@@ -31,6 +34,7 @@ class TableForm(StrEnum):
 
 TableOption = Annotated[TableForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
 DocumentOption = Annotated[DocumentForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
+_PIPE_WIDTH = 140
 
 
 def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentForm) -> None:
@@ -41,3 +45,19 @@ def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentFo
         sys.stdout.write(yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, allow_unicode=True))
     else:
         sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def stdout_console() -> Console:
+    """For a command's result. It honours NO_COLOR, and is plain on a pipe."""
+    from rich.console import Console  # a tenth of the time of commands that print one plain line
+
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
+
+
+def stderr_console() -> Console:
+    """For progress and messages. It honours NO_COLOR, and is plain on a pipe."""
+    from rich.console import Console  # see stdout_console
+
+    console = Console(stderr=True, highlight=False)
+    return console if console.is_terminal else Console(stderr=True, highlight=False, width=_PIPE_WIDTH)

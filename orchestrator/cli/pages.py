@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.settings import Settings
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.settings import Settings
 from orchestrator.stack.description import read_stack
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.links import find_compare_link

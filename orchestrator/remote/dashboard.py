@@ -30,7 +30,7 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobState:
+class DashboardJob:
     """What the dashboard says of a job."""
 
     status: str
@@ -87,10 +87,10 @@ class Dashboard:
             if not self._has(f"/api/jobs/{job_id}"):
                 raise
 
-    def state(self, job_id: str) -> JobState:
+    def state(self, job_id: str) -> DashboardJob:
         """What has become of a job."""
         found = parse_json(self._ask("GET", f"/api/jobs/{job_id}"))
-        return JobState(status=str(found.get("status", "")), message=str(found.get("message") or ""))
+        return DashboardJob(status=str(found.get("status", "")), message=str(found.get("message") or ""))
 
     def log(self, job_id: str) -> str:
         """All that a job has printed."""

@@ -12,12 +12,20 @@ from pathlib import Path
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError
 from orchestrator.planning.estimate.eta import Fleet
+from orchestrator.services.settings import Settings
+from orchestrator.services.terminal import say
 from orchestrator.stack.answers import check_answers
 
 DEFAULT_GPUS_PER_NODE = 8
+
+
 CPUS_PER_GPU = 16
 """Assumed of a stated cluster."""
+
+
 ASK_RAY_TIMEOUT_S = 25.0
+
+
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
@@ -76,3 +84,20 @@ def ray_fleet(address: str, namespace: str) -> Fleet | None:
     nodes = tuple(Resources(cpus=cpus, gpus=gpus) for cpus, gpus in shapes)
     gpus = sum(node.gpus for node in nodes)
     return Fleet(nodes=nodes, name=f"Ray at {address}: {len(nodes)} nodes, {gpus:g} GPUs")
+
+
+def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:
+    """The stated cluster, else the one of ``RAY_ADDRESS``, else this machine; None if nobody here can tell."""
+    if stated.is_stated:
+        return stated_fleet(stated)
+    if settings.is_remote:
+        return None
+    if not settings.driver_address:
+        return this_machine()
+    fleet = ray_fleet(settings.driver_address, settings.namespace)
+    if fleet is None:
+        message = (
+            f"the cluster at {settings.driver_address} did not tell its nodes: no wall clock; state it with --gpus"
+        )
+        say(f"warning: {message}")
+    return fleet

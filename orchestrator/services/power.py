@@ -18,7 +18,7 @@ from orchestrator.report.report import build_report, compute_report
 from orchestrator.report.results import Table
 from orchestrator.report.text import describe_transfer
 from orchestrator.report.variance import noise_of
-from orchestrator.services.measured import history_of
+from orchestrator.services.artifact_lookup import history_of
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
@@ -29,17 +29,17 @@ _TRANSFER_SEEDS = (1, 2, 3, 5, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class JobCost:
     """What some jobs take; the cost is None where there is no price."""
 
     gpu_hours: float = 0.0
     cpu_hours: float = 0.0
     cost: float | None = None
 
-    def plus(self, other: Price, times: float = 1.0) -> Price:
+    def plus(self, other: JobCost, times: float = 1.0) -> JobCost:
         """Both, the other one so many times."""
         costs = (self.cost, other.cost)
-        return Price(
+        return JobCost(
             gpu_hours=self.gpu_hours + times * other.gpu_hours,
             cpu_hours=self.cpu_hours + times * other.cpu_hours,
             cost=None if costs[0] is None or costs[1] is None else costs[0] + times * costs[1],
@@ -63,10 +63,10 @@ class Option:
     most: int | None
     """By its upper end."""
     power: float | None
-    added: Price | None
+    added: JobCost | None
     """For the seeds that the plan does not have."""
-    least_added: Price | None
-    most_added: Price | None
+    least_added: JobCost | None
+    most_added: JobCost | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class PowerAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PowerQuestion:
     """What is asked; stds in the unit of the metric."""
 
     difference: float
@@ -115,7 +115,7 @@ class Question:
 
 
 def answer_power(
-    plan: Plan, question: Question, *, accelerator: str = "", prices: PriceTable | None = None
+    plan: Plan, question: PowerQuestion, *, accelerator: str = "", prices: PriceTable | None = None
 ) -> list[PowerAnswer]:
     """An answer for each transfer with at least two label spaces.
 
@@ -124,7 +124,7 @@ def answer_power(
         NotFoundError: there is no such transfer, or no such sweep to take the noise from.
     """
     store = open_store(plan.store_uri) if is_initialised(plan.store_uri) else None
-    estimates = estimate(plan, history=history_of(plan, {}), accelerator=accelerator, prices=prices)
+    estimates = estimate(plan, history=history_of(plan), accelerator=accelerator, prices=prices)
     tables = (build_report(store, plan) if store else compute_report(plan, {})).headlines
     wanted = [table for table in tables if question.transfer in {"", table.transfer} and len(table.rows) > 1]
     if not wanted:
@@ -135,7 +135,7 @@ def answer_power(
 
 
 def _answer(
-    plan: Plan, table: Table, question: Question, estimates: Estimates, store: ObjectStore | None
+    plan: Plan, table: Table, question: PowerQuestion, estimates: Estimates, store: ObjectStore | None
 ) -> PowerAnswer:
     noise, source = _noise(plan, table, question, store)
     has_baseline = any(row.label_space == table.baseline for row in table.rows)
@@ -163,7 +163,11 @@ def _answer(
 
 
 def _options(
-    planned: Design, noise: Noise, question: Question, comparisons: Comparisons, prices: tuple[Price, Price]
+    planned: Design,
+    noise: Noise,
+    question: PowerQuestion,
+    comparisons: Comparisons,
+    prices: tuple[JobCost, JobCost],
 ) -> Iterator[Option]:
     """One for each number of transfer seeds that is not below the plan's."""
     fixed = planned.num_transfer_seeds
@@ -200,7 +204,7 @@ def _at_least(planned: int, needed: int | None) -> int | None:
 # ------------------------------------------------------------------------------------------------------------- noise
 
 
-def _noise(plan: Plan, table: Table, question: Question, store: ObjectStore | None) -> tuple[Noise, str]:
+def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore | None) -> tuple[Noise, str]:
     """The noise and where it comes from: what was stated, a named sweep, this sweep, or the best known other one."""
     if question.std is not None:
         stated = Noise(pretrain_std=question.std, transfer_std=None, num_pretrain_seeds=0, freedom=math.inf)
@@ -263,7 +267,7 @@ def _jobs_of(plan: Plan, table: Table) -> list[Job]:
     return [job for some in cells for jobs in some.values() for job in jobs]
 
 
-def _prices(plan: Plan, table: Table, estimates: Estimates) -> tuple[Price, Price]:
+def _prices(plan: Plan, table: Table, estimates: Estimates) -> tuple[JobCost, JobCost]:
     """Of one more pretrain seed without this table's transfers, and of one more transfer seed for one pretrain seed.
 
     A further pretrain seed gets whatever the sweep does with each: its other transfers, features, searches.
@@ -274,7 +278,7 @@ def _prices(plan: Plan, table: Table, estimates: Estimates) -> tuple[Price, Pric
     of_seeds = [job.name for job in plan.jobs if _is_of_a_seed(plan, job) and job.name not in own]
     backbones = _sum(estimates, of_seeds)
     transfers = _sum(estimates, sorted(own))
-    nothing = Price(cost=0.0)
+    nothing = JobCost(cost=0.0)
     share = 1 / max(1, planned.num_pretrain_seeds * planned.num_transfer_seeds)
     return nothing.plus(backbones, 1 / max(1, len(seeds))), nothing.plus(transfers, share)
 
@@ -285,22 +289,22 @@ def _is_of_a_seed(plan: Plan, job: Job) -> bool:
     return any("pretrain_seed" in one.facets for one in (job, *backbones))
 
 
-def _sum(estimates: Estimates, names: Sequence[str]) -> Price:
+def _sum(estimates: Estimates, names: Sequence[str]) -> JobCost:
     found = [estimates.jobs[name] for name in names if name in estimates.jobs]
     known = [job.cost for job in found if job.cost is not None]
-    return Price(
+    return JobCost(
         gpu_hours=sum(job.gpu_hours for job in found),
         cpu_hours=sum(job.cpu_hours for job in found),
         cost=sum(known) if len(known) == len(found) and estimates.prices is not None else None,
     )
 
 
-def _added(planned: Design, design: Design, prices: tuple[Price, Price]) -> Price:
+def _added(planned: Design, design: Design, prices: tuple[JobCost, JobCost]) -> JobCost:
     backbone, transfer = prices
     more = design.num_pretrain_seeds - planned.num_pretrain_seeds
     num_transfers = design.num_pretrain_seeds * design.num_transfer_seeds
     num_planned = planned.num_pretrain_seeds * planned.num_transfer_seeds
-    return Price(cost=0.0).plus(backbone, more).plus(transfer, num_transfers - num_planned)
+    return JobCost(cost=0.0).plus(backbone, more).plus(transfer, num_transfers - num_planned)
 
 
 def _design_of(jobs: Sequence[Job]) -> Design:

@@ -10,8 +10,8 @@ import time
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.eta import critical_path, list_schedule
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.artifact_lookup import lookup_artifacts
 from orchestrator.services.fleets import StatedCluster, stated_fleet
-from orchestrator.services.look_up import look_up
 from orchestrator.sweepfile import parse_sweep
 
 _SPACES, _TRANSFERS = 8, 9
@@ -51,7 +51,7 @@ def main() -> None:
     mark("read")
     plan = build_plan(sweep, store_uri="file:///nowhere")
     mark("build")
-    found = look_up(plan)
+    found = lookup_artifacts(plan)
     mark("look up")
     estimates = estimate(plan, skip=found.reused)
     mark("estimate")

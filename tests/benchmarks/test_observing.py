@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.top import TopApp
+from orchestrator.cli.commands.top import TopApp
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.log_records import LogContext, LogQuery, LogRecord, encode, format_time

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.watch import Watching, view
+from orchestrator.cli.commands.watch import Watching, view
 from orchestrator.storage.local import LocalStore
 from tests.live_sweep import SWEEP, write_live_sweep
 
@@ -50,7 +50,7 @@ def test_look_of_watch_at_a_live_sweep(tmp_path: Path) -> None:
         with console.capture():
             console.print(view(watching, console))
         looks.append((time.perf_counter() - began_s, time.thread_time() - began_cpu_s))
-    watching.pacer.wait()
+    watching.tracker.wait()
     first, later, cpu = looks[0], sorted(looks[1:]), sorted(cpu_s for _, cpu_s in looks[1:])
     sys.stdout.write(
         f"\nwatch of {len(plan.jobs)} jobs: first look {first[0]:.2f} s, median of the others "

@@ -37,7 +37,7 @@ from orchestrator.retention.retention import forget, is_forgotten
 from orchestrator.retention.sweep_check import check_sweep
 from orchestrator.scheduling.budgets import Cap
 from orchestrator.search.log import SearchLog, TrialAsked, read_search
-from orchestrator.services.look_up import read_seen
+from orchestrator.services.artifact_lookup import read_artifact_summary
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claim
 from orchestrator.storage.layout import claim_name, provenance_name, record_name, spec_name
@@ -212,7 +212,9 @@ def views(store: MemoryStore, scene: Scene) -> dict[str, Callable[[], object]]:
         "former": lambda: client.load_snapshot(store, FORMER),
         "documents": documents,
         "answer": lambda: read_committed(store, plan.jobs),
-        "seen": lambda: {job.key: seen for job in plan.jobs if (seen := read_seen(store, job.key)) is not None},
+        "seen": lambda: {
+            job.key: seen for job in plan.jobs if (seen := read_artifact_summary(store, job.key)) is not None
+        },
         "curves": lambda: {job.name: read_metric_history(store, job.key) for job in trained},
         "origin": lambda: provenance.load(store, SWEEP, scene.message_id),
         "search": lambda: read_search(store, "search-lr-0"),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.settings import Settings
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.settings import Settings
 from orchestrator.storage import open_store
 from orchestrator.sweepfile import load_sweep
 
@@ -91,7 +91,8 @@ def test_plan_of_a_finished_sweep_reuses_everything(finished: Path) -> None:
 
 def test_plan_without_torch_or_ray(folder: Path) -> None:
     script = (
-        "import sys; from orchestrator.cli.plan import PlanOptions, show_plan; show_plan('sweep.yaml', PlanOptions());"
+        "import sys; from orchestrator.cli.commands.plan import PlanOptions, show_plan\n"
+        "show_plan('sweep.yaml', PlanOptions())\n"
         "sys.exit(bool({'torch', 'ray', 'workloads', 'mlflow'} & sys.modules.keys()))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.settings import Settings
+from orchestrator.services.settings import Settings
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.client import current_user
 from tests.commands import Ended, run_command

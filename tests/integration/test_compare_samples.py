@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from orchestrator.cli.compare_samples import SampleOptions, show_sample_comparison
+from orchestrator.cli.commands.compare import SampleOptions, show_sample_comparison
 from orchestrator.cli.output import TableForm
 from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.planning.graph.build import build_plan

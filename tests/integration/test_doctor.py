@@ -241,7 +241,7 @@ def test_doctor_tracking_server_is_asked_and_its_password_never_shown(
 def test_doctor_tracking_that_cannot_work_fails(doctor: Doctor, tmp_path: Path, monkeypatch, tracking: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking)
     if tracking.startswith("sqlite"):
-        monkeypatch.setattr("orchestrator.cli.doctor.os.access", lambda *_: False)  # root may write anywhere
+        monkeypatch.setattr("orchestrator.cli.commands.doctor.os.access", lambda *_: False)  # root may write anywhere
     assert doctor((tmp_path / "store").as_uri()) == ExitCode.FAILURE
     assert list(doctor.failed()) == ["tracking"]
 

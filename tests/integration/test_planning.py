@@ -25,12 +25,17 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import Change
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import Disposition
-from orchestrator.services.asking import ask_all
+from orchestrator.services.artifact_lookup import (
+    ArtifactSummary,
+    ask_all,
+    history_of,
+    lookup_artifacts,
+    read_artifact_summary,
+)
+from orchestrator.services.explain import Explanation, explain_job
 from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
-from orchestrator.services.look_up import Seen, look_up, read_seen
-from orchestrator.services.measured import history_of
-from orchestrator.services.outlook import Outlook, make_outlook
-from orchestrator.services.reasons import explain
+from orchestrator.services.preview import Preview, make_preview
+from orchestrator.services.sources import find_store
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.layout import record_name
 from orchestrator.storage.open import open_store
@@ -63,6 +68,10 @@ SECOND = (
 )
 
 
+def explain(job: str, plan: Plan | None, uri: str, *, against: str = "") -> Explanation:
+    return explain_job(job, plan, uri, find_store(uri), against=against)
+
+
 def planned(text: str, folder: Path, name: str = "sweep.yaml") -> tuple[Sweep, Plan]:
     path = folder / name
     path.write_text(text)
@@ -71,12 +80,12 @@ def planned(text: str, folder: Path, name: str = "sweep.yaml") -> tuple[Sweep, P
     return Sweep.from_yaml(path, store=store_uri), build_plan(resolved, store_uri=store_uri)
 
 
-def outlook_of(text: str, folder: Path) -> Outlook:
+def outlook_of(text: str, folder: Path) -> Preview:
     path = folder / "other.yaml"
     path.write_text(text)
     resolved, _ = load_sweep(str(path))
     plan = build_plan(resolved, store_uri=(folder / "store").as_uri())
-    return make_outlook(resolved, plan, fleet=this_machine())
+    return make_preview(resolved, plan, fleet=this_machine())
 
 
 def tree_of(folder: Path) -> dict[str, int]:
@@ -95,7 +104,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_second_sweep_that_shares_five_pretrains_runs_none_of_them(finished: Path) -> None:
     _, plan = planned(SECOND, finished, "second.yaml")
-    counts = Counter((job.kind, look_up(plan).dispositions[job.name].is_reused) for job in plan.jobs)
+    counts = Counter((job.kind, lookup_artifacts(plan).dispositions[job.name].is_reused) for job in plan.jobs)
     assert counts[JobKind.PRETRAIN, True] == 5
     assert counts[JobKind.FINETUNE, False] == 5
     snapshot = run_sweep_inprocess(open_store(plan.store_uri), plan, SECOND, directory=finished / "cache")
@@ -115,8 +124,8 @@ def test_plan_of_a_finished_sweep_has_nothing_to_run(finished: Path) -> None:
 
 def test_look_up_results_of_other_code_are_stale_and_reused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, plan = planned(FIRST, finished)
-    monkeypatch.setattr("orchestrator.services.look_up.package_digest", lambda: "another release")
-    found = look_up(plan)
+    monkeypatch.setattr("orchestrator.services.artifact_lookup.package_digest", lambda: "another release")
+    found = lookup_artifacts(plan)
     assert set(found.dispositions.values()) == {Disposition.STALE}
     assert found.reused == {job.name for job in plan.jobs}
 
@@ -132,7 +141,7 @@ def test_look_up_leaves_the_store_as_it_is(finished: Path) -> None:
 def test_look_up_without_a_store_creates_nothing(tmp_path: Path) -> None:
     _, plan = planned(FIRST, tmp_path)
     before = tree_of(tmp_path)
-    found = look_up(plan)
+    found = lookup_artifacts(plan)
     assert set(found.dispositions.values()) == {Disposition.NEW}
     assert found.problems == ()
     assert tree_of(tmp_path) == before
@@ -143,14 +152,14 @@ def test_look_up_altered_record_is_a_problem_that_names_it(finished: Path, tmp_p
     record = json.loads(open_store((finished / "store").as_uri()).get(record_name(plan.jobs[0].key)))
     record["identity"]["parameters"]["num_train"] = 65
     open_store(plan.store_uri).put(record_name(plan.jobs[0].key), json.dumps(record).encode())
-    (problem,) = look_up(plan).problems
+    (problem,) = lookup_artifacts(plan).problems
     assert record_name(plan.jobs[0].key) in problem
     assert "fsck" in problem
 
 
 def test_look_up_store_that_does_not_answer_is_given_up_in_time(silent: str, tmp_path: Path) -> None:
     _, plan = planned(FIRST, tmp_path)
-    found = look_up(replace(plan, store_uri=silent), deadline_s=0.3)
+    found = lookup_artifacts(replace(plan, store_uri=silent), deadline_s=0.3)
     assert set(found.dispositions.values()) == {Disposition.NEW}
     (problem,) = found.problems
     assert "did not answer within 0.3 s" in problem
@@ -176,9 +185,9 @@ def test_look_up_many_keys_lists_instead_of_asking_for_each(tmp_path: Path, monk
 
     seeds = ", ".join(map(str, range(60)))
     _, plan = planned(FIRST.replace("transfer:", f"  seeds: [{seeds}]\ntransfer:"), tmp_path)
-    monkeypatch.setattr("orchestrator.services.look_up.open_store", lambda _: Counting())
-    monkeypatch.setattr("orchestrator.services.look_up.is_initialised", lambda _: True)
-    assert set(look_up(plan).dispositions.values()) == {Disposition.NEW}
+    monkeypatch.setattr("orchestrator.services.artifact_lookup.open_store", lambda _: Counting())
+    monkeypatch.setattr("orchestrator.services.artifact_lookup.is_initialised", lambda _: True)
+    assert set(lookup_artifacts(plan).dispositions.values()) == {Disposition.NEW}
     assert sorted({name.split("/")[1] for name in asked}) == ["dataset", "index", "labels"]
 
 
@@ -200,7 +209,7 @@ def test_ask_all_error_of_a_question_is_raised() -> None:
 
 def test_history_of_finished_sweep_serves_every_kind_and_gives_its_speeds_back(finished: Path) -> None:
     _, plan = planned(FIRST.replace("lr: 0.05", "lr: 0.04"), finished, "third.yaml")
-    history = history_of(plan, {})
+    history = history_of(plan)
     kinds = {measurement.kind.value for measurement in history.measurements}
     assert kinds >= {"dataset", "index", "labels", "pretrain", "probe"}
     outlook = outlook_of(FIRST.replace("lr: 0.05", "lr: 0.04"), finished)
@@ -211,13 +220,15 @@ def test_history_of_finished_sweep_serves_every_kind_and_gives_its_speeds_back(f
     }
     store = open_store(plan.store_uri)
     _, first = planned(FIRST, finished)
-    records = [seen for job in first.jobs if job.kind is JobKind.PRETRAIN and (seen := read_seen(store, job.key))]
+    records = [
+        seen for job in first.jobs if job.kind is JobKind.PRETRAIN and (seen := read_artifact_summary(store, job.key))
+    ]
     took = sorted(_seconds(seen) for seen in records)
     assert took[0] * 0.99 <= by_kind[JobKind.PRETRAIN].seconds <= took[-1] * 1.01
     assert outlook.model_error is not None
 
 
-def _seconds(seen: Seen) -> float:
+def _seconds(seen: ArtifactSummary) -> float:
     measured = seen.summary["measured"]
     return float(measured["setup_s"] + 64 / measured["images_per_s"])
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cli.standing import read_standing, used_hours
-from orchestrator.cli.status import running_lines
 from orchestrator.core.contract import Execution, Resources
 from orchestrator.core.errors import FailureKind, NotFoundError
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.services.status import load_status, running_lines, used_hours
 from orchestrator.state.events import AttemptPlaced, Running, decode_event
 from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.state.snapshot import JobView, Snapshot
@@ -86,7 +85,7 @@ class Sweep:
         assert self.view.num_deaths == 0
 
     def assert_status_tells_what_it_waits_for(self) -> None:
-        standing = read_standing(self.store, self.snapshot)
+        standing = load_status(self.store, self.snapshot)
         (line,) = running_lines(standing)
         assert f"{self.name}  waits for room for " in line or "last seen: waits for room" in line
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.view.launched_at_s))

@@ -247,10 +247,10 @@ def test_code_of_the_guest_replaces_that_of_an_idle_cluster(
 
 def digest_of(stack: Stack, sweep: str) -> str:
     """Of the code that trained a sweep's backbone, as its record says."""
-    from orchestrator.services.look_up import read_seen
+    from orchestrator.services.artifact_lookup import read_artifact_summary
 
     snapshot = snapshot_of(stack, sweep)
     key = next(view.key for view in snapshot.jobs.values() if view.name.startswith("pretrain/"))
-    seen = read_seen(store_of(stack), key)
+    seen = read_artifact_summary(store_of(stack), key)
     assert seen is not None
     return seen.package_digest

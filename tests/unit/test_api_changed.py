@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Changed, Sweep
-from orchestrator.api.revision import agree
-from orchestrator.core.errors import ControllerError, InfeasibleError
+from orchestrator.api import Where
+from orchestrator.api.sweep import agree
+from orchestrator.core.errors import ControllerError, InfeasibleError, StorageError
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.services import artifact_lookup
+from orchestrator.services.artifact_lookup import lookup_artifacts
+from orchestrator.services.submit import check_submit
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import Consent
 from tests.report_sweeps import accept
 
 VARIANT = ("pretrain.seeds=[7]",)
@@ -25,14 +30,18 @@ def store(tmp_path: Path) -> LocalStore:
     return made
 
 
+def agreed(plan: Plan, changed: Changed) -> bool:
+    return agree(check_submit(plan, lookup_artifacts(plan), sender="ann", consent=Consent.ASK), changed)
+
+
 def plan_of(store: LocalStore, *overrides: str) -> Plan:
     return Sweep.from_yaml("quickstart", store=store.uri, overrides=overrides).plan().plan
 
 
 def test_new_and_unchanged_sweeps_need_no_agreement(store: LocalStore, tmp_path: Path) -> None:
-    assert agree(plan_of(store), Changed.REFUSE)
-    assert not agree(plan_of(store, "name=other"), Changed.ASK)
-    assert not agree(replace(plan_of(store), store_uri=(tmp_path / "nothing").as_uri()), Changed.ASK)
+    assert agreed(plan_of(store), Changed.REFUSE)
+    assert not agreed(plan_of(store, "name=other"), Changed.ASK)
+    assert not agreed(replace(plan_of(store), store_uri=(tmp_path / "nothing").as_uri()), Changed.ASK)
 
 
 @pytest.mark.parametrize("changed", [Changed.ASK, Changed.REFUSE])
@@ -40,7 +49,7 @@ def test_changed_sweep_is_shown_and_refused_where_nobody_can_be_asked(
     store: LocalStore, changed: Changed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ControllerError, match=r"submit\(changed=Changed\.REPLACE\)") as refused:
-        agree(plan_of(store, *VARIANT), changed)
+        agreed(plan_of(store, *VARIANT), changed)
     assert "15 added, 75 removed" in str(refused.value)
     assert "75 removed: pretrain/levels/depth1/seed0" in " ".join(capsys.readouterr().err.split())
 
@@ -48,7 +57,7 @@ def test_changed_sweep_is_shown_and_refused_where_nobody_can_be_asked(
 def test_changed_sweep_is_shown_and_replaced_by_who_says_so(
     store: LocalStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert agree(plan_of(store, *VARIANT), Changed.REPLACE)
+    assert agreed(plan_of(store, *VARIANT), Changed.REPLACE)
     assert "Difference of plans" in capsys.readouterr().err
 
 
@@ -59,14 +68,22 @@ def test_changed_sweep_is_asked_about_at_a_terminal(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda: answer)
     if is_agreed:
-        assert agree(plan_of(store, *VARIANT), Changed.ASK)
+        assert agreed(plan_of(store, *VARIANT), Changed.ASK)
     else:
         with pytest.raises(ControllerError, match="left as it is"):
-            agree(plan_of(store, *VARIANT), Changed.ASK)
+            agreed(plan_of(store, *VARIANT), Changed.ASK)
 
 
 def test_sweep_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     accept(store, replace(plan_of(store), revision=1, owner="somebody-else"))
     with pytest.raises(InfeasibleError, match="belongs to somebody-else"):
-        agree(plan_of(store, *VARIANT), Changed.REPLACE)
+        Sweep.from_yaml("quickstart", store=store.uri).submit(Where.INPROCESS, changed=Changed.REPLACE)
+
+
+def test_damaged_store_is_refused_before_anything_is_submitted(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_lookup, "_altered", lambda *_: ["1 records hold another identity: run fsck"])
+    with pytest.raises(StorageError, match="run fsck"):
+        Sweep.from_yaml("quickstart", store=store.uri).submit(Where.INPROCESS)

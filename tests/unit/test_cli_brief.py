@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cli.brief import MAX_CHARACTERS, brief_message, brief_reason
-from orchestrator.cli.follow import job_line
+from orchestrator.cli.commands.watch import job_line
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.services.status import MAX_CHARACTERS, brief_message, brief_reason
 from orchestrator.state.snapshot import Attempt, Failure, JobView
 from orchestrator.state.transitions import JobState
 

@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 import typer
 
-from orchestrator.cli import completion
-from orchestrator.cli.completion import complete_job, complete_sweep
+from orchestrator.cli import arguments as completion
+from orchestrator.cli.arguments import complete_job, complete_sweep
 from tests.scripted_sweep import World, diamond
 
 

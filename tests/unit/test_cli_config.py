@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from orchestrator.cli.configuration import SETTINGS, apply, resolve, user_file, without_password
 from orchestrator.core.errors import SpecError
+from orchestrator.services.settings_sources import SETTINGS, apply, resolve, user_file, without_password
 from orchestrator.storage.settings import S3Settings
 from tests.commands import run_command
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.logs import parse_since
-from orchestrator.cli.one_log import AttemptPrinter, PrintedLog
+from orchestrator.cli.commands.logs import AttemptPrinter, PrintedLog, parse_since
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.log_records import EVERYTHING, LogContext, LogRecord, encode, format_time

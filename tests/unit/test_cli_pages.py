@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.cli.commands.report import ReportOptions, show_report
+from orchestrator.cli.commands.status import show_status
 from orchestrator.cli.output import DocumentForm
 from orchestrator.cli.pages import compare_line, tracking_and_pages
-from orchestrator.cli.report import ReportOptions, show_report
-from orchestrator.cli.status import show_status
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.probe import probe_store
 from orchestrator.tracking.links import compare_url

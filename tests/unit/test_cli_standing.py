@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import status
-from orchestrator.cli.follow import job_line
-from orchestrator.cli.standing import Standing, standing_lines
-from orchestrator.cli.status import ANSWER_S
+from orchestrator.cli.commands.watch import job_line
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
+from orchestrator.services import sources
+from orchestrator.services.sources import ANSWER_S
+from orchestrator.services.status import SweepStatus, describe_progress, status_lines
 from orchestrator.state.snapshot import Failure, JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import checkpoints_folder, lease_name
@@ -44,7 +44,7 @@ def gpu_sweep(ran_s: float, policy: Policy, *, state: SweepState = SweepState.RU
 
 
 def lines(snapshot: Snapshot, progress: dict[str, LiveProgress] | None = None, now: float = NOW) -> str:
-    return "\n".join(standing_lines(Standing(snapshot=snapshot, progress=progress or {}, now=now)))
+    return "\n".join(status_lines(SweepStatus(snapshot=snapshot, progress=progress or {}, now=now)))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_status_without_a_controller_tells_what_was_last_seen_and_no_time_left(
 
 def test_running_line_has_no_metrics() -> None:
     progress = Progress(phase="train", step=1, total_steps=4, metrics={"bad_samples": 0.0, "val_error": 0.5})
-    assert status.describe_progress(progress) == "train 1/4"
+    assert describe_progress(progress) == "train 1/4"
 
 
 def test_status_of_a_live_sweep_tells_pace_use_and_past(served: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def silent_port() -> Iterator[int]:
 @pytest.fixture
 def s3_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     assert ANSWER_S <= 5
-    monkeypatch.setattr(status, "ANSWER_S", 1.0)
+    monkeypatch.setattr(sources, "ANSWER_S", 1.0)
 
     def point(port: int) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.cli.status import exit_code_for, failure_lines
+from orchestrator.cli.commands.status import exit_code_for
+from orchestrator.services.status import failure_lines
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 

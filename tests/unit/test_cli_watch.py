@@ -18,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.cli.matrix import Matrix
-from orchestrator.cli.screen import frame
-from orchestrator.cli.standing import Standing
-from orchestrator.cli.watch import Watching, view
+from orchestrator.cli.commands.watch import Watching, view
+from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.status import SweepStatus
 from orchestrator.stack.answers import check_answers
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
@@ -95,7 +94,7 @@ def test_matrix_of_a_changed_plan_starts_anew() -> None:
     )
 
 
-def render(standing: Standing, matrix: Matrix, *, height: int, is_ascii: bool = False) -> str:
+def render(standing: SweepStatus, matrix: Matrix, *, height: int, is_ascii: bool = False) -> str:
     console = Console(width=120, height=height, force_terminal=True, color_system=None, highlight=False)
     with console.capture() as captured:
         console.print(frame(standing, matrix, ["an event"], height=height, is_ascii=is_ascii))
@@ -117,7 +116,7 @@ def test_frame_of_a_large_sweep_fits_the_terminal(tmp_path: Path, height: int) -
 def test_frame_in_ascii_has_nothing_else(tmp_path: Path) -> None:
     matrix, snapshot = Matrix(), snapshot_of(study())
     matrix.update(snapshot)
-    text = render(Standing(snapshot=snapshot, now=0.0), matrix, height=40, is_ascii=True)
+    text = render(SweepStatus(snapshot=snapshot, now=0.0), matrix, height=40, is_ascii=True)
     assert "✓" not in text
     assert "·" not in text
     assert "2." in text or " . " in text
@@ -132,7 +131,7 @@ def test_look_reads_only_what_is_new_and_tells_it_first(tmp_path: Path) -> None:
     before = len(watching.events)
     world.finish()
     watching.look()
-    assert watching.standing.snapshot.state is SweepState.SUCCEEDED
+    assert watching.status.snapshot.state is SweepState.SUCCEEDED
     assert len(watching.events) > before
     assert "probe/" in watching.events[0]
     assert "succeeded" in watching.events[0]

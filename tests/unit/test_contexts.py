@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 import pytest
 
-from orchestrator.cli.configuration import apply, chosen_context, resolve, take_flag, user_file
-from orchestrator.cli.contexts import set_context, unset_context, use_context
-from orchestrator.cli.settings import Settings
 from orchestrator.core.errors import NotFoundError, SpecError, UserError
+from orchestrator.services.contexts import set_context, unset_context, use_context
+from orchestrator.services.settings import Settings
+from orchestrator.services.settings_sources import apply, chosen_context, resolve, take_flag, user_file
 from tests.commands import Ended, run_command
 
 PROD = {"dashboard_address": "https://ray:8265", "store": "s3://prod/studies", "ray_token": "file:/home/me/token"}

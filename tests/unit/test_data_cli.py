@@ -14,9 +14,9 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orchestrator.cli import data
 from orchestrator.cli.app import app
-from orchestrator.cli.data_tables import bad_table, dataset_tables, samples_table
+from orchestrator.cli.commands import data
+from orchestrator.cli.commands.data import bad_table, dataset_tables, samples_table
 from orchestrator.storage.dataset_files import read_dataset_file
 from tests.data_jobs import Member, encoded, tar_of
 from workloads.data.__main__ import main

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.doctor import _grouped
+from orchestrator.cli.commands.doctor import _grouped
 from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.units import GIB
 from orchestrator.doctor.cluster import Question

@@ -18,7 +18,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.identity import subject_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.reuse import repeated_jobs
-from orchestrator.services.outlook import make_outlook
+from orchestrator.services.preview import make_preview
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from tests.planning_cases import TEXT, plan_of
 from workloads.train import throughput
@@ -301,7 +301,7 @@ def test_outlook_counts_a_result_of_two_names_once(tmp_path: Path) -> None:
     for text in (TEXT, TEXT.replace("report:", f"{again}report:")):
         sweep = parse_sweep(text, "sweep.yaml", shipped_recipes())
         plan = build_plan(sweep, store_uri=tmp_path.as_uri())
-        hours.append(make_outlook(sweep, plan, fleet=None).estimates.cpu_hours)
+        hours.append(make_preview(sweep, plan, fleet=None).estimates.cpu_hours)
         repeated.append(repeated_jobs(plan))
     assert repeated == [set(), {job for job in plan.by_name() if job.startswith("finetune/again/")}]
     assert len(repeated[1]) == 4

@@ -63,7 +63,7 @@ def test_run_of_a_transfer_whose_search_is_committed_goes_on_to_its_jobs(sweep_f
         started.append(job.name)
         raise UserError("far enough")
 
-    monkeypatch.setattr("orchestrator.cli.run._execute", execute)
+    monkeypatch.setattr("orchestrator.cli.commands.run._execute", execute)
     ended = run_command(capsys, "run", TRANSFER, "--sweep", sweep_file, "--inprocess", "--store", store.uri)
     assert ended.code == 1
     assert started == ["dataset/tree"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.standing import read_standing, standing_document, standing_lines
 from orchestrator.core.contract import Resources
 from orchestrator.scheduling.budgets import Cap
 from orchestrator.scheduling.queues import MAX_WAITS
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
+from orchestrator.services.status import load_status, present_document, status_lines
 from orchestrator.sweeps import client
 from orchestrator.sweeps.progress import read_progress
 from orchestrator.testing import ScriptedBackend, Succeed
@@ -79,15 +79,15 @@ def test_status_counts_all_that_a_quota_of_nothing_holds_back_and_tells_no_time_
 ) -> None:
     world.tick_until(lambda: bool(read_progress(world.store, "sweep")))
     monkeypatch.setattr(time, "time", world.clock)  # its lease is of the world's clock
-    standing = read_standing(world.store, world.snapshot())
-    told = "\n".join(standing_lines(standing))
+    standing = load_status(world.store, world.snapshot())
+    told = "\n".join(status_lines(standing))
     assert standing.is_served
     assert "5 jobs wait (dataset/" in told
     assert ", ...): user ada runs 0 attempts, of max_concurrent=0" in told
     assert "No time left can be told: user ada may run no attempts (max_concurrent=0)" in told
     assert standing.left is None
-    document = standing_document(standing)
+    document = present_document(standing)
     assert document["time_left_s"] is None
     assert sum(document["waits_behind"].values()) == 4
     client.write_quotas(world.store, CLUSTER, {})
-    assert read_standing(world.store, world.snapshot()).shut == ""
+    assert load_status(world.store, world.snapshot()).shut == ""

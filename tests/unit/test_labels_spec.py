@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orchestrator.cli import labels
 from orchestrator.cli.app import app
+from orchestrator.cli.commands import labels
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan

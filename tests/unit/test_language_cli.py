@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.cli.language import Template
+from orchestrator.cli.commands.init import Template
 from orchestrator.core.errors import SpecError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.sweepfile import load_sweep

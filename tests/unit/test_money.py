@@ -14,8 +14,6 @@ import pytest
 from rich.console import Console
 
 from orchestrator.backends.protocol import AttemptReport, Capacity
-from orchestrator.cli.money import read_prices
-from orchestrator.cli.standing import Standing, standing_document, standing_lines, used_hours
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UserError
 from orchestrator.planning.estimate.costs import PriceTable
@@ -24,6 +22,8 @@ from orchestrator.report.render_terminal import render_terminal
 from orchestrator.report.report import compute_report, render_files
 from orchestrator.report.results import Report
 from orchestrator.scheduling.budgets import Budget
+from orchestrator.services.costs import read_prices
+from orchestrator.services.status import SweepStatus, present_document, status_lines, used_hours
 from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.spending import PricedAllocation, ResourceUse, bill_of
@@ -128,7 +128,7 @@ def test_cost_of_lost_attempts_counts_as_that_of_others(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ status
 def _standing(
     *used: ResourceUse, policy: Policy | None = None, left_s: float | None = None, prices: PriceTable | None = None
-) -> Standing:
+) -> SweepStatus:
     """Of a sweep of two jobs on one GPU each: one has ended and used this, one takes as long as this yet."""
     jobs = [replace(make_job(f"pretrain/{name}"), resources=Resources(cpus=8.0, gpus=1.0)) for name in "ab"]
     plan = replace(make_plan(*jobs), policy=policy or Policy())
@@ -137,22 +137,22 @@ def _standing(
     views = JobTable([first, JobView(name=jobs[1].name, key=jobs[1].key)])
     snapshot = Snapshot(sweep="s", state=SweepState.RUNNING, plan=plan, accepted_at_s=NOW, jobs=views)
     left = None if left_s is None else TimeLeft(seconds=left_s, left_s={jobs[1].name: left_s})
-    return Standing(snapshot=snapshot, now=NOW, prices=prices, left=left, left_on="a node")
+    return SweepStatus(snapshot=snapshot, now=NOW, prices=prices, left=left, left_on="a node")
 
 
 LABELLED = ResourceUse(accelerator="H100", is_spot=True, gpu_s=7200.0, cpu_s=57_600.0, amount=6.0)
 BARE = ResourceUse(accelerator="H100", is_spot=False, gpu_s=3600.0, cpu_s=28_800.0)
 
 
-def _told(standing: Standing) -> str:
-    return "\n".join(standing_lines(standing))
+def _told(standing: SweepStatus) -> str:
+    return "\n".join(status_lines(standing))
 
 
 def test_status_says_what_it_cost_and_will_cost() -> None:
     assert "Cost so far 6.00, about 9.00 in all" in _told(_standing(LABELLED, left_s=3600.0))
     priced = _standing(LABELLED, BARE, left_s=3600.0, prices=TABLE)
     assert "Cost so far 13.00 USD, about 17.33 USD in all" in _told(priced)
-    cost = standing_document(priced)["cost"]
+    cost = present_document(priced)["cost"]
     assert (cost["amount"], cost["is_partial"], cost["currency"]) == (13.0, False, "USD")
     assert cost["expected"] == pytest.approx(13.0 + 13.0 / 3)
 
@@ -165,7 +165,7 @@ def test_status_says_at_least_where_a_part_has_no_price() -> None:
 
 def test_status_without_any_price_says_nothing_of_money_and_null_to_machines() -> None:
     assert "Cost" not in _told(_standing(BARE))
-    cost = standing_document(_standing(BARE))["cost"]
+    cost = present_document(_standing(BARE))["cost"]
     assert (cost["amount"], cost["expected"], cost["unpriced_gpu_hours"]) == (None, None, 1.0)
     other = PriceTable.parse("{L4: 1}", "p.yaml")
     assert "Cost so far unknown: 1.00 GPU-hours have no price" in _told(_standing(BARE, prices=other))
@@ -180,7 +180,7 @@ def test_status_counts_a_budget_of_money_as_the_scheduler_does() -> None:
     guard = Budget(policy=policy, used=gpu_hours, promised=0.0)
     assert guard.refusal(2.9) == ""
     assert "the budget is 20" in guard.refusal(3.1)  # 12.00 are left, at 4: three hours
-    assert standing_document(standing)["cost_budget"] == 20.0
+    assert present_document(standing)["cost_budget"] == 20.0
 
 
 def test_status_of_a_sweep_of_both_budgets_tells_the_one_that_ends_first() -> None:

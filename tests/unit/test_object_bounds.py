@@ -14,7 +14,7 @@ from orchestrator.core.units import MIB
 from orchestrator.retention.fsck import Depth, Problem, check_store
 from orchestrator.retention.gc_layout import forgotten_name
 from orchestrator.retention.retention import is_forgotten
-from orchestrator.services.look_up import read_seen
+from orchestrator.services.artifact_lookup import read_artifact_summary
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage import artifacts, bounds, journal, snapshots
 from orchestrator.storage.artifacts import read_record
@@ -120,7 +120,7 @@ def test_huge_record_fails_its_job_and_names_the_object(tmp_path: Path) -> None:
         world.finish()
         with pytest.raises(TooLargeError, match=record_name(TREE.key)):
             read_record(world.store, TREE.key)
-        assert read_seen(world.store, TREE.key) is None
+        assert read_artifact_summary(world.store, TREE.key) is None
     assert world.snapshot().counts == {JobState.FAILED: 1, JobState.SKIPPED: 4}
     assert record_name(TREE.key) in world.job(TREE.name).reason
 

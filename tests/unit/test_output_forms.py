@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from orchestrator.cli.app import app
+from orchestrator.cli.app import COMMANDS, load_command
 from orchestrator.storage.local import LocalStore
 from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep
@@ -31,17 +31,16 @@ OTHER_FORMS = {"schema": {"json", "yaml"}, "logs": {"text", "json"}}
 """Neither is a table, and a log is lines, not one document."""
 
 
-def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
-        if getattr(command, "commands", None):
-            yield from commands(command, f"{prefix}{name} ")
-            if command.invoke_without_command:
-                yield f"{prefix}{name}", command
-        else:
-            yield f"{prefix}{name}", command
+def commands() -> Iterator[tuple[str, Any]]:
+    for line in chain.from_iterable(COMMANDS.values()):
+        command = load_command(line.name)
+        verbs = getattr(command, "commands", {})
+        yield from ((f"{line.name} {verb}", one) for verb, one in verbs.items())
+        if not verbs or command.invoke_without_command:
+            yield line.name, command
 
 
-ALL = dict(commands(typer.main.get_command(app)))
+ALL = dict(commands())
 
 
 @pytest.mark.parametrize("name", sorted(ALL))

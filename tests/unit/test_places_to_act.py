@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 from botocore.exceptions import ProfileNotFound
 
-from orchestrator.cli.brief import MAX_CHARACTERS, brief_reason
-from orchestrator.cli.settings import UNKNOWN_STORE
 from orchestrator.core.contract import Resources
+from orchestrator.services.settings import UNKNOWN_STORE
+from orchestrator.services.status import MAX_CHARACTERS, brief_reason
 from orchestrator.storage.s3_errors import translate
 from tests.commands import run_command
 from tests.scripted_sweep import World, make_job

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from orchestrator.cli.commands.plan import PlanOptions, show_plan
+from orchestrator.cli.commands.power import PowerOptions, _lines, show_power
 from orchestrator.cli.output import DocumentForm
-from orchestrator.cli.plan import PlanOptions, show_plan
-from orchestrator.cli.power import PowerOptions, _lines, show_power
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.planning.estimate.costs import PriceTable
@@ -32,7 +32,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.report.power_curve import PowerPanel, draw_power
 from orchestrator.report.statistics import SeedPair
 from orchestrator.report.variance import noise_of
-from orchestrator.services.power import Price, Question, answer_power
+from orchestrator.services.power import JobCost, PowerQuestion, answer_power
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import parse_sweep
 from tests.power_simulation import Truth, found_share, runs_of
@@ -186,7 +186,7 @@ def test_added_seeds_cost_what_the_planner_says_of_the_larger_plan(tmp_path):
         return build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri=(tmp_path / "none").as_uri())
 
     small = plan(2, 1)
-    [answer] = answer_power(small, Question(difference=0.02, std=0.01, transfer="tuned"), prices=prices)
+    [answer] = answer_power(small, PowerQuestion(difference=0.02, std=0.01, transfer="tuned"), prices=prices)
     [option] = answer.options
     larger = plan(option.num_pretrain_seeds or 0, 1)
     before, after = (estimate(one, prices=prices).cost or 0.0 for one in (small, larger))
@@ -241,8 +241,12 @@ def test_power_command_of_a_measured_sweep_names_seeds_power_and_source(store, t
 def test_power_command_counts_in_the_singular(tmp_path, num_pretrain, num_transfers, words):
     text = SWEEP.format(seeds=[0, 1], transfer_seeds=[0])
     plan = build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri=(tmp_path / "none").as_uri())
-    [answer] = answer_power(plan, Question(difference=0.1, std=0.01, transfer="tuned"))
-    added = {"num_pretrain_seeds": num_pretrain, "num_transfer_seeds": num_transfers, "added": Price(cpu_hours=1.0)}
+    [answer] = answer_power(plan, PowerQuestion(difference=0.1, std=0.01, transfer="tuned"))
+    added = {
+        "num_pretrain_seeds": num_pretrain,
+        "num_transfer_seeds": num_transfers,
+        "added": JobCost(cpu_hours=1.0),
+    }
     lines = list(_lines(replace(answer, options=(replace(answer.options[0], **added),)), "val_error"))
     assert f"cheapest: {words}" in lines
     assert any(line.startswith("tests: 1 comparison, ") for line in lines)

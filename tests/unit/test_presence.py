@@ -10,8 +10,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from orchestrator.cli.top import TopApp
-from orchestrator.cli.top_frame import Reader
+from orchestrator.cli.commands.top import TopApp
+from orchestrator.cli.commands.top_frame import Reader
 from orchestrator.core.contract import Resources
 from orchestrator.state.nodes import Node
 from orchestrator.storage.layout import nodes_name
@@ -70,7 +70,7 @@ def world(tmp_path: Path) -> World:
 def test_live_view_shows_idle_nodes_and_the_runners_that_wait_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.cli.standing.time.time", world.clock)
+    monkeypatch.setattr("orchestrator.services.status.time.time", world.clock)
     app = TopApp(world.store, "sweep", every_s=0.2)
 
     async def script(pilot: Pilot[None]) -> None:
@@ -91,5 +91,5 @@ def test_live_view_shows_idle_nodes_and_the_runners_that_wait_there(
 
 
 def test_nodes_of_a_cluster_without_a_controller_are_not_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.cli.standing.time.time", lambda: world.clock() + 3600.0)
+    monkeypatch.setattr("orchestrator.services.status.time.time", lambda: world.clock() + 3600.0)
     assert [row.name for row in Reader(world.store).look("sweep").nodes] == ["node-1"]

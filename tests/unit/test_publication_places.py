@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.settings import Settings
 from orchestrator.controller.actor import StorePublication
 from orchestrator.core.errors import StorageDeniedError
+from orchestrator.services.settings import Settings
 from orchestrator.stack.description import Stack, own_identity, write_stack
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.storage.allowed import VARIABLE

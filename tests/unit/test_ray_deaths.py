@@ -6,10 +6,10 @@ import pytest
 from ray.exceptions import RayActorError
 
 from orchestrator.backends.ray.deaths import Ended, death_of
-from orchestrator.cli.brief import MAX_CHARACTERS, brief_message
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
 from orchestrator.scheduling.sweep_index import likeness_of
+from orchestrator.services.status import MAX_CHARACTERS, brief_message
 from orchestrator.state.failure_policy import signature_of
 from orchestrator.state.snapshot import Failure
 from tests.scripted_sweep import make_job

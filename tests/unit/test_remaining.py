@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.core.contract import Progress, Resources
 from orchestrator.planning.estimate.eta import Fleet
-from orchestrator.services.remaining import time_left_of
+from orchestrator.services.eta import time_left_of
 from orchestrator.state.snapshot import Attempt, JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.sweeps.progress import LiveProgress

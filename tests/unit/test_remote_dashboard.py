@@ -6,7 +6,7 @@ import json
 import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
@@ -15,21 +15,20 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.ray.digest import code_digest
-from orchestrator.cli.arguments import Code
-from orchestrator.cli.remote import ThroughDashboard
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.wish import Wish
 from orchestrator.core.errors import ClusterError, InfeasibleError, UserError
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.remote.answer import Answer, Verdict
 from orchestrator.remote.dashboard import Dashboard
-from orchestrator.remote.payload import FILE, Payload, Program
-from orchestrator.remote.send import send, start
-from orchestrator.remote.wheel import build_wheel, pack
-from orchestrator.services.sources import read_sweep
+from orchestrator.remote.job import FILE, build_wheel, pack, start_job, wait_for_answer
+from orchestrator.services.settings import Settings
+from orchestrator.services.settings_sources import Code
+from orchestrator.services.submit import Program, SubmitAnswer, SubmitRequest, SubmitVerdict
+from orchestrator.services.transports import DashboardTransport
+from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import Consent, Ownership
+from tests.scripted_sweep import diamond, make_plan
 
 TOKEN = "token-of-the-lab"  # noqa: S105 - of nobody
+PLAN = make_plan(*diamond(), store_uri="s3://lab/studies")
 PROGRAM = Program(release="0.1.0", digest="d" * 64, libraries={"python": "3.11", "torch": "2.0"})
 
 
@@ -39,7 +38,7 @@ class Cluster:
 
     packages: dict[str, bytes] = field(default_factory=dict)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[SubmitAnswer] = field(default_factory=list)
     """Of its next jobs, in turn."""
     log: str = ""
     status: str = "SUCCEEDED"
@@ -113,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.remote.dashboard._PAUSE_S", 0.0)
     # Looks at every installed package, for seconds.
-    monkeypatch.setattr("orchestrator.cli.remote.captured_document", lambda: {"commit": "c0ffee"})
+    monkeypatch.setattr("orchestrator.services.submit.captured_document", lambda: {"commit": "c0ffee"})
 
 
 @pytest.fixture
@@ -134,31 +133,39 @@ def dashboard(cluster: Cluster) -> Dashboard:
     return Dashboard(cluster.address, TOKEN)
 
 
-def payload(**changes: Any) -> Payload:
+def payload(**changes: Any) -> SubmitRequest:
     given: dict[str, Any] = {
         "message_id": "0001-abc",
-        "plan": {"sweep": "mine"},
+        "plan": PLAN,
         "spec_text": "name: mine",
         "program": PROGRAM,
         "provenance": {"commit": "c0ffee"},
     }
-    return Payload(**given | changes)
+    return SubmitRequest(**given | changes)
+
+
+def start(dashboard: Dashboard, request: SubmitRequest, *, code: tuple[str, str] | None = None) -> str:
+    return start_job(dashboard, f"orchestrator-{request.message_id}", request.to_bytes(), code=code)
+
+
+def send(dashboard: Dashboard, request: SubmitRequest, **options: Any) -> SubmitAnswer:
+    return wait_for_answer(dashboard, start(dashboard, request), SubmitAnswer.find, say=pytest.fail, **options)
 
 
 def test_submit_sends_the_payload_and_nothing_secret_in_what_ray_shows(cluster: Cluster, dashboard: Dashboard) -> None:
-    cluster.answers = [Answer(verdict=Verdict.ACCEPTED, counts={"new": 6}, cluster="team")]
-    answer = send(dashboard, payload(), ships_code=False, say=pytest.fail)
-    assert (answer.verdict, answer.counts) == (Verdict.ACCEPTED, {"new": 6})
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.ACCEPTED, counts={"new": 6}, cluster="team")]
+    answer = send(dashboard, payload())
+    assert (answer.verdict, answer.counts) == (SubmitVerdict.ACCEPTED, {"new": 6})
     (job,) = cluster.jobs.values()
     assert job["entrypoint"] == f"python -m orchestrator.cli.accept {FILE}"
     assert list(job["runtime_env"]) == ["working_dir"]
     assert TOKEN not in json.dumps(job)
     with zipfile.ZipFile(BytesIO(cluster.packages[job["runtime_env"]["working_dir"].removeprefix("gcs://")])) as sent:
-        assert Payload.from_bytes(sent.read(FILE)) == payload()
+        assert SubmitRequest.from_bytes(sent.read(FILE)) == payload()
 
 
 def test_code_travels_as_a_wheel_that_names_its_content(cluster: Cluster, dashboard: Dashboard) -> None:
-    start(dashboard, payload(), ships_code=True)
+    start(dashboard, payload(), code=(PROGRAM.release, PROGRAM.digest))
     (job,) = cluster.jobs.values()
     (uri,) = job["runtime_env"]["py_modules"]
     assert uri.endswith(f"+code.{PROGRAM.digest[:16]}-py3-none-any.whl")
@@ -166,9 +173,9 @@ def test_code_travels_as_a_wheel_that_names_its_content(cluster: Cluster, dashbo
 
 
 def test_job_whose_answer_got_lost_is_not_started_twice(cluster: Cluster, dashboard: Dashboard) -> None:
-    cluster.answers = [Answer(verdict=Verdict.ACCEPTED)]
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.ACCEPTED)]
     cluster.loses_next_answer = True
-    assert send(dashboard, payload(), ships_code=False, say=pytest.fail).verdict is Verdict.ACCEPTED
+    assert send(dashboard, payload()).verdict is SubmitVerdict.ACCEPTED
     assert len(cluster.jobs) == 1
 
 
@@ -208,7 +215,7 @@ def test_token_in_clear_is_noticed(address: str, is_clear: bool) -> None:
 def test_job_that_fails_without_an_answer_shows_its_last_words(cluster: Cluster, dashboard: Dashboard) -> None:
     cluster.status, cluster.log = "FAILED", "Traceback\nModuleNotFoundError: No module named 'orchestrator'"
     with pytest.raises(ClusterError) as failed:
-        send(dashboard, payload(), ships_code=False, say=pytest.fail)
+        send(dashboard, payload())
     assert "No module named 'orchestrator'" in str(failed.value)
     assert "--code wheel" in str(failed.value)
 
@@ -216,34 +223,36 @@ def test_job_that_fails_without_an_answer_shows_its_last_words(cluster: Cluster,
 def test_cluster_that_takes_its_time_is_left_to_it(cluster: Cluster, dashboard: Dashboard) -> None:
     cluster.status = "PENDING"
     with pytest.raises(ClusterError, match="goes on"):
-        send(dashboard, payload(), ships_code=False, say=pytest.fail, patience_s=0.0)
+        send(dashboard, payload(), patience_s=0.0)
 
 
-def wish() -> Wish:
-    sweep, text = read_sweep("quickstart")
-    return Wish(plan=build_plan(sweep, store_uri="s3://lab/studies"), text=text)
+def request() -> SubmitRequest:
+    sweep, text = load_sweep("quickstart")
+    return SubmitRequest(plan=build_plan(sweep, store_uri="s3://lab/studies"), spec_text=text).sent_now()
 
 
-def submitter(cluster: Cluster, tmp_path: Path, *, agrees: bool) -> ThroughDashboard:
+def submitter(cluster: Cluster, tmp_path: Path, *, agrees: bool) -> DashboardTransport:
     token = tmp_path / "token"
     token.write_text(TOKEN)
     settings = Settings(dashboard_address=cluster.address, ray_token=f"file:{token}", ray_address="", code=Code.IMAGE)
-    return ThroughDashboard(settings=settings, store=None, asks=lambda question: agrees)
+    return DashboardTransport(settings=settings, store=None, asks=lambda question: agrees)
 
 
-def sent(cluster: Cluster) -> list[Payload]:
+def sent(cluster: Cluster) -> list[SubmitRequest]:
     archives = [job["runtime_env"]["working_dir"].removeprefix("gcs://") for job in cluster.jobs.values()]
-    return [Payload.from_bytes(zipfile.ZipFile(BytesIO(cluster.packages[archive])).read(FILE)) for archive in archives]
+    return [
+        SubmitRequest.from_bytes(zipfile.ZipFile(BytesIO(cluster.packages[archive])).read(FILE)) for archive in archives
+    ]
 
 
 def test_changed_sweep_is_shown_and_replaced_once_the_user_agrees(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.answers = [
-        Answer(verdict=Verdict.DIFFERS, message="revision 1 -> this one: 2 added", exit_code=3),
-        Answer(verdict=Verdict.ACCEPTED, cluster="team", notices=("the cluster has torch 1, here is 2",)),
+        SubmitAnswer(verdict=SubmitVerdict.DIFFERS, message="revision 1 -> this one: 2 added", exit_code=3),
+        SubmitAnswer(verdict=SubmitVerdict.ACCEPTED, cluster="team", notices=("the cluster has torch 1, here is 2",)),
     ]
-    message = submitter(cluster, tmp_path, agrees=True).submit(wish())
+    message = submitter(cluster, tmp_path, agrees=True).submit(request())
     first, second = sent(cluster)
     assert (first.replaces, second.replaces) == (False, True)
     assert first.message_id == second.message_id == message
@@ -254,34 +263,40 @@ def test_changed_sweep_is_shown_and_replaced_once_the_user_agrees(
 
 
 def test_changed_sweep_stays_as_it_is_unless_the_user_agrees(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.answers = [Answer(verdict=Verdict.DIFFERS, message="2 added", exit_code=3)]
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.DIFFERS, message="2 added", exit_code=3)]
     with pytest.raises(InfeasibleError, match="left as it is"):
-        submitter(cluster, tmp_path, agrees=False).submit(wish())
+        submitter(cluster, tmp_path, agrees=False).submit(request())
     assert len(cluster.jobs) == 1
 
 
 def test_refusal_of_the_cluster_reaches_the_user(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.answers = [Answer(verdict=Verdict.REFUSED, message="it belongs to ann", exit_code=3)]
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.REFUSED, message="it belongs to ann", exit_code=3)]
     with pytest.raises(InfeasibleError, match="belongs to ann"):
-        submitter(cluster, tmp_path, agrees=True).submit(wish())
+        submitter(cluster, tmp_path, agrees=True).submit(request())
 
 
 def test_payload_survives_its_journey_and_other_forms_are_refused() -> None:
     there = payload(consent=Consent.FORCE, ownership=Ownership.TAKE, replaces=True, cluster="team")
-    assert Payload.from_bytes(there.to_bytes()) == there
+    assert SubmitRequest.from_bytes(there.to_bytes()) == there
     newer = json.dumps({**json.loads(there.to_bytes()), "version": 99}).encode()
     with pytest.raises(UserError, match="install the same release"):
-        Payload.from_bytes(newer)
+        SubmitRequest.from_bytes(newer)
+    older = {
+        name: value for name, value in json.loads(there.to_bytes()).items() if name not in {"cluster", "namespace"}
+    }
+    assert SubmitRequest.from_bytes(json.dumps({**older, "of_a_newer_release": 1}).encode()) == replace(
+        there, cluster=""
+    )
     for damaged in (b"", b"[]", b"{}", b'{"version": 1}', b"[" * 100_000):
         with pytest.raises(UserError, match="cannot be read"):
-            Payload.from_bytes(damaged)
+            SubmitRequest.from_bytes(damaged)
 
 
 def test_answer_is_found_in_whatever_a_job_prints() -> None:
-    answer = Answer(verdict=Verdict.WAITING, notices=("a", "b"), counts={"new": 1})
-    assert Answer.find(f"(pid=1) noise\n{answer.to_line()}\nmore") == answer
+    answer = SubmitAnswer(verdict=SubmitVerdict.WAITING, notices=("a", "b"), counts={"new": 1})
+    assert SubmitAnswer.find(f"(pid=1) noise\n{answer.to_line()}\nmore") == answer
     for log in ("", "noise", "ORCHESTRATOR-ANSWER {", 'ORCHESTRATOR-ANSWER {"verdict": "perhaps"}'):
-        assert Answer.find(log) is None
+        assert SubmitAnswer.find(log) is None
 
 
 def test_skew_of_code_and_libraries_is_told() -> None:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.cli.accept import _check_versions, _refusal, _settings, _store_of
-from orchestrator.cli.resubmit import Former
-from orchestrator.cli.settings import UNKNOWN_STORE, Settings
+from orchestrator.cli.accept import _refusal, _settings, _store_of
+from orchestrator.cli.accept import accept as submit_here
 from orchestrator.core.contract import JobKind
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.job_kinds import KINDS
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.remote.answer import Verdict
-from orchestrator.remote.payload import Payload, Program
-from orchestrator.services.sources import read_sweep
+from orchestrator.services.artifact_lookup import lookup_artifacts
+from orchestrator.services.settings import UNKNOWN_STORE, Settings
+from orchestrator.services.submit import (
+    PreviousRevision,
+    SubmitAnswer,
+    SubmitCheck,
+    SubmitRequest,
+    SubmitVerdict,
+    check_code_versions,
+    check_submit,
+)
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import inbox_folder
+from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import Consent, submit
 from tests.commands import run_command
+from tests.report_sweeps import accept
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
 
@@ -74,49 +85,87 @@ def test_message_that_is_sent_twice_is_followed_once(world: World) -> None:
 
 
 def quickstart() -> Plan:
-    sweep, _ = read_sweep("quickstart")
+    sweep, _ = load_sweep("quickstart")
     return build_plan(sweep, store_uri="file:///lab")
 
 
-def payload(plan: Plan, **changes: object) -> Payload:
-    program = Program(release="0.1.0", digest="d" * 64)
-    made = Payload(message_id="1", plan=plan.to_json(), spec_text="", program=program, provenance={}, sender="ann")
+def payload(plan: Plan, **changes: object) -> SubmitRequest:
+    made = SubmitRequest(message_id="1", plan=plan, spec_text="", sender="ann")
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def former(plan: Plan) -> Former:
-    return Former(snapshot=Snapshot(sweep=plan.sweep), plan=plan)
+def former(plan: Plan) -> PreviousRevision:
+    return PreviousRevision(snapshot=Snapshot(sweep=plan.sweep), plan=plan)
+
+
+def refusal(previous: PreviousRevision | None, request: SubmitRequest) -> SubmitAnswer | None:
+    """What the cluster answers to a request that it does not take."""
+    owned = previous.owned_by_other(request.sender) if previous and request.consent is not Consent.FORCE else ""
+    refusals = (owned,) if owned else ()
+    return _refusal(SubmitCheck(plan=request.plan, store=None, previous=previous, refusals=refusals), request)
 
 
 def test_changed_plan_is_only_taken_from_who_agrees_to_replace() -> None:
     plan = quickstart()
     smaller = replace(plan, jobs=plan.jobs[:-1])
-    answer = _refusal(former(smaller), plan, payload(plan))
+    answer = refusal(former(smaller), payload(plan))
     assert answer is not None
-    assert answer.verdict is Verdict.DIFFERS
+    assert answer.verdict is SubmitVerdict.DIFFERS
     assert "1 added" in answer.message
-    assert _refusal(former(smaller), plan, payload(plan, replaces=True)) is None
-    assert _refusal(former(plan), plan, payload(plan)) is None
-    assert _refusal(None, plan, payload(plan)) is None
+    assert refusal(former(smaller), payload(plan, replaces=True)) is None
+    assert refusal(former(plan), payload(plan)) is None
+    assert refusal(None, payload(plan)) is None
 
 
-def test_sweep_of_somebody_else_is_refused_unless_forced() -> None:
-    plan = quickstart()
-    theirs = former(replace(plan, owner="bob"))
-    answer = _refusal(theirs, plan, payload(plan, replaces=True))
+def test_sweep_of_somebody_else_is_refused_unless_forced(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    theirs = replace(quickstart(), store_uri=store.uri, revision=1, owner="bob")
+    accept(store, theirs)
+    found = lookup_artifacts(theirs)
+    check = check_submit(theirs, found, sender="ann", consent=Consent.ASK)
+    answer = _refusal(check, payload(theirs))
     assert answer is not None
-    assert (answer.verdict, answer.exit_code) == (Verdict.REFUSED, 3)
+    assert (answer.verdict, answer.exit_code) == (SubmitVerdict.REFUSED, 3)
     assert "belongs to bob, and you are ann" in answer.message
-    assert _refusal(theirs, plan, payload(plan, replaces=True, consent=Consent.FORCE)) is None
+    assert not check_submit(theirs, found, sender="ann", consent=Consent.FORCE).refusals
+
+
+@pytest.fixture
+def here(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a job on the world's cluster, whose controller takes what it is woken for."""
+    link = SimpleNamespace(notice="", wake=lambda sweep: world.controller.tick())
+    monkeypatch.setattr("orchestrator.stack.attach.attach_cluster", lambda *_, **__: None)
+    monkeypatch.setattr("orchestrator.controller.connect.find_controller", lambda _: None)
+    monkeypatch.setattr("orchestrator.controller.connect.ensure_controller", lambda *_: link)
+    monkeypatch.setattr("orchestrator.controller.connect.ensure_publisher", lambda *_: None)
+    return {"RAY_ADDRESS": "127.0.0.1:6379"}
+
+
+def test_request_from_elsewhere_is_taken_where_the_cluster_keeps_its_store(world: World, here: dict[str, str]) -> None:
+    request = SubmitRequest.from_bytes(payload(replace(quickstart(), store_uri=UNKNOWN_STORE)).to_bytes())
+    answer = submit_here(request, here)
+    assert (answer.verdict, answer.store_uri, answer.cluster) == (SubmitVerdict.ACCEPTED, world.store.uri, CLUSTER)
+    assert answer.counts == {"new": len(request.plan.jobs)}
+    assert world.snapshot("quickstart").handled == {"1"}
+
+
+def test_request_over_damaged_records_is_refused_as_on_the_command_line(
+    world: World, here: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(capsys, "submit", "quickstart", "-y", "--no-wait").code == 0
+    monkeypatch.setattr("orchestrator.services.artifact_lookup._altered", lambda *_: ["a damaged record: run fsck"])
+    with pytest.raises(StorageError, match="run fsck"):
+        submit_here(payload(replace(quickstart(), store_uri=world.store.uri)), here)
+    assert "run fsck" in run_command(capsys, "submit", "quickstart", "-y", "--no-wait").err
 
 
 def test_plan_of_a_program_that_computes_something_else_is_refused() -> None:
     plan = quickstart()
-    _check_versions(plan)
+    check_code_versions(plan)
     job = plan.jobs[-1]
     other = replace(job, identity={**job.identity, "code_version": 99})
     with pytest.raises(UserError, match=rf"{job.kind.value} 99 \(here 1\)"):
-        _check_versions(replace(plan, jobs=(*plan.jobs[:-1], other)))
+        check_code_versions(replace(plan, jobs=(*plan.jobs[:-1], other)))
 
 
 def test_search_whose_trials_are_computed_otherwise_here_is_refused() -> None:
@@ -125,7 +174,7 @@ def test_search_whose_trials_are_computed_otherwise_here_is_refused() -> None:
     identity = {"code_version": KINDS[JobKind.SEARCH].code_version, "parameters": versions}
     search = replace(plan.jobs[-1], kind=JobKind.SEARCH, identity=identity)
     with pytest.raises(UserError, match=r"finetune 98 .*probe 99"):
-        _check_versions(replace(plan, jobs=(*plan.jobs, search)))
+        check_code_versions(replace(plan, jobs=(*plan.jobs, search)))
 
 
 def test_job_on_a_stack_belongs_to_its_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cli.compare import show_comparison
+from orchestrator.cli.commands.compare import show_comparison
+from orchestrator.cli.commands.report import ReportOptions, show_report
 from orchestrator.cli.output import TableForm
-from orchestrator.cli.report import ReportOptions, show_report
 from orchestrator.core.errors import NotFoundError, UserError
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.standing import used_hours
 from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Job
+from orchestrator.services.status import used_hours
 from orchestrator.state.snapshot import decode_snapshot, encode_snapshot
 from orchestrator.sweeps import client
 from tests.scripted_sweep import CLUSTER, World, make_job, make_plan

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.contingency_tables import mcnemar  # type: ignore[import-untyped]
 
-from orchestrator.cli.compare_samples import SampleOptions, show_sample_comparison
+from orchestrator.cli.commands.compare import SampleOptions, show_sample_comparison
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, UsageError, UserError
 from orchestrator.report.samples import NetworkPair, compare_samples, groups_of, sign_test
 from orchestrator.report.samples_text import draw_groups, render_samples_page, sample_records, sample_sentences

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.cli.money import cost_lines, sweep_bill
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import UserError
@@ -21,6 +20,7 @@ from orchestrator.report.numbers import money
 from orchestrator.report.render_terminal import FittingTable
 from orchestrator.report.report import compute_report
 from orchestrator.report.text import TextTable
+from orchestrator.services.costs import cost_lines, sweep_bill
 from orchestrator.state.spending import ResourceUse, bill_of
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore

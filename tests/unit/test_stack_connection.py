@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cli import stack_connection as module
-from orchestrator.cli.settings import Settings
-from orchestrator.cli.stack_connection import StackConnection
 from orchestrator.controller.calls import CallsLostError, ServiceCalls, ServiceSettings
 from orchestrator.core.errors import ClusterError
+from orchestrator.services import stack_transport as module
+from orchestrator.services.settings import Settings
+from orchestrator.services.stack_transport import StackTransport
 from orchestrator.stack.description import Stack, own_identity, read_stack, remove_description, write_stack
 from orchestrator.stack.start import restart_killed_stack
 
@@ -63,7 +63,7 @@ def stack(tmp_path, monkeypatch):
 
 @pytest.fixture
 def connection(stack):
-    connection = StackConnection(Settings(), "file:///store")
+    connection = StackTransport(Settings(), "file:///store")
     connection.open()
     return connection
 

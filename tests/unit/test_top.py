@@ -11,9 +11,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Log
 
-from orchestrator.cli.top import TopApp
-from orchestrator.cli.top_frame import MAX_JOBS, Reader
-from orchestrator.cli.top_screens import LogScreen, Question
+from orchestrator.cli.commands.top import ConfirmScreen, LogScreen, TopApp
+from orchestrator.cli.commands.top_frame import MAX_JOBS, Reader
 from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import log_name
@@ -112,7 +111,7 @@ def test_order_is_sent_after_yes_and_its_end_is_told(world: World, key: str, sta
     async def script(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: app.shown.jobs)
         await pilot.press(key)
-        await until(pilot, lambda: isinstance(app.screen, Question))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         assert world.store.list_children("sweeps/sweep/inbox/") == []
         await pilot.press("y")
         await until(pilot, lambda: world.store.list_children("sweeps/sweep/inbox/"))
@@ -131,9 +130,9 @@ def test_order_is_not_sent_without_yes(world: World, answer: str) -> None:
     async def script(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: app.shown.jobs)
         await pilot.press("c")
-        await until(pilot, lambda: isinstance(app.screen, Question))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         await pilot.press(answer)
-        await until(pilot, lambda: not isinstance(app.screen, Question))
+        await until(pilot, lambda: not isinstance(app.screen, ConfirmScreen))
         assert world.store.list_children("sweeps/sweep/inbox/") == []
 
     drive(app, script)
@@ -162,7 +161,7 @@ def test_store_that_fails_leaves_the_view_and_says_so(world: World, monkeypatch:
 
     async def script(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: app.shown.jobs)
-        monkeypatch.setattr("orchestrator.cli.top_frame.list_sweeps", fail)
+        monkeypatch.setattr("orchestrator.cli.commands.top_frame.list_sweeps", fail)
         await until(pilot, lambda: "the store is silent" in str(app._line.render()))
         assert len(cells(app, "#jobs")) == 5, "what was known stays"
 

@@ -20,8 +20,6 @@ from orchestrator.backends.simulated import (
     SimulatedEnding,
     VirtualClock,
 )
-from orchestrator.cli.standing import Standing, standing_document, used_hours
-from orchestrator.cli.status import running_lines
 from orchestrator.controller.attempts import NodePricing, judge_report
 from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import JobFailure, Resources
@@ -29,6 +27,7 @@ from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.commands import LaunchJob
 from orchestrator.scheduling.occupancy import ROOM_KEPT_S
+from orchestrator.services.status import SweepStatus, present_document, running_lines, used_hours
 from orchestrator.simulation.forecast import ControllerLoop, Pace
 from orchestrator.state import events
 from orchestrator.state.failure_policy import RetryAt, judge, observed_mtbf_s
@@ -156,13 +155,13 @@ def test_placement_is_told_once_from_when_it_was_on() -> None:
 
 def test_status_says_what_an_attempt_waits_for_and_since_when() -> None:
     now = 10.0 + 2 * HOUR_S
-    (line,) = running_lines(Standing(snapshot=waiting(), now=now))
+    (line,) = running_lines(SweepStatus(snapshot=waiting(), now=now))
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(10.0))
     assert f"waits for room for 64 CPU, 16 GPU (16 workers) since {since} (2h00m): the cluster has none yet" in line
-    document = standing_document(Standing(snapshot=waiting(), now=now))
+    document = present_document(SweepStatus(snapshot=waiting(), now=now))
     told = {"since_s": 10.0, "resources": "64 CPU, 16 GPU", "workers": 16}
     assert document["waits_for_room"] == {GANG.name: told}
-    assert standing_document(Standing(snapshot=waiting(placed(20.0)), now=now))["waits_for_room"] == {}
+    assert present_document(SweepStatus(snapshot=waiting(placed(20.0)), now=now))["waits_for_room"] == {}
 
 
 def test_gang_that_waits_for_long_neither_holds_what_there_is_nor_keeps_others_from_asking() -> None:

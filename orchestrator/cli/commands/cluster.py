@@ -1,0 +1,88 @@
+"""``orchestrator cluster``: check, start, look at and end a Ray cluster that a file describes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cluster.checkup import cluster_checks
+from orchestrator.cluster.drive import Confirmation, down_commands, run_all, status_commands, up_commands
+from orchestrator.cluster.kinds import read_cluster
+from orchestrator.core.checks import Verdict, run_checks
+
+cluster = typer.Typer(
+    help="Ray clusters on clouds, Kubernetes, Slurm and machines of your own.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+ClusterArgument = Annotated[
+    Path,
+    typer.Argument(help="A Ray launcher file, a RayCluster manifest or kustomize directory, or an sbatch script."),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
+
+
+@cluster.command()
+def check(file: ClusterArgument, *, output: DocumentOption = DocumentForm.TABLE) -> None:
+    """Say what is wrong with a cluster file, from a wrong region to a missing quota. Creates nothing."""
+    raise typer.Exit(examine(file, output))
+
+
+@cluster.command()
+def up(
+    file: ClusterArgument,
+    *,
+    check_only: Annotated[bool, typer.Option("--check", help="Only check; the same as `cluster check`.")] = False,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Start although checks fail.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Check a cluster file, then start the cluster, or bring a running one in line with it."""
+    if check_only or not unchecked:
+        verdict = examine(file, DocumentForm.TABLE)
+        if check_only or verdict is not ExitCode.OK:
+            raise typer.Exit(verdict)
+    _end(run_all(up_commands(read_cluster(file), _confirmation(is_given=yes))))
+
+
+@cluster.command()
+def down(file: ClusterArgument, *, yes: YesOption = False) -> None:
+    """End a cluster. Sweeps go on where they were once it is up again: everything is in the store."""
+    _end(run_all(down_commands(read_cluster(file), _confirmation(is_given=yes))))
+
+
+@cluster.command()
+def status(file: ClusterArgument) -> None:
+    """Show a cluster's nodes and what they have, as its own tool tells it."""
+    _end(run_all(status_commands(read_cluster(file))))
+
+
+def examine(file: Path, output: DocumentForm) -> ExitCode:
+    """Run all checks and print one line for each; fails if any of them does."""
+    results = list(run_checks(list(cluster_checks(read_cluster(file)))))
+    num_failed = sum(result.verdict is Verdict.FAILED for result in results)
+    if output is not DocumentForm.TABLE:
+        print_document({"ok": not num_failed, "checks": [asdict(result) for result in results]}, output)
+    else:
+        for result in results:
+            advice = f" -> {result.remedy}" if result.remedy else ""
+            line = f"{result.verdict.value:8} {result.name:15} {result.detail}{advice}"
+            stdout_console().print(line, markup=False)
+    if num_failed:
+        message = f"{num_failed} of {len(results)} checks failed; nothing was created."
+        stderr_console().print(message, markup=False)
+    return ExitCode.FAILURE if num_failed else ExitCode.OK
+
+
+def _confirmation(*, is_given: bool) -> Confirmation:
+    return Confirmation.GIVEN if is_given else Confirmation.ASK
+
+
+def _end(status_of_tool: int) -> None:
+    if status_of_tool:
+        raise typer.Exit(ExitCode.FAILURE)

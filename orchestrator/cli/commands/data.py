@@ -1,0 +1,319 @@
+"""``orchestrator data``: shards from published data sets, and what shards hold. The work is done by the data plane."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.core.units import MIB, format_bytes
+from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle
+from orchestrator.stack.children import bound_to_parent
+
+data = typer.Typer(
+    help="Convert, index, verify and look at WebDataset shards.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Workers = Annotated[int, typer.Option("-j", "--workers", min=0, help="Processes; 0 = one per core.")]
+Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="A split by name; repeatable.")]
+Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
+PlaceOrSplits = Annotated[
+    str, typer.Argument(metavar="[PLACE]", help="Folder, tar or brace pattern of shards; or give each --split.")
+]
+Classes = Annotated[str, typer.Option(help="Class table (classes.json); default: the one beside the shards.")]
+NumClasses = Annotated[int, typer.Option(min=0, help="Number of classes, where there is no class table.")]
+MultiLabel = Annotated[bool, typer.Option("--multi-label", help="Samples have any number of classes.")]
+
+
+class Converter(StrEnum):
+    """Published forms of data sets that can be converted."""
+
+    IMAGEFOLDER = "imagefolder"
+    IMAGENET1K = "imagenet1k"
+    IMAGENET21K = "imagenet21k"
+    INAT2021 = "inat2021"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+class BadSamplePolicy(StrEnum):
+    """What bad samples do."""
+
+    FAIL = "fail"
+    REPLACE = "replace"
+
+
+@data.command()
+def shard(  # noqa: PLR0913 - one argument per option
+    converter: Annotated[Converter, typer.Argument(help="Form of the source.")],
+    source: Annotated[str, typer.Argument(help="Folder or file of the data set as it was published.")],
+    destination: Annotated[str, typer.Argument(help="Folder for shards, class table and dataset.json; path or URI.")],
+    *,
+    split: Splits = None,
+    val_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Hold out so much of each class as val.")] = 0.0,
+    shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard, MiB.")] = 256,
+    shuffle: Annotated[bool, typer.Option(help="Write samples in random order; else class after class.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order and of the held-out samples.")] = 0,
+    workers: Workers = 0,
+    labels: Annotated[str, typer.Option(help="imagenet1k: what says the classes of validation images.")] = "",
+    path_column: Annotated[str, typer.Option(help="csv, parquet: column of the images' paths.")] = "path",
+    label_column: Annotated[str, typer.Option(help="csv, parquet: column of the labels.")] = "label",
+    separator: Annotated[str, typer.Option(help="csv, parquet: between several labels of a sample.")] = "",
+    level_column: Annotated[list[str] | None, typer.Option(help="csv, parquet: a coarser level; repeatable.")] = None,
+    root: Annotated[str, typer.Option(help="csv, parquet: what relative paths start from.")] = "",
+    follow_links: Annotated[bool, typer.Option("--follow-links", help="Links may lead out of the source.")] = False,
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Convert a published data set to shards. Run it again to go on after an interruption."""
+    wanted = {
+        "source": source,
+        "splits": _pairs(split),
+        "val_fraction": val_fraction,
+        "seed": seed,
+        "labels": labels,
+        "path_column": path_column,
+        "label_column": label_column,
+        "separator": separator,
+        "level_columns": level_column or [],
+        "root": root,
+        "follow_links": follow_links,
+    }
+    write = {
+        "destination_uri": destination,
+        "shard_bytes": shard_mib * MIB,
+        "shuffle": shuffle,
+        "seed": seed,
+        "num_processes": _num_processes(workers),
+    }
+    found = _run("shard", {"converter": converter.value, "source": wanted, "write": write})
+    _show(found, output, f"datasets:\n  my-data: {{from: {found['uri']}}}")
+
+
+@data.command()
+def index(  # noqa: PLR0913 - see shard
+    place: PlaceOrSplits = "",
+    *,
+    split: Splits = None,
+    classes: Classes = "",
+    num_classes: NumClasses = 0,
+    multi_label: MultiLabel = False,
+    policy: Annotated[
+        BadSamplePolicy, typer.Option(help="replace: count bad samples and leave them out.")
+    ] = BadSamplePolicy.FAIL,
+    budget: Annotated[float, typer.Option(min=0, max=1, help="Share of bad samples that is accepted.")] = 0.01,
+    write: Annotated[bool, typer.Option("--write", help="Leave a dataset.json beside the shards.")] = False,
+    workers: Workers = 0,
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Read shards once: samples, classes, bad samples, and the entry to paste into a sweep.yaml."""
+    arguments = {
+        "target": _target(place, split, classes, num_classes, multi_label=multi_label),
+        "policy": policy.value,
+        "budget": budget,
+        "write": write,
+        "num_processes": _num_processes(workers),
+    }
+    found = _run("index", arguments)
+    found["warnings"] = [*found.get("warnings", ()), *_mixing_warnings(found)]
+    _show(found, output, _yaml({"datasets": {"my-data": found["entry"]}}))
+    for warning in found["warnings"]:
+        typer.echo(f"warning: {warning}", err=True)
+    if output is DocumentForm.TABLE and "val" not in found["splits"]:
+        typer.echo(
+            "note: a sweep needs a split 'val', and the digest is of all splits together: index them in one command, "
+            "with --split train=... --split val=...",
+            err=True,
+        )
+
+
+@data.command()
+def verify(
+    place: Place,
+    *,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode every image, too.")] = False,
+    workers: Workers = 0,
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Read every shard and compare it with the dataset.json beside it."""
+    arguments = {
+        "target": _target(place, None, "", 0),
+        "decode": decode,
+        "num_processes": _num_processes(workers),
+    }
+    found = _run("verify", arguments)
+    is_good = found["is_same"] and not found["num_bad"]
+    verdict = "all shards are as recorded" if is_good else "there are differences"
+    _show(found, output, f"{verdict}; digest: {found['digest']}")
+    raise typer.Exit(0 if is_good else 1)
+
+
+@data.command()
+def stats(place: Place, *, output: DocumentOption = DocumentForm.TABLE) -> None:
+    """Sizes of splits, levels and classes, without reading shards."""
+    found = _run("stats", {"place": place})
+    _show(found, output, f"digest: {found['digest']}")
+
+
+@data.command()
+def sample(  # noqa: PLR0913 - see shard
+    place: PlaceOrSplits = "",
+    *,
+    name: Annotated[str, typer.Option("--of", help="Split.")] = "train",
+    num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 9,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the shard and the samples.")] = 0,
+    key: Annotated[str, typer.Option(help="Only the sample with this key.")] = "",
+    out: Annotated[str, typer.Option(help="Folder for the images and labels.json.")] = "",
+    split: Splits = None,
+    classes: Classes = "",
+    num_classes: NumClasses = 0,
+    multi_label: MultiLabel = False,
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Show a few samples, or write their images."""
+    arguments = {
+        "target": _target(place, split, classes, num_classes, multi_label=multi_label),
+        "split": name,
+        "num_samples": num,
+        "seed": seed,
+        "key": key,
+        "out": out,
+    }
+
+    found = _run("sample", arguments)
+    if output is not DocumentForm.TABLE:
+        print_document(found, output)
+        return
+    stdout_console().print(samples_table(found["samples"]))
+
+
+def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run a command of the data plane; its progress and errors go to stderr."""
+    command = [sys.executable, "-m", "workloads.data", verb, json.dumps(arguments)]
+    # As after Ctrl-C: it ends its own processes, and removes what they have not finished.
+    command = bound_to_parent(command, signal.SIGINT)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            stdout, _ = child.communicate()
+        except KeyboardInterrupt:  # the child got the same signal, and says how to go on
+            child.wait()
+            raise
+    if child.returncode:
+        raise typer.Exit(child.returncode if child.returncode > 0 else 1)
+    found: dict[str, Any] = json.loads(stdout)
+    return found
+
+
+def _mixing_warnings(found: Mapping[str, Any]) -> list[str]:
+    """Of the recipes' default shuffle; `plan` judges those of a sweep."""
+    spread = found.get(SPREAD_FIELD, {}).get("train")
+    complaint = ClassSpread.from_json(spread).complaint(Shuffle()) if spread else ""
+    return [complaint] if complaint else []
+
+
+def _show(found: dict[str, Any], output: DocumentForm, last_line: str) -> None:
+    if output is not DocumentForm.TABLE:
+        print_document(found, output)
+        return
+    for table in dataset_tables(found):
+        stdout_console().print(table)
+    if found.get("bad_samples"):
+        stderr_console().print(bad_table(found["bad_samples"]))
+    stdout_console().print(last_line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(document, sort_keys=False, width=10_000, allow_unicode=True).rstrip()
+
+
+def _target(
+    place: str, split: Sequence[str] | None, classes: str, num_classes: int, *, multi_label: bool = False
+) -> dict[str, Any]:
+    if bool(place) == bool(split):
+        raise typer.BadParameter(
+            "name the shards either by PLACE or by one --split NAME=PLACE for each split, not both"
+        )
+    return {
+        "place": place,
+        "splits": _pairs(split),
+        "classes": classes,
+        "num_classes": num_classes,
+        "multi_label": multi_label,
+    }
+
+
+def _pairs(texts: Sequence[str] | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        name, _, place = text.partition("=")
+        if not name or not place:
+            raise typer.BadParameter(f"--split {text!r} is not NAME=PLACE, such as train=train_mini")
+        pairs[name] = place
+    return pairs
+
+
+def _num_processes(workers: int) -> int:
+    return workers or len(os.sched_getaffinity(0))
+
+
+def dataset_tables(found: Mapping[str, Any]) -> Iterator[Table]:
+    """Splits; then, where they are known, sizes of classes by level."""
+    table = Table(title=found["uri"], title_justify="left")
+    table.add_column("split")
+    for column in ("shards", "samples", "size"):
+        table.add_column(column, justify="right")
+    for split, sizes in found["splits"].items():
+        size = format_bytes(sizes["size_bytes"])
+        table.add_row(split, str(sizes["num_shards"]), f"{sizes['num_samples']:,}", size)
+    table.caption, table.caption_justify = _classes(found), "left"
+    yield table
+    if found.get("samples_per_class"):
+        yield _sizes_table(found["samples_per_class"])
+
+
+def bad_table(bad_samples: Mapping[str, Any]) -> Table:
+    """Bad samples by split and reason, with the first of each."""
+    table = Table("split", "reason", "samples", "the first", title="Samples that cannot be used", title_justify="left")
+    for split, reasons in bad_samples.items():
+        for reason, found in reasons.items():
+            table.add_row(split, reason, str(found["count"]), found["first"][0])
+    return table
+
+
+def samples_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per sample."""
+    table = Table("shard", "key", "class", "name", "pixels", "size")
+    for row in rows:
+        classes, names = " ".join(map(str, row["classes"])), ", ".join(row["names"])
+        size = f"{row['width']}x{row['height']}"
+        table.add_row(row["shard"], row["key"], classes, names, size, format_bytes(row["length_bytes"]))
+    return table
+
+
+def _classes(found: Mapping[str, Any]) -> str:
+    levels = ", ".join(f"{level} {count:,}" for level, count in found["levels"].items())
+    kind = "multi-label, " if found["multi_label"] else ""
+    return f"{kind}{found['num_classes']:,} classes" + (f"; levels: {levels}" if levels else "")
+
+
+def _sizes_table(sizes: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
+    table = Table("split", "level", title="Samples per class", title_justify="left")
+    columns = {"num_nodes": "classes", "min": "min", "median": "median", "max": "max", "empty": "without samples"}
+    for title in columns.values():
+        table.add_column(title, justify="right")
+    for split, levels in sizes.items():
+        for level, found in levels.items():
+            table.add_row(split, level, *(f"{found[column]:,g}" for column in columns))
+    return table

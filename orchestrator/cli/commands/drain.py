@@ -1,0 +1,110 @@
+"""``orchestrator drain``: bring a whole cluster to rest, for an upgrade or maintenance, and let it work again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.arguments import StoreOption
+from orchestrator.cli.commands.lifecycle import WAIT_S, ControlOptions, RunningOption, SenderOption
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import open_existing_store
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import Drain, Running, current_user, end_drain, read_drain
+from orchestrator.sweeps.lease import read_lease
+
+_POLL_S = 0.1
+
+
+def drain(
+    *,
+    running: RunningOption = Running.FINISH,
+    reason: Annotated[str, typer.Option(help="Shown to whoever asks why nothing starts.")] = "",
+    end: Annotated[bool, typer.Option("--end", help="Let the cluster work again.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Only say whether it is drained.")] = False,
+    cluster: Annotated[str, typer.Option(help="Name of the cluster in leases; default: this project's.")] = "",
+    sender: SenderOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Bring the whole cluster to rest, for an upgrade or maintenance: no sweep starts anything until --end."""
+    options = ControlOptions(store=store, sender=sender, form=output)
+    if end and show:
+        raise typer.BadParameter("--end and --show exclude each other")
+    if end:
+        raise typer.Exit(_end(cluster, options))
+    if show:
+        raise typer.Exit(_show_drain(cluster, options))
+    raise typer.Exit(_begin(cluster, running, reason, options))
+
+
+def _begin(cluster: str, running: Running, reason: str, options: ControlOptions) -> ExitCode:
+    """Ask for rest; says whether the cluster rests already."""
+    store, name = _place(cluster, options)
+    sender = current_user() if options.sender is None else options.sender
+    client.drain(store, name, running=running, reason=reason, sender=sender)
+    return _show(_wait(store, name), name, store, options)
+
+
+def _end(cluster: str, options: ControlOptions) -> ExitCode:
+    """Let a cluster work again."""
+    store, name = _place(cluster, options)
+    was_drained = read_drain(store, name) is not None
+    end_drain(store, name)
+    if options.form is not DocumentForm.TABLE:
+        print_document({"cluster": name, "was_drained": was_drained, "drain": None}, options.form)
+    told = "works again: what waits starts within a second of its controller's next look" if was_drained else "works"
+    stderr_console().print(f"Cluster {name} {told}.", markup=False, soft_wrap=True)
+    return ExitCode.OK
+
+
+def _show_drain(cluster: str, options: ControlOptions) -> ExitCode:
+    """Say whether a cluster is drained."""
+    store, name = _place(cluster, options)
+    return _show(read_drain(store, name), name, store, options)
+
+
+def _place(cluster: str, options: ControlOptions) -> tuple[ObjectStore, str]:
+    return open_existing_store(options.store), cluster or Settings().cluster
+
+
+def _wait(store: ObjectStore, cluster: str) -> Drain | None:
+    """The drain once nothing runs any more, or after a few seconds."""
+    deadline_s = time.monotonic() + WAIT_S
+    wish = read_drain(store, cluster)
+    while (
+        wish is not None and wish.drained_at_s is None and time.monotonic() < deadline_s and _is_served(store, cluster)
+    ):
+        time.sleep(_POLL_S)
+        wish = read_drain(store, cluster)
+    return wish
+
+
+def _is_served(store: ObjectStore, cluster: str) -> bool:
+    lease = read_lease(store, cluster)
+    return lease is not None and lease.expires_at_s > time.time()
+
+
+def _show(wish: Drain | None, cluster: str, store: ObjectStore, options: ControlOptions) -> ExitCode:
+    if options.form is not DocumentForm.TABLE:
+        print_document({"cluster": cluster, "drain": None if wish is None else asdict(wish)}, options.form)
+    stderr_console().print(f"Cluster {cluster} {_told(wish, cluster, store)}.", markup=False, soft_wrap=True)
+    return ExitCode.OK
+
+
+def _told(wish: Drain | None, cluster: str, store: ObjectStore) -> str:
+    if wish is None:
+        return "is not drained"
+    back = "let it work again with: orchestrator drain --end"
+    if wish.drained_at_s is not None:
+        return f"rests: nothing runs, and nothing starts; {back}"
+    how = "ends" if wish.running is Running.FINISH else "has written a checkpoint"
+    if _is_served(store, cluster):
+        return f"comes to rest: nothing starts, and it rests once what runs {how}; ask again with --show; {back}"
+    return f"has no running controller; the next one starts nothing; {back}"

@@ -1,0 +1,307 @@
+"""``orchestrator forecast``: the sweep on a cluster that need not exist, failures included, on virtual time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from orchestrator import simulation
+from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
+from orchestrator.backends.simulated.clock import START_S
+from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import UsageError, UserError
+from orchestrator.core.units import format_bytes, format_duration, format_percent
+from orchestrator.planning.estimate.costs import CPU_ENTRY, PriceTable
+from orchestrator.planning.estimate.eta import Fleet
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.costs import read_prices
+from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
+from orchestrator.services.preview import Preview, check_accelerator, make_preview
+from orchestrator.services.settings import Settings
+from orchestrator.simulation import Forecast
+from orchestrator.simulation.forecast import imagined, join_plans
+from orchestrator.state.transitions import SweepState
+from orchestrator.sweepfile import load_sweep
+
+_SAY_EVERY_S = 5.0
+_MAX_REASONS = 5
+
+
+def forecast(  # noqa: PLR0913 - one parameter per flag
+    sweeps: Annotated[
+        list[str],
+        typer.Argument(help="Sweep files or shipped sweeps; several share one cluster, and their common jobs."),
+    ],
+    *,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; default: this machine.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each of its nodes; default: 8.")] = 0,
+    cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
+    spot: Annotated[float, typer.Option(help="All nodes are spot: chance of losing one within an hour.")] = 0.0,
+    gpu_mtbf: Annotated[float, typer.Option(help="Hours of one GPU between faults; 0: none ever.")] = 50_677.0,
+    replace: Annotated[float, typer.Option(help="Seconds from the loss of a node to another one.")] = 300.0,
+    accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
+    prices: PricesOption = "",
+    seed: Annotated[int, typer.Option(help="Of everything that happens by chance.")] = 0,
+    png: Annotated[str, typer.Option(help="Draw a Gantt chart into this file.")] = "",
+    html: Annotated[str, typer.Option(help="The same as a page to zoom into.")] = "",
+    overrides: SetOption = None,
+    scale: ScaleOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Run sweeps on virtual time, failures included: how long, how well used, what it costs. Changes nothing."""
+    options = ForecastOptions(
+        cluster=StatedCluster(gpus=gpus, gpus_per_node=gpus_per_node, cpus=cpus),
+        spot=spot,
+        gpu_mtbf_h=gpu_mtbf,
+        replace_s=replace,
+        accelerator=accelerator,
+        prices=prices,
+        seed=seed,
+        png=png,
+        html=html,
+        overrides=tuple(overrides or ()),
+        scale=scale_name(scale),
+        store=store,
+        form=output,
+    )
+    _check(options)
+    fleet = stated_fleet(options.cluster) if options.cluster.is_stated else this_machine()
+    table = read_prices(options.prices)
+    expected = _expect(sweeps, fleet, table, options)
+    found = _simulate(expected, fleet, options)
+    bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=table)
+    lines = _lines(found, fleet, expected, bill)
+    _write_charts(found, lines, options)
+    if options.form is not DocumentForm.TABLE:
+        print_document({**_document(found, bill), "kept_bytes": expected.kept_bytes}, options.form)
+    else:
+        _print_table(found, lines)
+    raise typer.Exit(_verdict(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastOptions:
+    """Flags of the command."""
+
+    cluster: StatedCluster
+    spot: float = 0.0
+    """Probability that a node is taken away within an hour; above 0, all nodes are spot."""
+    gpu_mtbf_h: float = 0.0
+    """Hours of one GPU between two faults; 0 = none."""
+    replace_s: float = 300.0
+    accelerator: str = ""
+    prices: str = ""
+    seed: int = 0
+    png: str = ""
+    html: str = ""
+    overrides: tuple[str, ...] = ()
+    scale: str = ""
+    store: str = ""
+    form: DocumentForm = DocumentForm.TABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bill:
+    """Money, where there is a price."""
+
+    accelerator: str
+    is_spot: bool
+    prices: PriceTable | None
+
+    def amount(self, hours: float, resource: str) -> float | None:
+        """Of some hours of one GPU or CPU."""
+        if self.prices is None:
+            return None
+        one = Resources(cpus=0.0, gpus=1.0) if resource == "GPU" else Resources(cpus=1.0)
+        return self.prices.cost(3600.0 * hours, one, self.accelerator, is_spot=self.is_spot)
+
+    def name(self, resource: str) -> str:
+        """Of its entry in a table of prices."""
+        return (self.accelerator or "these GPUs") if resource == "GPU" else CPU_ENTRY
+
+    def show(self, hours: float, resource: str) -> str:
+        """``, 1,234.50 USD``; empty without a price."""
+        amount = self.amount(hours, resource)
+        return "" if amount is None or self.prices is None else f", {self.prices.show(amount)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """What some sweeps have to do on one cluster and one store, by name of the job in their common plan."""
+
+    plan: Plan
+    durations_s: Mapping[str, float]
+    committed: Sequence[str]
+    """Keys that the store has."""
+    kept_bytes: int
+    accelerator: str
+    """What most jobs with GPUs run on; empty = no job has any."""
+    assumed_accelerator: str
+    """What GPUs were taken for where nobody said; empty = somebody did."""
+
+
+def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, options: ForecastOptions) -> _Expected:
+    accelerator = check_accelerator(options.accelerator)
+    outlooks = [_outlook(reference, fleet, accelerator, prices, options) for reference in references]
+    for problem in dict.fromkeys(problem for outlook in outlooks for problem in outlook.found.problems):
+        stderr_console().print(f"warning: {problem}", markup=False)
+    study = join_plans([outlook.plan for outlook in outlooks])
+    durations_s = dict.fromkeys(study.plan.by_name(), 0.0)
+    kept: dict[str, int] = {}
+    used: Counter[str] = Counter()
+    for outlook, names in zip(outlooks, study.names, strict=True):
+        durations_s |= {names[name]: seconds for name, seconds in outlook.estimates.durations_s().items()}
+        kept |= {names[name]: estimated.kept_bytes for name, estimated in outlook.estimates.jobs.items()}
+        used.update(estimated.accelerator for estimated in outlook.estimates.jobs.values() if estimated.gpus)
+    done = {job.key for outlook in outlooks for job in outlook.plan.jobs if job.name in outlook.found.reused}
+    return _Expected(
+        plan=study.plan,
+        durations_s=durations_s,
+        committed=[job.key for job in study.plan.jobs if job.key in done],
+        kept_bytes=sum(kept.values()),
+        accelerator=accelerator or (used.most_common(1)[0][0] if used else ""),
+        assumed_accelerator=next((one.estimates.assumed_accelerator for one in outlooks), ""),
+    )
+
+
+def _outlook(
+    reference: str, fleet: Fleet, accelerator: str, prices: PriceTable | None, options: ForecastOptions
+) -> Preview:
+    sweep, _ = load_sweep(reference, options.overrides, scale=options.scale)
+    plan = build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
+    return make_preview(sweep, plan, fleet=fleet, accelerator=accelerator, prices=prices)
+
+
+def _check(options: ForecastOptions) -> None:
+    if not 0.0 <= options.spot < 1.0:
+        raise UsageError(f"--spot {options.spot:g} is a probability per node and hour: give a number from 0 to below 1")
+    if options.gpu_mtbf_h < 0.0 or options.replace_s < 0.0:
+        raise UsageError("--gpu-mtbf and --replace are times: give numbers from 0 up")
+
+
+def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Forecast:
+    hazards = Hazards(
+        gpu_mtbf_h=options.gpu_mtbf_h or float("inf"), spot_loss_per_h=options.spot, replace_s=options.replace_s
+    )
+    say = _Ticker()
+    return simulation.forecast(
+        imagined(expected.plan),
+        _spec_of(fleet, is_spot=options.spot > 0.0),
+        expected.durations_s,
+        hazards=hazards,
+        committed=expected.committed,
+        seed=options.seed,
+        # A deadline is a moment of real time; without one, the same seed gives the same bits at any time.
+        now=START_S if expected.plan.policy.deadline_s is None else time.time(),
+        on_round=say,
+    )
+
+
+def _spec_of(fleet: Fleet, *, is_spot: bool) -> ClusterSpec:
+    groups = Counter(fleet.nodes)
+    return ClusterSpec(
+        groups=tuple(NodeGroup(count=count, shape=shape, is_spot=is_spot) for shape, count in groups.items())
+    )
+
+
+class _Ticker:
+    """Tells that a long simulation goes on."""
+
+    def __init__(self) -> None:
+        self._at_s = time.monotonic() + _SAY_EVERY_S
+
+    def __call__(self, elapsed_s: float) -> None:
+        if time.monotonic() >= self._at_s:
+            self._at_s = time.monotonic() + _SAY_EVERY_S
+            stderr_console().print(f"simulated {format_duration(elapsed_s)} ...", markup=False)
+
+
+def _lines(found: Forecast, fleet: Fleet, expected: _Expected, bill: _Bill) -> list[str]:
+    unit = f"{found.resource}-hours"
+    held = sum(found.hours.values())
+    used = bill.show(held, found.resource)
+    rented = bill.show(found.available_hours, found.resource)
+    least = format_duration(found.lower_bound_s)
+    lines = [
+        f"{found.num_jobs} jobs ({found.num_reused} reused) on {fleet.name}, seed {found.seed}: {found.state.value}",
+        f"makespan {format_duration(found.makespan_s)}; at least {least} on a cluster that never fails",
+        f"utilisation {format_percent(found.utilisation, digits=1)} % of {found.available_hours:,.1f} {unit}{rented}",
+        f"goodput {format_percent(found.goodput)} % of the {held:,.1f} {unit} that attempts held{used}",
+    ]
+    if bill.prices is not None and not rented:
+        lines.append(f"cost unknown: the table has no price of {bill.name(found.resource)}")
+    lines.append(f"storage {format_bytes(expected.kept_bytes)} of artifacts that stay")
+    assumed = expected.assumed_accelerator
+    return [*lines, *([f"durations assume {assumed} GPUs; say what they are with --accelerator"] if assumed else [])]
+
+
+def _print_table(found: Forecast, lines: list[str]) -> None:
+    console = stdout_console()
+    for line in lines:
+        console.print(line, markup=False)
+    table = Table(title=f"{found.resource}-hours", title_justify="left")
+    for column in ("held for", "hours", "%"):
+        table.add_column(column, justify="left" if column == "held for" else "right")
+    held = sum(found.hours.values()) or 1.0
+    rows = [*found.hours.items(), *((f"  lost by {cause}", hours) for cause, hours in found.lost_hours.items())]
+    for name, hours in rows:
+        table.add_row(name, f"{hours:,.2f}", format_percent(hours / held))
+    console.print(table)
+    ends = ", ".join(f"{number} {ending}" for ending, number in found.num_ends.items())
+    console.print(f"{found.num_attempts} attempts: {ends or 'none'}", markup=False)
+
+
+def _document(found: Forecast, bill: _Bill) -> dict[str, Any]:
+    held = sum(found.hours.values())
+    money = {
+        "currency": bill.prices.currency if bill.prices else "",
+        "cost_available": bill.amount(found.available_hours, found.resource),
+        "cost_held": bill.amount(held, found.resource),
+    }
+    return {**found.to_json(), **money}
+
+
+def _write_charts(found: Forecast, lines: list[str], options: ForecastOptions) -> None:
+    if not options.png and not options.html:
+        return
+    from orchestrator.simulation.gantt import make_chart
+
+    chart, title = make_chart(found.spans, found.started_at_s), f"Forecast of sweep {found.sweep}"
+    if options.png:
+        from orchestrator.simulation.gantt import render_png
+
+        _write(options.png, render_png(chart, title))
+    if options.html:
+        from orchestrator.simulation.gantt import render_html
+
+        _write(options.html, render_html(chart, title, lines))
+
+
+def _write(path: str, content: bytes) -> None:
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise UserError(f"the chart cannot be written to {path}: {error}; name another file") from error
+    stderr_console().print(f"wrote {path}", markup=False)
+
+
+def _verdict(found: Forecast) -> ExitCode:
+    if found.state is SweepState.SUCCEEDED:
+        return ExitCode.OK
+    reasons = list(found.reasons.items())
+    told = [f"{job}: {reason}" for job, reason in reasons[:_MAX_REASONS]]
+    more = [f"... and {len(reasons) - _MAX_REASONS} more"] if len(reasons) > _MAX_REASONS else []
+    complain("\n".join([f"the sweep would end as {found.state.value}", *told, *more]))
+    return ExitCode.SWEEP_FAILED

@@ -1,0 +1,212 @@
+"""``orchestrator labels``: how the label spaces of a sweep or data set look. The data plane looks at the data."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.tree import Tree
+
+from orchestrator.cli.arguments import ScaleOption, scale_name
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.settings import Settings
+from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.dataset_files import (
+    CLASSES_FILE,
+    DATASET_FILE,
+    level_counts,
+    read_class_table,
+    read_dataset_file,
+)
+from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweepfile.survey import ask_labels, table_of
+from orchestrator.sweepfile.values import ResolvedSweep
+
+labels = typer.Typer(
+    help="Look at label spaces.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+_MAX_CHILDREN = 12  # of a node of the tree; the rest is a number
+
+
+@labels.callback()
+def group() -> None:
+    """Keeps the group a group while it has one command."""
+
+
+@labels.command()
+def show(
+    reference: Annotated[str, typer.Argument(metavar="SWEEP|DATASET", help="Sweep file or name, or folder of shards.")],
+    *,
+    dataset: Annotated[str, typer.Option(help="Data set of the sweep; default: all.")] = "",
+    target: Annotated[
+        list[str] | None, typer.Option(help="Space to compare with; default: the sweep's targets.")
+    ] = None,
+    space: Annotated[
+        list[str] | None, typer.Option(metavar="NAME|GLOB", help="Show and plot these spaces alone; default: all.")
+    ] = None,
+    scale: ScaleOption = None,
+    tree: Annotated[str, typer.Option(metavar="ENTRY", help="Draw the tree of an entry's spaces.")] = "",
+    plot: Annotated[Path | None, typer.Option(help="Write a plot of class sizes to this file (png, svg, pdf).")] = None,
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Classes of each label space: number, sizes, entropy, and whether they lie within the classes of the targets."""
+    folder = _folder_uri(reference)
+    requests = _of_folder(folder) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
+    requests = _only(requests, space) if space else requests
+    asked = {"plot": str(plot.resolve()) if plot else "", "parents": output is not DocumentForm.TABLE}
+    found = [{"dataset": name, **ask_labels("show", request | asked)} for name, request in requests.items()]
+    if output is DocumentForm.YAML:
+        print_document(found, output)
+        return
+    if output is DocumentForm.JSON:
+        # Not indented: parents of 20,000 classes at 20 levels are a line for each otherwise.
+        typer.echo(json.dumps(found))
+        return
+    for looked in found:
+        stdout_console().print(_table(looked))
+        if tree and looked["tree"]:
+            stdout_console().print(_drawn(tree, looked["tree"], looked["lemmas"]))
+
+
+def _only(requests: dict[str, dict[str, Any]], wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The requests with the wanted spaces alone."""
+    known = [item["name"] for request in requests.values() for item in request["spaces"]]
+    for pattern in wanted:
+        if not fnmatch.filter(known, pattern):
+            raise typer.BadParameter(
+                f"no label space matches {pattern!r}. Spaces made of clusters can be shown once a run has made them. "
+                f"Known: {', '.join(known)}"
+            )
+    for request in requests.values():
+        request["spaces"] = [
+            item for item in request["spaces"] if any(fnmatch.fnmatchcase(item["name"], one) for one in wanted)
+        ]
+    return {name: request for name, request in requests.items() if request["spaces"]}
+
+
+def _folder_uri(reference: str) -> str:
+    """The URI of a folder of shards; empty if the reference is a sweep."""
+    if "://" in reference:
+        return reference.rstrip("/")
+    return Path(reference).resolve().as_uri() if (Path(reference) / DATASET_FILE).is_file() else ""
+
+
+def _of_folder(uri: str) -> dict[str, dict[str, Any]]:
+    """Every level of the class table from coarse to fine, compared with the coarsest one."""
+    described, (rows, _) = read_dataset_file(uri), read_class_table(f"{uri}/{CLASSES_FILE}")
+    counts = level_counts(rows)
+    levels = sorted((level for level, count in counts.items() if count > 1), key=counts.__getitem__)
+    return {
+        uri: {
+            "dataset": {"rows": rows, "num_classes": described.num_classes},
+            "num_train": described.num_samples("train"),
+            "spaces": [{"name": level, "space": {"hierarchy": level}} for level in levels],
+            "files": {},
+            "targets": levels[:1],
+            "tree": levels,
+            "index": {},
+        }
+    }
+
+
+def _of_sweep(
+    reference: str, scale: str, dataset: str, targets: Sequence[str] | None, tree: str
+) -> dict[str, dict[str, Any]]:
+    """A request for each data set."""
+    sweep = load_sweep(reference, scale=scale)[0]
+    used = list(dict.fromkeys(space.dataset for space in sweep.labels.values()))
+    if dataset and dataset not in used:
+        raise typer.BadParameter(f"no label space is of a data set {dataset!r}; there are {', '.join(used)}")
+    requests: dict[str, dict[str, Any]] = {}
+    made = _made_of_clusters(sweep)
+    for name in [dataset] if dataset else used:
+        spaces = [space for space in sweep.labels.values() if space.dataset == name]
+        levels = sorted((space for space in spaces if space.entry == tree), key=lambda space: space.num_classes)
+        requests[name] = {
+            "dataset": table_of(sweep.datasets[name]),
+            "num_train": sweep.datasets[name].num_train,
+            "spaces": [
+                {"name": space.name, "space": space.space, "made": made.get(f"labels/{space.name}", "")}
+                for space in spaces
+                if space.clustering is None or f"labels/{space.name}" in made
+            ],
+            "files": {role: uri for space in spaces for role, uri in space.files.items()},
+            "targets": list(dict.fromkeys(targets or [item.target for item in sweep.transfer])),
+            "tree": [space.name for space in levels],
+            "index": _index(sweep, name),
+        }
+    return requests
+
+
+def _made_of_clusters(sweep: ResolvedSweep) -> dict[str, str]:
+    """Keys of the label maps that are made of clusters, if a run has made them; nothing is known of the others."""
+    wanted = {f"labels/{space.name}" for space in sweep.labels.values() if space.clustering is not None}
+    store_uri = Settings().store_uri(sweep)
+    if not wanted or not is_initialised(store_uri):
+        return {}
+    jobs, store = build_plan(sweep, store_uri=store_uri).jobs, open_store(store_uri)
+    return {job.name: job.key for job in jobs if job.name in wanted and is_committed(store, job.key)}
+
+
+def _index(sweep: ResolvedSweep, dataset: str) -> dict[str, Any]:
+    """Where the data set's index is, if a run has made it."""
+    store_uri = Settings().store_uri(sweep)
+    jobs = {job.name: job for job in build_plan(sweep, store_uri=store_uri).jobs}
+    job = jobs.get(f"index/{dataset}")
+    if job is None or not is_initialised(store_uri) or not is_committed(open_store(store_uri), job.key):
+        return {}
+    cache = Settings().home / "cache" / "labels"
+    return {"store": store_uri, "key": job.key, "cache": str(cache), "location": dict(job.execution.data_location)}
+
+
+def _table(looked: Mapping[str, Any]) -> Table:
+    targets = list(dict.fromkeys(name for space in looked["spaces"] for name in space.get("nesting", {})))
+    table = Table(title=f"{looked['dataset']}: {looked['counted']} per class", title_justify="left")
+    table.add_column("label space")
+    for heading in ("classes", "min", "median", "max", "empty", "entropy, bits"):
+        table.add_column(heading, justify="right")
+    for name in targets:
+        table.add_column(f"mixes {name}", justify="right")
+    for space in looked["spaces"]:
+        nesting = space.get("nesting", {})
+        mixing = ["" if name not in nesting else _mixing(nesting[name]) for name in targets]
+        table.add_row(space["name"], str(space["num_classes"]), *_sizes(space), *mixing)
+    return table
+
+
+def _sizes(space: Mapping[str, Any]) -> list[str]:
+    if "min" not in space:  # random ids have sizes once there are samples
+        return ["-"] * 5
+    sizes = [f"{space['min']}", f"{space['median']:g}", f"{space['max']}", f"{space['num_empty']}"]
+    return [*sizes, f"{space['entropy_bits']:.2f}"]
+
+
+def _mixing(nesting: Mapping[str, Any]) -> str:
+    return "no" if nesting["refines"] else f"{100 * nesting['mixing']:.1f} %"
+
+
+def _drawn(name: str, paths: Sequence[Mapping[str, Any]], lemmas: Mapping[str, str]) -> Tree:
+    """The tree; class names that mean little to people have a lemma beside them."""
+    root = Tree(f"{name} ({sum(path['num'] for path in paths)})")
+    shown = [[f"{node} {lemmas[node]}" if node in lemmas else node for node in path["path"]] for path in paths]
+    _grow(root, list(zip(shown, [path["num"] for path in paths], strict=True)))
+    return root
+
+
+def _grow(node: Tree, paths: Sequence[tuple[Sequence[str], int]]) -> None:
+    below: dict[str, list[tuple[Sequence[str], int]]] = {}
+    for path, num in paths:
+        if path:
+            below.setdefault(path[0], []).append((path[1:], num))
+    for name, members in list(below.items())[:_MAX_CHILDREN]:
+        _grow(node.add(f"{name} ({sum(num for _, num in members)})"), members)
+    if len(below) > _MAX_CHILDREN:
+        node.add(f"... {len(below) - _MAX_CHILDREN} more")

@@ -1,0 +1,373 @@
+"""``orchestrator pause``, ``resume``, ``stop``, ``cancel``, ``retry``, ``priority``: what is asked of submitted sweeps.
+
+A request is a message in the sweep's inbox, which its controller follows, now or when one runs again: these commands
+need the store alone. A new one is a function here, beside its message and what the controller does with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from orchestrator.cli.arguments import JobPatterns, StoreOption, SweepName, Yes
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
+from orchestrator.core.errors import NotFoundError
+from orchestrator.core.units import format_duration
+from orchestrator.services.selection import JobSelection, parse_where
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.status import revive_killed_stack
+from orchestrator.services.terminal import confirmed
+from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.values import PriorityClass
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import Consent, Running, SweepLedger
+from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.requests import Retry, Submit, read_inbox
+
+WAIT_S = 5.0
+"""For the controller to follow a message: it looks into inboxes every second."""
+_POLL_S = 0.1
+_SHOWN = 12
+
+_Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="NAME=VALUE,...", help="Only jobs with these facets, kind, state or name."),
+]
+_Force = Annotated[bool, typer.Option("--force", help="Also if the sweep belongs to somebody else.")]
+SenderOption = Annotated[str | None, typer.Option("--sender", help="In whose name; default: this user.")]
+RunningOption = Annotated[Running, typer.Option("--running", help="Running jobs finish, or end after a checkpoint.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlOptions:
+    """Flags of all these commands."""
+
+    store: str = ""
+    sender: str | None = None
+    """None = this user."""
+    force: bool = False
+    yes: bool = False
+    form: DocumentForm = DocumentForm.TABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRequest:
+    """One thing to ask of a sweep."""
+
+    verb: str
+    """``pause``, as the command is called."""
+    send: Callable[..., str]
+    """Of ``sweeps.client``: takes store, sweep, sender, consent, and ``jobs`` where it takes jobs; returns the id."""
+    effect: str
+    """``pauses: what runs goes on, nothing new starts``, said of the sweep or of one job."""
+    effect_on_many: str = ""
+    """The same, said of several jobs; empty for requests that take no jobs."""
+    undo: str = ""
+    """Command that takes it back, or leads on."""
+    reopens: bool = False
+    """Whether it lets a sweep that has ended go on; any other request means nothing to one."""
+    aim: SweepState | None = None
+    """How a sweep ends by it, so that one that has ended so needs nothing more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sent:
+    """A request on its way."""
+
+    request: ControlRequest
+    message_id: str
+    jobs: list[str] | None
+    """None = the whole sweep."""
+    form: DocumentForm
+
+
+def pause(
+    sweep: SweepName,
+    *,
+    running: RunningOption = Running.FINISH,
+    force: _Force = False,
+    sender: SenderOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Start nothing new of a sweep until it is resumed; what runs goes on."""
+    fate = "what runs goes on" if running is Running.FINISH else "what runs ends after a checkpoint"
+    request = ControlRequest(
+        verb="pause",
+        send=partial(client.pause, running=running),
+        effect=f"pauses: nothing new starts, {fate}",
+        undo=_then("resume", sweep),
+    )
+    raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
+
+
+def resume(
+    sweep: SweepName,
+    *,
+    force: _Force = False,
+    sender: SenderOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Let a paused sweep go on."""
+    request = ControlRequest(verb="resume", send=client.resume, effect="goes on: ready jobs start again")
+    raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
+
+
+def stop(
+    sweep: SweepName,
+    *,
+    force: _Force = False,
+    sender: SenderOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """End a sweep gently: what runs goes on to its end, nothing else starts."""
+    request = ControlRequest(
+        verb="stop",
+        send=client.stop,
+        effect="stops: what runs goes on to its end, nothing else starts",
+        undo="Submitting it again goes on with it.",
+        aim=SweepState.CANCELLED,
+    )
+    raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
+
+
+def cancel(
+    sweep: SweepName,
+    jobs: JobPatterns = None,
+    *,
+    where: _Where = None,
+    yes: Yes = False,
+    force: _Force = False,
+    sender: SenderOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """End a sweep, or some of its jobs, now: what runs ends after a checkpoint, nothing else starts."""
+    tail = "cancelled: what runs ends after a checkpoint, nothing else starts"
+    request = ControlRequest(
+        verb="cancel",
+        send=client.cancel,
+        effect=f"is {tail}",
+        effect_on_many=f"are {tail}",
+        undo=_then("retry", sweep),
+        aim=SweepState.CANCELLED,
+    )
+    selection = JobSelection(
+        names=tuple(jobs or ()), conditions=parse_where(where or ()), states=(JobState.PENDING, JobState.RUNNING)
+    )
+    options = ControlOptions(store=store, sender=sender, force=force, yes=yes, form=output)
+    raise typer.Exit(send_request(sweep, request, options, selection))
+
+
+def retry(
+    sweep: SweepName,
+    jobs: JobPatterns = None,
+    *,
+    where: _Where = None,
+    yes: Yes = False,
+    force: _Force = False,
+    sender: SenderOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Give jobs that failed, were skipped or cancelled another chance; without jobs all of them."""
+    states = (JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)
+    selection = JobSelection(names=tuple(jobs or ()), conditions=parse_where(where or ()), states=states)
+    one = "gets another chance" + " for all that failed, was skipped or cancelled" * selection.is_everything
+    tail = ", from checkpoints where there are any"
+    request = ControlRequest(
+        verb="retry",
+        send=client.retry,
+        effect=one + tail,
+        effect_on_many="get another chance" + tail,
+        reopens=True,
+    )
+    options = ControlOptions(store=store, sender=sender, force=force, yes=yes, form=output)
+    raise typer.Exit(send_request(sweep, request, options, selection))
+
+
+def priority(
+    sweep: SweepName,
+    level: Annotated[str, typer.Argument(help="low, normal, high, urgent, or a whole number; higher goes first.")],
+    *,
+    force: _Force = False,
+    sender: SenderOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Give a sweep another priority until its plan changes."""
+    number = parse_priority(level)
+    request = ControlRequest(
+        verb="priority",
+        send=partial(client.set_priority, priority=number),
+        effect=f"has priority {number} from the next decision on, until its plan changes",
+    )
+    raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
+
+
+def parse_priority(text: str) -> int:
+    """``high`` or ``12``. Raises ``typer.BadParameter``."""
+    names = {member.name.lower(): int(member) for member in PriorityClass}
+    if text.lower() in names:
+        return names[text.lower()]
+    try:
+        return int(text)
+    except ValueError:
+        listed = ", ".join(f"{name} ({number})" for name, number in names.items())
+        message = f"priority {text!r} is neither a whole number nor one of {listed}"
+        raise typer.BadParameter(message) from None
+
+
+def send_request(
+    sweep: str, request: ControlRequest, options: ControlOptions, selection: JobSelection | None = None
+) -> ExitCode:
+    """Send a request, and say whether it was followed, refused, or waits for a controller."""
+    store = open_existing_store(options.store)
+    require_sweep(store, sweep)
+    ledger = SweepLedger(store, sweep)
+    snapshot = ledger.refresh()
+    if not request.reopens and snapshot.state.is_final and not _will_reopen(store, snapshot):
+        return _tell_ended(snapshot, request, options.form)
+    jobs = None
+    if selection is not None and not selection.is_everything:
+        chosen = _chosen(snapshot, request, selection)
+        jobs = [view.name for view in chosen]
+        _show_jobs(request, snapshot, chosen)
+        question = f"{request.verb.capitalize()} {_number(len(jobs))}?"
+        subject = f"{request.verb} asks before it acts on chosen jobs"
+        if not options.yes and not confirmed(question, subject=subject):
+            return ExitCode.REFUSED
+    consent = Consent.FORCE if options.force else Consent.ASK
+    named = {} if selection is None else {"jobs": jobs}
+    message_id = request.send(store, sweep, sender=options.sender, consent=consent, **named)
+    revive_killed_stack(ledger.refresh())
+    sent = _Sent(request=request, message_id=message_id, jobs=jobs, form=options.form)
+    return _conclude(store, _wait(store, ledger, message_id), sent)
+
+
+def is_served(store: ObjectStore, snapshot: Snapshot, now: float) -> bool:
+    """Whether the controller of a sweep's cluster renews its lease."""
+    lease = read_lease(store, snapshot.cluster) if snapshot.cluster else None
+    return lease is not None and lease.expires_at_s > now
+
+
+def _will_reopen(store: ObjectStore, snapshot: Snapshot) -> bool:
+    """Whether a message waits that lets an ended sweep go on: what is sent now is followed after it."""
+    waiting = read_inbox(store, snapshot.sweep, skip=snapshot.handled)
+    return any(isinstance(message, Submit | Retry) for message in waiting)
+
+
+def _tell_ended(snapshot: Snapshot, request: ControlRequest, form: DocumentForm) -> ExitCode:
+    """Say that an order means nothing any more; it is not sent, as it would wait for a controller to refuse it."""
+    is_reached = snapshot.state is request.aim
+    told = f"sweep {snapshot.sweep} has ended ({snapshot.state.value}) already: nothing to {request.verb}"
+    if form is not DocumentForm.TABLE:
+        refusal = "" if is_reached else told
+        document = {
+            "sweep": snapshot.sweep,
+            "action": request.verb,
+            "message": "",
+            "jobs": None,
+            "followed": is_reached,
+        }
+        print_document({**document, "refusal": refusal, "state": snapshot.state.value}, form)
+    if is_reached:
+        stderr_console().print(f"{told}.", markup=False, soft_wrap=True)
+        return ExitCode.OK
+    complain(f"{told}; retry or submit lets it go on")
+    return ExitCode.FAILURE
+
+
+def _chosen(snapshot: Snapshot, request: ControlRequest, selection: JobSelection) -> list[JobView]:
+    if snapshot.plan is None:
+        message = f"no controller has accepted a plan of sweep '{snapshot.sweep}' yet: it has no jobs to choose from"
+        raise NotFoundError(message)
+    found = selection.select(snapshot)
+    chosen = [view for view in found if view.state in selection.states]
+    if not chosen:
+        states = ", ".join(f"{number} {state.value}" for state, number in Counter(v.state for v in found).items())
+        wanted = " or ".join(state.value for state in selection.states)
+        message = (
+            f"nothing to {request.verb}: {len(found)} jobs of sweep '{snapshot.sweep}' are meant"
+            f"{f' ({states})' if found else ''}, and none is {wanted}"
+        )
+        raise NotFoundError(message)
+    return chosen
+
+
+def _show_jobs(request: ControlRequest, snapshot: Snapshot, chosen: Sequence[JobView]) -> None:
+    table = Table(title=f"{request.verb}: {_number(len(chosen))} of {snapshot.sweep}", title_justify="left")
+    table.add_column("job", overflow="fold")
+    table.add_column("state")
+    for view in chosen[:_SHOWN]:
+        table.add_row(view.name, view.state.value)
+    if len(chosen) > _SHOWN:
+        table.add_row(f"and {len(chosen) - _SHOWN} more", "")
+    stderr_console().print(table)
+
+
+def _wait(store: ObjectStore, ledger: SweepLedger, message_id: str) -> Snapshot:
+    """The sweep once the message is settled, or as it is if nobody settles it soon."""
+    deadline_s = time.monotonic() + WAIT_S
+    snapshot = ledger.refresh()
+    while message_id not in snapshot.handled and time.monotonic() < deadline_s:
+        if not is_served(store, snapshot, time.time()):
+            break
+        time.sleep(_POLL_S)
+        snapshot = ledger.refresh()
+    return snapshot
+
+
+def _conclude(store: ObjectStore, snapshot: Snapshot, sent: _Sent) -> ExitCode:
+    refusal = snapshot.refusals.get(sent.message_id, "")
+    is_followed = sent.message_id in snapshot.handled and not refusal
+    if sent.form is not DocumentForm.TABLE:
+        document = {
+            "sweep": snapshot.sweep,
+            "action": sent.request.verb,
+            "message": sent.message_id,
+            "jobs": sent.jobs,
+            "followed": is_followed,
+            "refusal": refusal,
+            "state": snapshot.state.value,
+        }
+        print_document(document, sent.form)
+    if refusal:
+        complain(refusal)
+        return ExitCode.REFUSED
+    whose = f"{_number(len(sent.jobs))} of {snapshot.sweep}" if sent.jobs else snapshot.sweep
+    effect = sent.request.effect_on_many if sent.jobs and len(sent.jobs) > 1 else sent.request.effect
+    undo = f" {sent.request.undo}" if sent.request.undo else ""
+    told = f"Done: {whose} {effect}." if is_followed else f"Asked: {whose} {effect}; {_when(store, snapshot)}."
+    stderr_console().print(f"{told}{undo} See: orchestrator status {snapshot.sweep}", markup=False, soft_wrap=True)
+    return ExitCode.OK
+
+
+def _number(jobs: int) -> str:
+    return f"{jobs} job{'s' * (jobs > 1)}"
+
+
+def _when(store: ObjectStore, snapshot: Snapshot) -> str:
+    """When an order that was not followed at once takes effect."""
+    now = time.time()
+    if is_served(store, snapshot, now):
+        return "the controller is alive but busy, and follows it as soon as it gets to its inbox"
+    lease = read_lease(store, snapshot.cluster) if snapshot.cluster else None
+    since = f" (the last one was seen {format_duration(now - lease.expires_at_s)} ago)" if lease is not None else ""
+    return f"no controller runs{since}: it waits in the store and is followed before anything starts, once one does"
+
+
+def _then(command: str, sweep: str) -> str:
+    return f"Take it back with: orchestrator {command} {sweep}."

@@ -1,0 +1,374 @@
+"""``orchestrator logs``: what attempts printed and logged, from the store; the cluster may be long gone."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.arguments import StoreOption, SweepName, complete_job
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import stderr_console
+from orchestrator.core.errors import NotFoundError
+from orchestrator.services.selection import parse_where, select
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.layout import attempt_logs_folder, job_logs_folder, log_name, short_hash
+from orchestrator.storage.log_records import LEVELS, LogContext, LogQuery, LogRecord, encode, format_time, plain_text
+from orchestrator.storage.log_search import LogFollower, StoredLog, find_logs, follow_logs, of_keys, search_logs
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.policy import duration_s, moment_s
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import SweepLedger, load_plan
+
+_POLL_S = 0.5
+_SECONDS = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
+_RANK = re.compile(r"rank(\d+)")
+_ATTEMPT = re.compile(r"(\d+)(?:-(\w+))?")
+
+
+class LogForm(StrEnum):
+    """Form of log records on stdout."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def logs(  # noqa: PLR0913 - one parameter per flag
+    sweep: SweepName,
+    job: Annotated[str, typer.Argument(help="A job: the log of its newest attempt.", autocompletion=complete_job)] = "",
+    *,
+    jobs: Annotated[
+        list[str] | None, typer.Option("--job", help="Jobs or patterns ('probe/*'): all their attempts, by time.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option("--where", metavar="NAME=VALUE,...", help="Jobs with these facets or states.")
+    ] = None,
+    attempt: Annotated[int, typer.Option(help="Number of the attempt.")] = -1,
+    rank: Annotated[int, typer.Option(help="Only this rank of a gang; default: all, each line with its rank.")] = -1,
+    grep: Annotated[str, typer.Option(help="Only messages in which this regular expression is found.")] = "",
+    since: Annotated[str, typer.Option(help="Only what is newer: 90s, 10m, 36h, 3d, or a moment with its zone.")] = "",
+    level: Annotated[str, typer.Option(help="Only this level and above: debug, info, warning, error.")] = "debug",
+    tail: Annotated[int, typer.Option("-n", "--tail", min=0, help="Only the last so many records.")] = 0,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, over attempts, until the end.")] = False,
+    output: Annotated[LogForm, typer.Option("-o", "--output", help="Text, or one JSON object per line.")] = (
+        LogForm.TEXT
+    ),
+    store: StoreOption = "",
+) -> None:
+    """Print what attempts printed and logged, from the store; without a job, of all chosen jobs by time."""
+    options = LogOptions(
+        jobs=tuple(jobs or ()),
+        where=tuple(where or ()),
+        attempt=attempt,
+        rank=rank,
+        grep=grep,
+        since=since,
+        level=level,
+        tail=tail,
+        follow=follow,
+        as_json=output is LogForm.JSON,
+        store=store,
+    )
+    objects = open_existing_store(store)
+    require_sweep(objects, sweep)
+    with _leaving(sweep, job, options) as left:
+        if job and not options.is_search:
+            _print_one(objects, sweep, job, options)
+        else:
+            _print_many(objects, sweep, options, extra=(job,) if job else ())
+    if left:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Flags of the command."""
+
+    jobs: tuple[str, ...] = ()
+    """Names or patterns: the logs of all attempts at them."""
+    where: tuple[str, ...] = ()
+    attempt: int = -1
+    """-1: of one job the newest, of chosen jobs all."""
+    rank: int = -1
+    """Of a gang; -1 = all."""
+    grep: str = ""
+    since: str = ""
+    level: str = "debug"
+    tail: int = 0
+    """Only so many records, the last ones; 0 = all."""
+    follow: bool = False
+    as_json: bool = False
+    store: str = ""
+    query: LogQuery = field(init=False)
+
+    def __post_init__(self) -> None:
+        since = parse_since(self.since, time.time()) if self.since else ""
+        object.__setattr__(self, "query", LogQuery(pattern=_pattern(self.grep), level=_level(self.level), since=since))
+
+    @property
+    def is_search(self) -> bool:
+        """Whether several jobs are meant."""
+        return bool(self.jobs or self.where)
+
+
+def parse_since(text: str, now: float) -> str:
+    """``90s``, ``10m``, ``36h``, ``3d`` before now, or a moment with its time zone, as ``format_time`` writes it."""
+    seconds = _SECONDS.fullmatch(text)
+    ago_s = float(seconds[1]) if seconds else duration_s(text)
+    moment = now - ago_s if ago_s is not None else moment_s(text)
+    if moment is None:
+        message = f"--since {text!r} is neither a duration (90s, 10m, 36h, 3d) nor a moment with its time zone"
+        raise typer.BadParameter(f"{message} (2026-12-01T18:00:00+01:00)")
+    return format_time(moment)
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(text) if text else None
+    except re.error as error:
+        message = f"--grep {text!r} is no regular expression: {error}; escape what is meant as it stands"
+        raise typer.BadParameter(message) from None
+
+
+def _level(text: str) -> str:
+    if text.lower() not in LEVELS:
+        message = f"--level {text!r} is none of {', '.join(LEVELS)}"
+        raise typer.BadParameter(message)
+    return text.lower()
+
+
+@contextmanager
+def _leaving(sweep: str, job: str, options: LogOptions) -> Iterator[list[bool]]:
+    """Ctrl-C says how to come back."""
+    left: list[bool] = []
+    try:
+        yield left
+    except KeyboardInterrupt:
+        left.append(True)
+        again = " ".join(["orchestrator logs", sweep, job] if job else ["orchestrator logs", sweep])
+        again += " -f" + (f" --store {options.store}" if options.store else "")
+        stderr_console().print(
+            f"Detached; the job goes on. Follow it again with: {again}", markup=False, soft_wrap=True
+        )
+
+
+def _print_one(store: ObjectStore, sweep: str, job: str, options: LogOptions) -> None:
+    printer = AttemptPrinter(
+        query=options.query,
+        rank=options.rank if options.rank >= 0 else None,
+        render=_render(options),
+        tail=options.tail,
+    )
+    print_attempts(store, sweep, job, options.attempt, printer, follow=options.follow)
+
+
+def _print_many(store: ObjectStore, sweep: str, options: LogOptions, *, extra: tuple[str, ...]) -> None:
+    chosen = _Chosen(store, sweep, options, extra)
+    render = _render(options)
+    logs = chosen.find()
+    if not logs and not options.follow:
+        message = f"no log of sweep '{sweep}' is chosen: its jobs have not started, were reused, or others are meant"
+        raise NotFoundError(message)
+    if not options.follow:
+        records = sorted(search_logs(store, logs, options.query), key=lambda record: record.time)
+        _write(records[-options.tail :] if options.tail else records, render)
+        return
+    for news in follow_logs(store, chosen.find, chosen.has_ended, options.query):
+        _write(news, render)
+        time.sleep(0.0 if chosen.snapshot.state.is_final else _POLL_S)
+
+
+class _Chosen:
+    """Which logs of a sweep are meant, at each moment."""
+
+    def __init__(self, store: ObjectStore, sweep: str, options: LogOptions, extra: tuple[str, ...]) -> None:
+        self._store, self._sweep = store, sweep
+        self._names, self._where = (*options.jobs, *extra), parse_where(options.where)
+        self._attempt, self._rank = options.attempt, options.rank
+        self._ledger = SweepLedger(store, sweep)
+        self.snapshot = self._ledger.refresh()
+
+    def has_ended(self) -> bool:
+        """Read what the journal has new: whether the sweep is over."""
+        self.snapshot = self._ledger.refresh()
+        return self.snapshot.state.is_final
+
+    def find(self) -> list[StoredLog]:
+        """The logs that count now."""
+        keys = {view.name: view.key for view in select(self.snapshot, self._names, self._where)}
+        return [
+            log
+            for log in of_keys(find_logs(self._store, self._sweep), keys)
+            if (self._attempt < 0 or log.context.attempt == self._attempt)
+            and (self._rank < 0 or log.context.rank == self._rank)
+        ]
+
+
+class _Renderer:
+    """One record as a line, for people or for machines."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def __call__(self, record: LogRecord, prefix: str = "") -> str:
+        if self._as_json:
+            return encode(record)
+        return "".join(f"{prefix}{line}\n" for line in plain_text(record).split("\n"))
+
+
+def _render(options: LogOptions) -> _Renderer:
+    return _Renderer(as_json=options.as_json)
+
+
+def _write(records: Iterable[LogRecord], render: _Renderer) -> None:
+    for record in records:
+        context = record.context
+        moment = f"{record.time[:10]} {record.time[11:19]} " if record.time else ""
+        sys.stdout.write(render(record, f"{moment}{context.job} #{context.attempt} rank{context.rank} | "))
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPrinter:
+    """What of a log is printed, and how."""
+
+    render: Callable[[LogRecord, str], str]
+    """From a record and what goes before each of its lines."""
+    query: LogQuery
+    rank: int | None = None
+    """None = all, each line with its rank if there are several."""
+    tail: int = 0
+    """Only so many records of what is there at first; 0 = all."""
+
+
+class PrintedLog:
+    """The logs of one attempt's ranks, as far as they are printed."""
+
+    def __init__(
+        self, store: ObjectStore, sweep: str, job: str, place: tuple[int, str], printer: AttemptPrinter
+    ) -> None:
+        self._store, self._sweep, self._job, self._printer = store, sweep, job, printer
+        self.place = place
+        """Number and key of the attempt, see ``attempt_logs_folder``."""
+        self.number, self._key = place
+        self._followers: dict[int, LogFollower] = {}
+        """By rank."""
+        self._has_many = False
+        self._is_first = True
+
+    @property
+    def has_content(self) -> bool:
+        """Whether there was anything, wanted or not."""
+        return any(follower.num_bytes for follower in self._followers.values())
+
+    def ranks(self) -> list[int]:
+        """Those that have written."""
+        names = self._store.list_children(attempt_logs_folder(self._sweep, self._job, self.number, self._key))
+        return sorted({int(found[1]) for name in names if (found := _RANK.match(name))})
+
+    def print_new(self, *, is_whole: bool = False) -> None:
+        """Print the records beyond what was printed; ``is_whole``: no more will come."""
+        ranks = self.ranks() if self._printer.rank is None else [self._printer.rank]
+        self._has_many = self._has_many or len(ranks) > 1
+        tail = self._printer.tail if self._is_first else 0
+        lines: deque[str] = deque(maxlen=tail or None)
+        for rank in ranks:
+            prefix = f"rank{rank} | " if self._has_many else ""
+            records = self._follower(rank).take(self._printer.query, is_whole=is_whole)
+            lines.extend(self._printer.render(record, prefix) for record in records)
+        self._is_first = self._is_first and not lines
+        sys.stdout.writelines(lines)
+        sys.stdout.flush()
+
+    def _follower(self, rank: int) -> LogFollower:
+        if rank not in self._followers:
+            name = log_name(self._sweep, self._job, self.number, rank, key=self._key)
+            context = LogContext(sweep=self._sweep, job=self._job, attempt=self.number, rank=rank)
+            self._followers[rank] = LogFollower(self._store, name, context)
+        return self._followers[rank]
+
+
+def print_attempts(
+    store: ObjectStore, sweep: str, job: str, attempt: int, printer: AttemptPrinter, *, follow: bool
+) -> None:
+    """Print an attempt's log; with ``follow`` go on, over later attempts too, until the job has ended.
+
+    Args:
+        store: where the logs are.
+        sweep: its name.
+        job: a job of its plan.
+        attempt: number of an attempt; -1 = the newest, and the ones after it.
+        printer: what is printed.
+        follow: whether to wait for more.
+
+    Raises:
+        NotFoundError: the sweep has no such job, or the job no such log.
+    """
+    keys = {candidate.name: candidate.key for candidate in load_plan(store, sweep).jobs}
+    if job not in keys:
+        message = f"sweep '{sweep}' has no job '{job}': {did_you_mean(job, keys)}"
+        raise NotFoundError(message)
+    places = _places(store, sweep, job, keys[job])
+    if attempt >= 0 and attempt not in places:
+        there = sorted(places) or "none"
+        message = f"job '{job}' of sweep '{sweep}' has no log of an attempt {attempt}; there are {there}"
+        raise NotFoundError(message)
+    log = _follow(store, SweepLedger(store, sweep), job, attempt, printer, follow=follow)
+    if log is None:
+        why = SweepLedger(store, sweep).refresh().jobs[job].reason
+        why = why or "none of its attempts has started, or it was reused"
+        message = f"job '{job}' of sweep '{sweep}' has no log: {why}"
+        raise NotFoundError(message)
+    if not log.has_content:
+        stderr_console().print(f"(attempt {log.number} has printed nothing)")
+
+
+def _follow(
+    store: ObjectStore, ledger: SweepLedger, job: str, attempt: int, printer: AttemptPrinter, *, follow: bool
+) -> PrintedLog | None:
+    log: PrintedLog | None = None
+    while True:
+        snapshot = ledger.refresh()
+        is_live = follow and _is_live(snapshot, job)  # asked first: what came before the end is printed below
+        view = snapshot.jobs.get(job)
+        places = _places(store, ledger.sweep, job, view.key if view is not None else "")
+        number = attempt if attempt >= 0 else max(places, default=None)
+        if number in places and (log is None or log.place != (number, places[number])):
+            if log is not None:
+                log.print_new(is_whole=True)
+                stderr_console().print(f"(attempt {log.number} has ended; attempt {number} follows)")
+            log = PrintedLog(store, ledger.sweep, job, (number, places[number]), printer)
+            _check_rank(log, job, None if is_live else printer.rank)
+        if log is not None:
+            log.print_new(is_whole=not is_live)
+        if not is_live:
+            return log
+        time.sleep(_POLL_S)
+
+
+def _check_rank(log: PrintedLog, job: str, rank: int | None) -> None:
+    if rank is not None and rank not in log.ranks():
+        message = f"attempt {log.number} of '{job}' has no log of rank {rank}; there are {log.ranks() or 'none'}"
+        raise NotFoundError(message)
+
+
+def _places(store: ObjectStore, sweep: str, job: str, key: str) -> dict[int, str]:
+    """Keys in the names of the logs by attempt: those of the job as it is now, or else of a store of older names."""
+    found = [_ATTEMPT.fullmatch(name) for name in store.list_children(job_logs_folder(sweep, job))]
+    numbers = [(int(match[1]), match[2]) for match in found if match is not None]
+    current = {number: key for number, digits in numbers if key and digits == short_hash(key)}
+    return current or {number: "" for number, digits in numbers if digits is None}
+
+
+def _is_live(snapshot: Snapshot, job: str) -> bool:
+    view = snapshot.jobs.get(job)
+    return view is not None and not view.state.is_final and not snapshot.state.is_final

@@ -1,0 +1,133 @@
+"""``orchestrator notify``: who was told what, and whether it arrives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from orchestrator.cli.arguments import StoreOption, complete_sweep
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
+from orchestrator.core.errors import OrchestratorError, SpecError
+from orchestrator.core.security.redaction import redacted
+from orchestrator.notifications.notification_channels import deliver
+from orchestrator.notifications.notifications import trial_notice
+from orchestrator.notifications.outbox import DeliveryState, Entry, read_all
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.storage.log_records import format_time
+from orchestrator.sweepfile.load import load_sweep, read_text
+from orchestrator.sweepfile.notify import check_channel_of_sweep, is_notify_file, parse_notify_file
+from orchestrator.sweepfile.values import Channel
+
+
+def notify(
+    sweep: Annotated[
+        str, typer.Argument(help="Show what was told about this sweep.", autocompletion=complete_sweep)
+    ] = "",
+    *,
+    test: Annotated[
+        str, typer.Option("--test", metavar="FILE", help="Send a trial to all channels of a sweep.yaml or notify file.")
+    ] = "",
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Show who was told what about a sweep, or try whether notifications arrive."""
+    raise typer.Exit(try_channels(test, output) if test else show_notifications(sweep, store, output))
+
+
+def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:
+    """What was told about a sweep, and what waits."""
+    if not sweep:
+        message = "name a sweep, or try channels with --test FILE"
+        raise typer.BadParameter(message)
+    store = open_existing_store(store_uri)
+    require_sweep(store, sweep)
+    entries = read_all(store, sweep)
+    if form is not DocumentForm.TABLE:
+        print_document({"sweep": sweep, "notifications": [_document(entry) for entry in entries]}, form)
+    else:
+        stdout_console().print(_table(sweep, entries))
+    has_failed = any(one.state is DeliveryState.GIVEN_UP for entry in entries for one in entry.deliveries)
+    return ExitCode.FAILURE if has_failed else ExitCode.OK
+
+
+def try_channels(file: str, form: DocumentForm) -> ExitCode:
+    """Send a trial over every channel of a file, from here: references are read in this environment."""
+    results = []
+    channels, check = _channels(file)
+    for channel in channels:
+        error = ""
+        try:
+            check(channel)
+            deliver(trial_notice(time.time()), channel)
+        except OrchestratorError as caught:
+            error = redacted(str(caught))
+        results.append({"channel": _called(channel), "sent": not error, "error": error})
+    if form is not DocumentForm.TABLE:
+        print_document({"trials": results}, form)
+    else:
+        table = Table(title="Trial", title_justify="left")
+        for column in ("channel", "", "why not"):
+            table.add_column(column, overflow="fold")
+        for result in results:
+            verdict = "sent" if result["sent"] else "failed"
+            table.add_row(escape(str(result["channel"])), verdict, escape(str(result["error"])))
+        stdout_console().print(table)
+    return ExitCode.OK if all(result["sent"] for result in results) else ExitCode.FAILURE
+
+
+def _channels(file: str) -> tuple[Sequence[Channel], Callable[[Channel], None]]:
+    """The channels of a file, and what a controller checks of them before it uses them."""
+    text = read_text(file, file) if Path(file).is_file() else ""
+    is_general = bool(text) and is_notify_file(text, file)
+    channels = parse_notify_file(text, file) if is_general else load_sweep(file)[0].notify
+    if not channels:
+        message = "it has no notify, or an empty one: nobody would be told; see docs/operations.md, Notifications"
+        raise SpecError((f"{file}: {message}",))
+    return channels, (lambda _: None) if is_general else check_channel_of_sweep
+
+
+def _called(channel: Channel) -> str:
+    """Never the URL itself, which may hold a key in its path."""
+    if channel.email is not None:
+        return f"email to {', '.join(channel.email.to)} by {channel.email.server}"
+    where = channel.slack or channel.webhook
+    return f"{channel.kind} {where if where.startswith('${') else where.split('/')[2]}"
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    notice = entry.notice
+    return {
+        "id": notice.notification_id,
+        "occasion": notice.occasion.value,
+        "at": format_time(notice.at_s),
+        "title": notice.title,
+        "deliveries": [
+            {
+                "channel": _called(one.channel),
+                "state": one.state.value,
+                "tries": one.num_tries,
+                "error": one.error,
+                "ended_at": format_time(one.ended_at_s) if one.ended_at_s is not None else None,
+            }
+            for one in entry.deliveries
+        ],
+    }
+
+
+def _table(sweep: str, entries: Sequence[Entry]) -> Table:
+    table = Table(title=f"Told about {sweep}", title_justify="left")
+    for column in ("when (UTC)", "what", "to", "", "tries", "latest error"):
+        table.add_column(column, overflow="fold")
+    for entry in entries:
+        for one in entry.deliveries:
+            when = format_time(entry.notice.at_s)[:19].replace("T", " ")
+            cells = (entry.notice.title, _called(one.channel), one.state.value, str(one.num_tries), one.error)
+            table.add_row(when, *(escape(cell) for cell in cells))
+    return table

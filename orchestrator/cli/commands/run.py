@@ -1,0 +1,167 @@
+"""``orchestrator run``: one job in the foreground, to see why it does what it does."""
+
+from __future__ import annotations
+
+import pdb  # noqa: T100 - the debugger is the point of --pdb
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.arguments import (
+    StoreOption,
+)
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
+from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
+from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.services.settings import Settings
+from orchestrator.services.sources import find_store
+from orchestrator.services.status import describe_progress
+from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.local import LocalStore
+from orchestrator.storage.open import open_store
+from orchestrator.storage.overlay import OverlayStore
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweeps.client import list_sweeps, load_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Flags of the command."""
+
+    sweep: str
+    inprocess: bool
+    pdb: bool
+    commit: bool
+    form: DocumentForm
+    store: str
+
+
+def run(
+    job: Annotated[str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).")],
+    *,
+    sweep: Annotated[
+        str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")
+    ] = "quickstart",
+    inprocess: Annotated[bool, typer.Option("--inprocess", help="In this process, without Ray.")] = False,
+    pdb: Annotated[bool, typer.Option("--pdb", help="Open the debugger where the job fails.")] = False,
+    commit: Annotated[bool, typer.Option("--commit", help="Keep the result in the store.")] = False,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Reproduce one job in the foreground; by default nothing of it stays in the store."""
+    options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, form=output, store=store)
+    raise typer.Exit(run_job(job, options))
+
+
+def run_job(name: str, options: RunOptions) -> ExitCode:
+    """Run a job and whatever of its inputs is not committed yet; print its metrics."""
+    if not options.inprocess:
+        message = "only --inprocess is offered: add it (on the cluster, jobs run by `orchestrator submit`)"
+        raise UsageError(message)
+    plan, base = _find_plan(options)
+    job = _find_job(plan, name)
+    with tempfile.TemporaryDirectory(prefix="orchestrator-run-") as folder:
+        store = _store_for(base, job, Path(folder), keep=options.commit)
+        jobs = (*_missing_inputs(plan, job, store), job)
+        _refuse_searches(jobs)
+        try:
+            for needed in jobs:
+                stderr_console().print(f"running {needed.name} ({needed.key})")
+                result = _execute(needed, plan, store, Path(folder))
+        except Exception as error:  # noqa: BLE001 - whatever the job raises is what the user came to see
+            _show_failure(error, debug=options.pdb)
+            return ExitCode.FAILURE
+        _show_metrics(job, result, options.form)
+    return ExitCode.OK
+
+
+def _show_metrics(job: Job, result: JobResult, form: DocumentForm) -> None:
+    if form is not DocumentForm.TABLE:
+        print_document({"job": job.name, "key": job.key, "metrics": dict(result.metrics)}, form)
+        return
+    for metric, value in sorted(result.metrics.items()):
+        stdout_console().print(f"{metric} {value:.6g}")
+
+
+def _find_plan(options: RunOptions) -> tuple[Plan, ObjectStore]:
+    """A sweep that the store knows, else a file or shipped sweep planned now; and where its results are."""
+    uri = options.store or Settings().store_uri()
+    store = find_store(uri)
+    if store is not None and options.sweep in list_sweeps(store):
+        plan = load_plan(store, options.sweep)
+    else:
+        sweep, _ = load_sweep(options.sweep)
+        plan = build_plan(sweep, store_uri=Settings().known_store_uri(options.store, sweep))
+    return plan, store if store is not None and plan.store_uri == uri else open_store(plan.store_uri)
+
+
+def _find_job(plan: Plan, name: str) -> Job:
+    jobs = plan.by_name()
+    if name not in jobs:
+        message = f"sweep '{plan.sweep}' has no job '{name}': {did_you_mean(name, jobs)}"
+        raise NotFoundError(message)
+    return jobs[name]
+
+
+def _store_for(base: ObjectStore, job: Job, folder: Path, *, keep: bool) -> ObjectStore:
+    """The store, under an overlay unless the result is kept; there, a committed job is run anew."""
+    if keep:
+        return base
+    return OverlayStore(LocalStore(folder / "overlay"), base, hidden=f"artifacts/{job.kind.value}/{job.key}/")
+
+
+def _missing_inputs(plan: Plan, job: Job, store: ObjectStore) -> Iterator[Job]:
+    """Ancestors without a commit, in plan order."""
+    jobs, wanted = plan.by_name(), {job.name}
+    for candidate in reversed(plan.jobs):
+        if candidate.name in wanted:
+            wanted.update(candidate.needs)
+    needed = (jobs[name] for name in jobs if name in wanted and name != job.name)
+    return (candidate for candidate in needed if not is_committed(store, candidate.key))
+
+
+def _refuse_searches(jobs: Iterable[Job]) -> None:
+    """Before anything runs, which may take hours. Raises ``UserError``: one of the jobs is a search."""
+    search = next((job.name for job in jobs if job.kind is JobKind.SEARCH), "")
+    if search:
+        message = f"{search} needs Ray, which runs its trials: submit the sweep (`orchestrator submit`); `run` can take"
+        raise UserError(f"{message} the jobs that wait for it once the search is committed")
+
+
+def _execute(job: Job, plan: Plan, store: ObjectStore, folder: Path) -> JobResult:
+    module, _, function = ENTRY_POINT.partition(":")
+    scratch = folder / job.key
+    scratch.mkdir()
+    cache = Settings().home / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    # Its own number, also here: metrics of a later attempt supersede those of earlier ones.
+    claimant = Claimant(sweep=plan.sweep, cluster=Settings().cluster, epoch=0)
+    request = make_request(plan, job, allocate_attempt(store, job, claimant))
+    context = ExecutionContext(store=store, scratch=scratch, cache=cache, report=_show_progress)
+    result: JobResult = getattr(import_module(module), function)(request, context)
+    return result
+
+
+def _show_progress(progress: Progress) -> None:
+    stderr_console().print(f"  {describe_progress(progress)}")
+
+
+def _show_failure(error: Exception, *, debug: bool) -> None:
+    if debug:
+        pdb.post_mortem(error.__traceback__)
+    elif isinstance(error, OrchestratorError):
+        complain(str(error))
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)

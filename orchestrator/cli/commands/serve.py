@@ -1,0 +1,156 @@
+"""``orchestrator serve``: keep a Ray cluster at the service of a store, for as long as the machines are lent.
+
+What a batch job of a queueing system, a pod or a service unit runs beside Ray's head: sweeps that are in the store go
+on, new ones are taken from the inbox, and when the machines are taken back every attempt writes a checkpoint first.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import stderr_console
+from orchestrator.core.errors import ControllerError, UserError
+from orchestrator.services.settings import Settings
+from orchestrator.services.transports import RayTransport, connect
+from orchestrator.state.events import Running
+from orchestrator.sweeps.drain import drain, end_drain, read_drain
+
+SENDER = "orchestrator serve"
+"""Who drained: a drain of somebody else is not ended by the next start."""
+_POLL_S = 0.5
+
+
+def serve(
+    *,
+    until_idle: Annotated[
+        float | None, typer.Option(min=0.0, help="End when no sweep has been unfinished for so many seconds.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that attempts may take for a checkpoint after SIGTERM.")
+    ] = 90.0,
+) -> None:
+    """Serve a store on the Ray cluster at RAY_ADDRESS until told to end; then let every attempt write a checkpoint."""
+    raise typer.Exit(serve_cluster(until_idle_s=until_idle, grace_s=grace))
+
+
+@dataclass(slots=True)
+class _EndSignal:
+    """The first signal to end that has come."""
+
+    name: str = ""
+
+    def take(self, number: int, _frame: FrameType | None) -> None:
+        """Called by Python between two instructions of the main thread."""
+        self.name = self.name or signal.Signals(number).name
+
+
+@dataclass(slots=True, kw_only=True)
+class _Idleness:
+    """For how long a controller has had nothing to do."""
+
+    since_s: float = field(default_factory=time.monotonic)
+
+    def note(self, *, is_idle: bool) -> float:
+        """What it says now; seconds of rest since it last had work."""
+        now_s = time.monotonic()
+        if not is_idle:
+            self.since_s = now_s
+        return now_s - self.since_s
+
+
+def serve_cluster(*, until_idle_s: float | None, grace_s: float) -> ExitCode:
+    """Serve the store of the settings on their Ray cluster.
+
+    Args:
+        until_idle_s: come back when no sweep has been unfinished for so long; None = stay until told to end.
+        grace_s: how long attempts may take for their checkpoints after SIGTERM or SIGINT.
+
+    Returns ``OK`` when idle long enough, and ``INTERRUPTED`` when a signal ended it and all attempts are at rest;
+    ``UNFINISHED`` if some were not within the grace.
+
+    Raises:
+        UserError: the settings name no Ray cluster.
+        ClusterError, ControllerError: as every command that connects.
+    """
+    settings = Settings()
+    if not settings.driver_address:
+        raise UserError("serve needs a Ray cluster of its own: set RAY_ADDRESS=host:port to its head")
+    with connect(settings, settings.store_uri(), foreground=False) as connection, _listening() as call:
+        _end_own_drain(connection)
+        _say(f"serving {connection.store.uri} as cluster {settings.cluster}")
+        if _stay(connection, call, until_idle_s):
+            _say("no sweep is unfinished: done")
+            return ExitCode.OK
+        _say(f"{call.name}: every attempt is asked for a checkpoint")
+        return _drain_cluster(connection, call.name, grace_s)
+
+
+@contextmanager
+def _listening() -> Iterator[_EndSignal]:
+    """Take the signals to end. Entered after connecting: Ray sets handlers of its own, which would end this process."""
+    call = _EndSignal()
+    former = {number: signal.signal(number, call.take) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield call
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _stay(connection: RayTransport, call: _EndSignal, until_idle_s: float | None) -> bool:
+    """Until a signal (false) or idleness (true)."""
+    idleness = _Idleness()
+    while not call.name:
+        connection.keep_alive()
+        rest_s = idleness.note(is_idle=connection.link.is_idle)
+        if until_idle_s is not None and rest_s >= until_idle_s:
+            return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> ExitCode:
+    store, cluster = connection.store, connection.settings.cluster
+    drain(store, cluster, running=Running.CHECKPOINT, reason=reason, sender=SENDER)
+    connection.wake()
+    ends_s = time.monotonic() + grace_s
+    while time.monotonic() < ends_s:
+        found = read_drain(store, cluster)
+        if found is None or found.drained_at_s is not None:
+            _say("nothing runs any more; sweeps go on when the cluster is served again")
+            return ExitCode.INTERRUPTED
+        time.sleep(_POLL_S)
+    complain(
+        f"some attempt had no checkpoint within {grace_s:g} s; it goes on from its last one. Give more notice: --grace"
+    )
+    return ExitCode.UNFINISHED
+
+
+def _end_own_drain(connection: RayTransport) -> None:
+    """What the last allocation's end left; a person's drain stays."""
+    store, cluster = connection.store, connection.settings.cluster
+    try:
+        found = read_drain(store, cluster)
+    except ControllerError as error:
+        complain(str(error))
+        return
+    if found is None:
+        return
+    if found.sender != SENDER:
+        _say(f"the cluster is drained by {found.sender or 'somebody'}; work starts after: orchestrator drain --end")
+        return
+    end_drain(store, cluster)
+    connection.wake()
+
+
+def _say(text: str) -> None:
+    stderr_console().print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,239 @@
+"""``orchestrator submit``: a client. It puts a message into the store and watches; nothing depends on its life."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, SweepFile, Yes, scale_name
+from orchestrator.cli.commands.lifecycle import parse_priority
+from orchestrator.cli.commands.plan import kinds_table, summary_line
+from orchestrator.cli.commands.report import print_report
+from orchestrator.cli.commands.status import exit_code_for
+from orchestrator.cli.commands.watch import follow_sweep
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, print_document, stderr_console
+from orchestrator.core.errors import ClusterError
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.preview import preview_lines
+from orchestrator.services.settings import UNKNOWN_STORE, Settings
+from orchestrator.services.settings_sources import Code
+from orchestrator.services.status import SweepStatus, failure_lines, status_document
+from orchestrator.services.submit import PreparedSubmit, SubmitRequest, prepare_submit, show_difference
+from orchestrator.services.terminal import confirmed
+from orchestrator.services.transports import Submitter, open_submitter
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile import load_sweep
+from orchestrator.sweeps.client import Consent, Ownership
+
+_TABLES = {
+    DocumentForm.TABLE: TableForm.TABLE,
+    DocumentForm.JSON: TableForm.JSON,
+    DocumentForm.YAML: TableForm.YAML,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions:
+    """Flags of the command."""
+
+    yes: bool = False
+    wait: bool = True
+    foreground: bool = False
+    take_over: bool = False
+    force: bool = False
+    overrides: tuple[str, ...] = ()
+    scale: str = ""
+    store: str = ""
+    priority: int | None = None
+    """None = the policy's."""
+    prices: str = ""
+    code: Code | None = None
+    """None = as set."""
+    form: DocumentForm = DocumentForm.TABLE
+
+
+def submit(  # noqa: PLR0913 - one parameter per flag
+    sweep: SweepFile,
+    *,
+    yes: Yes = False,
+    wait: Annotated[bool, typer.Option(help="Follow until the sweep ends; Ctrl-C detaches.")] = True,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Run Ray inside this command.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Adopt an unfinished sweep of another cluster.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if the sweep belongs to somebody else.")] = False,
+    priority: Annotated[
+        str, typer.Option(help="low, normal, high, urgent, or a whole number, instead of the file's.")
+    ] = "",
+    code: Annotated[
+        Code | None,
+        typer.Option(help="Through a dashboard: run what is installed there, or send this code as a wheel."),
+    ] = None,
+    prices: PricesOption = "",
+    overrides: SetOption = None,
+    scale: ScaleOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+    store: StoreOption = "",
+) -> None:
+    """Plan a sweep, run it, and print its answer."""
+    options = SubmitOptions(
+        yes=yes,
+        wait=wait,
+        foreground=foreground,
+        take_over=take_over,
+        force=force,
+        priority=parse_priority(priority) if priority else None,
+        prices=prices,
+        code=code,
+        overrides=tuple(overrides or ()),
+        scale=scale_name(scale),
+        store=store,
+        form=output,
+    )
+    raise typer.Exit(submit_sweep(sweep, options))
+
+
+def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
+    """Plan, ask, submit, follow, report."""
+    settings = Settings()
+    if options.code:
+        settings = settings.model_copy(update={"code": options.code})
+    sweep, text = load_sweep(reference, options.overrides, scale=options.scale)
+    consent = Consent.FORCE if options.force else Consent.ASK
+    prepared = prepare_submit(
+        sweep,
+        text,
+        settings,
+        store_uri=options.store or settings.store_uri(sweep),
+        priority=options.priority,
+        prices=options.prices,
+        consent=consent,
+        runs_here=options.foreground,
+    )
+    if not _may_start(prepared, options):
+        return ExitCode.REFUSED
+    plan, check = prepared.plan, prepared.check
+    store = prepared.probed_store()
+    request = SubmitRequest(
+        plan=plan,
+        spec_text=text,
+        ownership=Ownership.TAKE if options.take_over else Ownership.KEEP,
+        consent=consent,
+        replaces=options.yes or check.previous is not None,
+    )
+    with ExitStack() as stack:
+        submitter = _connect(stack, settings, plan, store, foreground=options.foreground)
+        message = submitter.submit(request.sent_now())
+        if submitter.store is None or (not options.wait and not options.foreground):
+            _leave(submitter, plan, message, options.form)
+            return ExitCode.OK
+        return _follow_to_the_answer(
+            submitter, submitter.store, plan, message, _again(reference, options), options.form
+        )
+
+
+def status_command(settings: Settings, plan: Plan, command: str = "status") -> str:
+    """What to type to see a sweep, wherever its store is."""
+    elsewhere = plan.store_uri != settings.store_uri()
+    return f"orchestrator {command} {plan.sweep}" + (f" --store {shlex.quote(plan.store_uri)}" if elsewhere else "")
+
+
+def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
+    """Show all that a submit would do; whether the budget, the owner and the user agree."""
+    console, preview, check, plan = stderr_console(), prepared.preview, prepared.check, prepared.plan
+    found = dict(preview.found.dispositions)
+    console.print(kinds_table(plan, found))
+    console.print(summary_line(plan, found), markup=False)
+    for line in preview_lines(preview):
+        console.print(line, markup=False)
+    for problem in (*preview.found.problems, *preview.warnings):
+        console.print(f"warning: {problem}", markup=False)
+    if plan.store_uri == UNKNOWN_STORE:
+        console.print("What the cluster's store holds of it already is known there alone, and is not run again.")
+    if check.previous is not None:
+        show_difference(check.previous, plan)
+    for refusal in check.refusals:
+        complain(refusal)
+    if check.refusals:
+        return False
+    question = "Replace its plan and submit?" if check.changes_plan else "Submit?"
+    return options.yes or confirmed(question, subject="a submit asks before it starts")
+
+
+def _connect(
+    stack: ExitStack, settings: Settings, plan: Plan, store: ObjectStore | None, *, foreground: bool
+) -> Submitter:
+    try:
+        return stack.enter_context(open_submitter(settings, plan.store_uri, foreground=foreground, store=store))
+    except ClusterError:
+        where = "" if plan.store_uri == UNKNOWN_STORE else f" What the store knows: {status_command(settings, plan)}"
+        known = f"Nothing was submitted.{where}"
+        stderr_console().print(known, markup=False, soft_wrap=True)
+        raise
+
+
+def _again(reference: str, options: SubmitOptions) -> str:
+    """The command that follows this very sweep again."""
+    words = ["orchestrator", "submit", reference, "-y"]
+    words += [word for override in options.overrides for word in ("--set", override)]
+    words += ["--scale", options.scale] if options.scale else []
+    words += ["--store", options.store] if options.store else []
+    words += ["--priority", str(options.priority)] if options.priority is not None else []
+    return shlex.join(words)
+
+
+def _leave(submitter: Submitter, plan: Plan, message: str, form: DocumentForm) -> None:
+    """Say how to go on without this command."""
+    if submitter.store is None:
+        known = (
+            "The cluster goes on by itself. To look at it from here, name its store: --store URI, or in the context."
+        )
+    else:
+        known = f"Submitted. See: {status_command(submitter.settings, plan)}"
+    stderr_console().print(known, soft_wrap=True, markup=False)
+    if form is not DocumentForm.TABLE:
+        print_document({"sweep": plan.sweep, "message": message}, form)
+
+
+def _follow_to_the_answer(  # noqa: PLR0917 - all of what is known at the end
+    submitter: Submitter, store: ObjectStore, plan: Plan, message: str, again: str, form: DocumentForm
+) -> ExitCode:
+    _show_addresses(submitter)
+    try:
+        snapshot = follow_sweep(submitter, store, plan.sweep, message)
+    except KeyboardInterrupt:
+        detached = f"Detached; the sweep goes on. Follow it again with: {again}"
+        watch = status_command(submitter.settings, plan, "watch")
+        stderr_console().print(f"\n{detached}, or: {watch}", markup=False, soft_wrap=True)
+        return ExitCode.INTERRUPTED
+    return conclude(store, plan.sweep, snapshot, form=form, connection=submitter)
+
+
+def conclude(
+    store: ObjectStore, sweep: str, snapshot: Snapshot, *, form: DocumentForm, connection: Submitter
+) -> ExitCode:
+    """Print the failures and the report of an ended sweep."""
+    for line in failure_lines(snapshot):
+        complain(line)
+    if snapshot.state is not SweepState.CANCELLED:
+        print_report(store, sweep, _TABLES[form])
+    elif form is not DocumentForm.TABLE:
+        print_document(status_document(SweepStatus(snapshot=snapshot, now=time.time())), form)
+    if not connection.wait_for_publisher(sweep):
+        hint = f"MLflow does not have all of it yet; it follows by itself, or by: orchestrator publish {sweep}"
+        stderr_console().print(hint, soft_wrap=True)
+    _show_addresses(connection)
+    return exit_code_for(snapshot)
+
+
+def _show_addresses(connection: Submitter) -> None:
+    for name, address in connection.addresses.items():
+        stderr_console().print(f"{name}: {address}")

@@ -1,0 +1,354 @@
+"""``orchestrator top``: all sweeps of a store, live, in any terminal; orders by keys, after a question."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import typer
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Log, Static
+
+from orchestrator.cli.arguments import StoreOption, complete_sweep
+from orchestrator.cli.commands.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
+from orchestrator.core.errors import OrchestratorError, UserError
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.state.transitions import JobState
+from orchestrator.storage.log_records import plain_text
+from orchestrator.storage.log_search import find_logs, search_logs
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps import client
+
+_FILTERS: tuple[frozenset[JobState], ...] = (
+    frozenset(),
+    frozenset({JobState.RUNNING}),
+    frozenset({JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED}),
+    frozenset({JobState.PENDING}),
+    frozenset({JobState.SUCCEEDED, JobState.REUSED}),
+)
+_STYLES = {
+    "running": "yellow",
+    "failed": "bold red",
+    "succeeded": "green",
+    "reused": "cyan",
+    "paused": "magenta",
+    "cancelled": "magenta",
+    "skipped": "magenta",
+    "pending": "dim",
+}
+_SWEEP_COLUMNS = ("sweep", "state", "owner", "prio", "done", "running", "failed", "images/s", "GPU-hours", "left")
+_JOB_COLUMNS = ("job", "state", "try", "node", "step", "images/s", "")
+_NODE_COLUMNS = ("node", "jobs", "GPUs", "idle", "images/s", "")
+_MAX_RECORDS = 500
+
+
+def top(
+    sweep: Annotated[str, typer.Argument(help="A sweep to begin with.", autocompletion=complete_sweep)] = "",
+    *,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 1.0,
+    store: StoreOption = "",
+) -> None:
+    """Show all sweeps, their jobs, what runs where and how fast, live; pause, resume and cancel by keys."""
+    objects = open_existing_store(store)
+    if sweep:
+        require_sweep(objects, sweep)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError("top needs a terminal; use: orchestrator status -o json")
+    TopApp(objects, sweep, every_s=every).run()
+
+
+class TopApp(App[None]):
+    """The view. The store is read in a thread, so that a slow one never freezes the keys."""
+
+    CSS = """
+    #sweeps { height: 30%; min-height: 5; }
+    #jobs { width: 2fr; }
+    #side { width: 1fr; }
+    #nodes { height: 1fr; }
+    #notes { height: auto; max-height: 50%; padding: 0 1; }
+    #search { display: none; height: 3; }
+    #status { height: 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("p", "pause", "pause"),
+        ("r", "resume", "resume"),
+        ("c", "cancel", "cancel"),
+        ("f", "filter", "filter"),
+        ("slash", "search", "search"),
+        ("l", "log", "log"),
+        ("q", "quit", "quit"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "orchestrator"
+
+    def __init__(self, store: ObjectStore, sweep: str = "", *, every_s: float = 1.0) -> None:
+        super().__init__()
+        self._store, self._every_s = store, every_s
+        self._reader = Reader(store)
+        self._filter_number = 0
+        self._is_reading = False
+        # Held here: a search by name looks at whatever screen is on top.
+        self._tables = {
+            "sweeps": DataTable[Any](id="sweeps", cursor_type="row", zebra_stripes=True),
+            "jobs": DataTable[Any](id="jobs", cursor_type="row"),
+            "nodes": DataTable[Any](id="nodes", cursor_type="none"),
+        }
+        self._search = Input(id="search", placeholder="part of a job's name; Enter keeps it, Escape shows all")
+        self._notes, self._line = Static(id="notes", markup=False), Static(id="status", markup=False)
+        self._asked: dict[str, str] = {}
+        """What was asked, by the ids of messages that nobody has followed yet."""
+        self.shown = Frame(chosen=sweep)
+        """What is shown."""
+
+    def compose(self) -> ComposeResult:
+        """The widgets."""
+        yield self._tables["sweeps"]
+        with Horizontal():
+            yield self._tables["jobs"]
+            with Vertical(id="side"):
+                yield self._tables["nodes"]
+                yield self._notes
+        yield self._search
+        yield self._line
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        for name, columns in (("sweeps", _SWEEP_COLUMNS), ("jobs", _JOB_COLUMNS), ("nodes", _NODE_COLUMNS)):
+            self._tables[name].add_columns(*columns)
+        self._tables["sweeps"].focus()
+        self.look_again()
+        self.set_interval(self._every_s, self.look_again)
+
+    # ------------------------------------------------------------------------------------------------------ looking
+    @work(thread=True, group="reading")
+    def look_again(self) -> None:
+        """Read the store, then show it; while one look takes long, no other one begins."""
+        if self._is_reading:
+            return
+        self._is_reading = True
+        try:
+            frame = self._reader.look(self.shown.chosen, _FILTERS[self._filter_number], self._search.value)
+            if self.is_running:
+                self.call_from_thread(self.show_frame, frame)
+        finally:
+            self._is_reading = False
+
+    def show_frame(self, frame: Frame) -> None:
+        """Put a frame on the screen."""
+        before = self.shown
+        if frame.error and not frame.sweeps:  # the store does not answer: what is known stays
+            frame = replace(before, error=frame.error)
+        self.shown = frame
+        _fill(self._tables["sweeps"], [_sweep_cells(row) for row in frame.sweeps], chosen=frame.chosen)
+        _fill(self._tables["jobs"], [_job_cells(row) for row in frame.jobs])
+        _fill(self._tables["nodes"], [_node_cells(row) for row in frame.nodes])
+        self._notes.update("\n".join(frame.notes))
+        self._line.update(self._status(frame))
+        if before.chosen != frame.chosen:
+            self.sub_title = frame.chosen
+        for message_id in self._asked.keys() & frame.settled.keys():
+            what, refusal = self._asked.pop(message_id), frame.settled[message_id]
+            self.notify(refusal or "Done.", title=what, severity="error" if refusal else "information")
+
+    def _status(self, frame: Frame) -> str:
+        counts = ", ".join(f"{number} {state}" for state, number in frame.counts.items())
+        hidden = frame.num_jobs - len(frame.jobs)
+        kept = "/".join(sorted(state.value for state in _FILTERS[self._filter_number])) or "all"
+        parts = [f"{frame.chosen}: {counts}" if frame.chosen else "no sweep yet", f"shown: {kept}"]
+        parts += [f"and {hidden} more jobs"] if hidden else []
+        parts += [frame.error] if frame.error else []
+        return "   ".join(parts)
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Another sweep is chosen."""
+        if event.data_table.id != "sweeps" or event.row_key.value is None:
+            return
+        if event.cursor_row != event.data_table.cursor_row:
+            return  # filling the table moved the cursor for a moment
+        chosen = str(event.row_key.value)
+        if chosen != self.shown.chosen and any(row.name == chosen for row in self.shown.sweeps):
+            self.shown = Frame(sweeps=self.shown.sweeps, chosen=chosen)
+            self.look_again()
+
+    # ------------------------------------------------------------------------------------------------------- orders
+    def action_pause(self) -> None:
+        """Start nothing new."""
+        self._ask_for("Pause", "nothing new starts, what runs goes on", client.pause)
+
+    def action_resume(self) -> None:
+        """Go on."""
+        self._ask_for("Resume", "ready jobs start again", client.resume)
+
+    def action_cancel(self) -> None:
+        """End it."""
+        self._ask_for("Cancel", "what runs ends after a checkpoint, nothing else starts", client.cancel)
+
+    def _ask_for(self, verb: str, meaning: str, order: Callable[..., str]) -> None:
+        sweep = self.shown.chosen
+        if not sweep:
+            return
+
+        def answered(is_sure: bool | None) -> None:
+            if is_sure:
+                self._send_order(sweep, f"{verb} {sweep}", order)
+
+        self.push_screen(ConfirmScreen(f"{verb} {sweep}? ({meaning})"), answered)
+
+    @work(thread=True, group="sending")
+    def _send_order(self, sweep: str, what: str, order: Callable[..., str]) -> None:
+        try:
+            message_id = order(self._store, sweep)
+        except OrchestratorError as error:
+            self.call_from_thread(self.notify, str(error), title=what, severity="error")
+            return
+        self._asked[message_id] = what
+        self.call_from_thread(self.notify, "Asked; a controller follows it within a second or so.", title=what)
+
+    # -------------------------------------------------------------------------------------------------------- others
+    def action_filter(self) -> None:
+        """Show other states of jobs."""
+        self._filter_number = (self._filter_number + 1) % len(_FILTERS)
+        self.look_again()
+
+    def action_search(self) -> None:
+        """Ask for a part of names."""
+        self._search.styles.display = "block"
+        self._search.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Back to the jobs."""
+        event.input.styles.display = "block" if event.value else "none"
+        self._tables["jobs"].focus()
+        self.look_again()
+
+    def key_escape(self) -> None:
+        """Show all jobs again."""
+        if self._search.value or self._search.has_focus:
+            self._search.value = ""
+            self._search.styles.display = "none"
+            self._tables["jobs"].focus()
+            self.look_again()
+
+    def action_log(self) -> None:
+        """Show the end of the chosen job's log."""
+        table = self._tables["jobs"]
+        if self.shown.jobs and table.is_valid_row_index(table.cursor_row):
+            key = table.ordered_rows[table.cursor_row].key.value
+            self.push_screen(LogScreen(self._store, self.shown.chosen, str(key)))
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter on a job."""
+        if event.data_table.id == "jobs":
+            self.action_log()
+
+
+def _fill(table: DataTable[Any], rows: Sequence[Mapping[str, Text]], *, chosen: str = "") -> None:
+    """Show rows, whose first cell is their key: cells that have changed if the rows are the same, else all anew."""
+    keys = [str(next(iter(row.values()))) for row in rows]
+    columns = list(table.columns)
+    if keys == [str(key.value) for key in table.rows]:
+        for key, row in zip(keys, rows, strict=True):
+            for column, (before, cell) in zip(columns, zip(table.get_row(key), row.values(), strict=True), strict=True):
+                if before != cell:
+                    table.update_cell(key, column, cell, update_width=True)
+        return
+    cursor = table.cursor_row
+    with table.app.batch_update():
+        table.clear()
+        for key, row in zip(keys, rows, strict=True):
+            table.add_row(*row.values(), key=key)
+    if keys:
+        table.move_cursor(row=keys.index(chosen) if chosen in keys else min(max(cursor, 0), len(keys) - 1))
+
+
+def _sweep_cells(row: SweepRow) -> dict[str, Text]:
+    failed = Text(row.failed, "bold red" if row.failed not in {"", "0"} else "")
+    cells = (Text(row.name), _coloured(row.state), *map(Text, (row.owner, row.priority, row.done, row.running)), failed)
+    more = map(Text, (row.images_per_s, row.gpu_hours, row.left))
+    return dict(zip(_SWEEP_COLUMNS, (*cells, *more), strict=True))
+
+
+def _job_cells(row: JobRow) -> dict[str, Text]:
+    more = map(Text, (row.attempt, row.node, row.step, row.images_per_s, row.told))
+    return dict(zip(_JOB_COLUMNS, (Text(row.name), _coloured(row.state), *more), strict=True))
+
+
+def _node_cells(row: NodeRow) -> dict[str, Text]:
+    cells = map(Text, (row.name, row.jobs, row.gpus, row.idle, row.images_per_s))
+    return dict(zip(_NODE_COLUMNS, (*cells, Text(row.note, "red")), strict=True))
+
+
+def _coloured(state: str) -> Text:
+    return Text(state, _STYLES.get(state.partition(" ")[0], ""))
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """Yes or no; anything but ``y`` means no."""
+
+    CSS = """
+    ConfirmScreen { align: center middle; }
+    ConfirmScreen > Vertical { width: 80%; max-width: 100; height: auto; border: thick $warning; padding: 1 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("y", "answer(True)", "yes"), ("n,escape,q,enter", "answer(False)", "no")]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        """The widgets."""
+        with Vertical():
+            yield Static(f"{self._text}\n\ny: yes    n: no", markup=False)
+
+    def action_answer(self, is_sure: bool) -> None:
+        """The answer."""
+        self.dismiss(is_sure)
+
+
+class LogScreen(ModalScreen[None]):
+    """The end of the log of a job's newest attempt."""
+
+    CSS = """
+    LogScreen { align: center middle; }
+    LogScreen > Vertical { width: 95%; height: 90%; border: thick $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q", "close", "back")]
+
+    def __init__(self, store: ObjectStore, sweep: str, job: str) -> None:
+        super().__init__()
+        self._store, self._sweep, self._job = store, sweep, job
+
+    def compose(self) -> ComposeResult:
+        """The widgets."""
+        with Vertical():
+            yield Static(f"{self._job}    (Escape: back)", markup=False)
+            yield Log(id="log", max_lines=_MAX_RECORDS)
+
+    def on_mount(self) -> None:
+        """Begin to read."""
+        self._read()
+
+    def action_close(self) -> None:
+        """Back."""
+        self.dismiss(None)
+
+    @work(thread=True)
+    def _read(self) -> None:
+        try:
+            logs = find_logs(self._store, self._sweep, self._job)
+            newest = max(logs, key=lambda log: log.modified_at_s, default=None)
+            same = [log for log in logs if newest and log.name.rpartition("/")[0] == newest.name.rpartition("/")[0]]
+            records = sorted(search_logs(self._store, same), key=lambda record: record.time)[-_MAX_RECORDS:]
+            lines = [line for record in records for line in plain_text(record).split("\n")]
+        except OrchestratorError as error:
+            lines = [str(error)]
+        told = lines or ["(nothing is printed yet, or it was reused)"]
+        self.app.call_from_thread(self.query_one("#log", Log).write_lines, told)

@@ -1,0 +1,253 @@
+"""What the live view of all sweeps shows, read from the store in a thread of its own: each look reads what is new."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.cli.commands.watch import Watching
+from orchestrator.core.contract import Progress
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.units import format_duration
+from orchestrator.services.status import SweepStatus, status_lines, used_hours
+from orchestrator.state.snapshot import JobView
+from orchestrator.state.transitions import JobState
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import list_sweeps
+from orchestrator.sweeps.progress import NodePresence, read_presence
+
+MAX_JOBS = 200
+"""Rows of jobs; the most urgent ones of more."""
+ENDED_EVERY_S = 15.0
+"""Between two looks at a sweep that has ended: it may be opened again."""
+_URGENCY = (
+    JobState.RUNNING,
+    JobState.FAILED,
+    JobState.PENDING,
+    JobState.CANCELLED,
+    JobState.SKIPPED,
+    JobState.SUCCEEDED,
+    JobState.REUSED,
+)
+_MAX_NOTES = 8
+_ANYWHERE = "(placed by Ray)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRow:
+    """One sweep."""
+
+    name: str
+    state: str
+    owner: str = ""
+    priority: str = ""
+    done: str = ""
+    running: str = ""
+    failed: str = ""
+    images_per_s: str = ""
+    gpu_hours: str = ""
+    left: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """One job of the chosen sweep."""
+
+    name: str
+    state: str
+    attempt: str = ""
+    node: str = ""
+    step: str = ""
+    images_per_s: str = ""
+    told: str = ""
+    """Time left, why it waits, or why it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One node of a cluster that is served, or on which something of any sweep runs, or that is avoided."""
+
+    name: str
+    jobs: str = ""
+    gpus: str = ""
+    """Used, and where that is known, of how many."""
+    idle: str = ""
+    """Runners that wait for their next attempt."""
+    images_per_s: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One view."""
+
+    sweeps: tuple[SweepRow, ...] = ()
+    chosen: str = ""
+    jobs: tuple[JobRow, ...] = ()
+    num_jobs: int = 0
+    """That the filter lets through, shown or not."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Jobs of the chosen sweep by state."""
+    nodes: tuple[NodeRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    """Why some of it may be old."""
+    settled: Mapping[str, str] = field(default_factory=dict)
+    """Messages that a controller has followed, with the reason of those it refused."""
+
+
+class Reader:
+    """Everything that one view knows. Use from one thread."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._watched: dict[str, Watching] = {}
+        self._looked_at_s: dict[str, float] = {}
+        self._errors: dict[str, str] = {}
+
+    def look(self, chosen: str = "", states: frozenset[JobState] = frozenset(), search: str = "") -> Frame:
+        """Read what is new.
+
+        Args:
+            chosen: sweep whose jobs are shown; one that is not there means the first.
+            states: of these jobs; empty = all.
+            search: part of their names.
+        """
+        try:
+            names = list_sweeps(self._store)
+        except OrchestratorError as error:
+            return Frame(error=str(error))
+        for name in names:
+            self._look_at(name, is_chosen=name == chosen)
+        shown = chosen if chosen in names else next(iter(names), "")
+        watching = self._watched.get(shown)
+        rows = tuple(self._sweep_row(name) for name in names)
+        told = next(iter(self._errors.values()), "")
+        if watching is None:
+            return Frame(sweeps=rows, chosen=shown, error=told)
+        standing = watching.status
+        jobs = [view for view in _ordered(standing) if (not states or view.state in states) and search in view.name]
+        return Frame(
+            sweeps=rows,
+            chosen=shown,
+            jobs=tuple(_job_row(view, standing) for view in jobs[:MAX_JOBS]),
+            num_jobs=len(jobs),
+            counts={state.value: number for state, number in standing.snapshot.counts.items()},
+            nodes=tuple(_node_rows([one.status for one in self._watched.values()], self._present())),
+            notes=tuple(list(status_lines(standing))[:_MAX_NOTES]),
+            error=told,
+            settled={message: standing.snapshot.refusals.get(message, "") for message in standing.snapshot.handled},
+        )
+
+    def _look_at(self, name: str, *, is_chosen: bool) -> None:
+        watching = self._watched.get(name)
+        has_ended = watching is not None and watching.status.snapshot.state.is_final
+        if has_ended and not is_chosen and time.monotonic() - self._looked_at_s[name] < ENDED_EVERY_S:
+            return
+        watching = watching or Watching(self._store, name)
+        self._looked_at_s[name] = time.monotonic()
+        try:
+            watching.look()
+        except OrchestratorError as error:  # what is known stays; a damaged sweep does not hide the others
+            self._errors[name] = f"{name}: {error}"
+        else:
+            self._errors.pop(name, None)
+            self._watched[name] = watching
+
+    def _present(self) -> dict[str, NodePresence]:
+        """The nodes of all clusters that have a controller, by name."""
+        standings = [watching.status for watching in self._watched.values()]
+        clusters = {standing.snapshot.cluster for standing in standings if standing.is_served}
+        return {node.name: node for cluster in sorted(clusters) for node in read_presence(self._store, cluster)}
+
+    def _sweep_row(self, name: str) -> SweepRow:
+        watching = self._watched.get(name)
+        if watching is None:
+            return SweepRow(name=name, state="unreadable")
+        standing = watching.status
+        snapshot, plan = standing.snapshot, standing.snapshot.plan
+        counts = snapshot.counts
+        num_done = sum(number for state, number in counts.items() if state.is_done)
+        priority = snapshot.priority if snapshot.priority is not None else plan.policy.priority if plan else 0
+        rate = sum(progress.images_per_s for progress in standing.running.values()) if standing.is_served else 0.0
+        gpu_hours, _ = used_hours(snapshot, standing.now)
+        return SweepRow(
+            name=name,
+            state=snapshot.state.value + ("" if standing.is_served or snapshot.state.is_final else " (no controller)"),
+            owner=plan.owner if plan else "",
+            priority=str(priority),
+            done=f"{num_done}/{len(snapshot.jobs)}",
+            running=str(counts.get(JobState.RUNNING, 0)),
+            failed=str(counts.get(JobState.FAILED, 0)),
+            images_per_s=_rate(rate),
+            gpu_hours=f"{gpu_hours:,.1f}" if gpu_hours else "",
+            left=format_duration(standing.left.seconds) if standing.left is not None else "",
+        )
+
+
+def _ordered(standing: SweepStatus) -> Iterator[JobView]:
+    """All jobs, the most urgent first, else in plan order."""
+    groups: dict[JobState, list[JobView]] = {state: [] for state in _URGENCY}
+    for view in standing.snapshot.jobs.values():
+        groups[view.state].append(view)
+    for state in _URGENCY:
+        yield from groups[state]
+
+
+def _job_row(view: JobView, standing: SweepStatus) -> JobRow:
+    if view.attempt is None:
+        failure = view.last_failure
+        waits = standing.progress.get(view.name)
+        is_waiting = view.state is JobState.PENDING and waits is not None and not waits.attempt_id
+        told = waits.progress.phase if is_waiting and waits is not None else view.reason
+        if not told and failure is not None and not view.state.is_done:
+            told = f"{failure.kind.value}: {failure.message}"
+        attempt = str(view.num_attempts) if view.num_attempts else ""
+        return JobRow(name=view.name, state=view.state.value, attempt=attempt, told=told)
+    progress = standing.running.get(view.name) or Progress(phase="starting")
+    return JobRow(
+        name=view.name,
+        state=view.state.value,
+        attempt=str(view.attempt.number),
+        node=", ".join(view.attempt.nodes),
+        step=f"{progress.phase} {progress.step}/{progress.total_steps}" if progress.total_steps else progress.phase,
+        images_per_s=_rate(progress.images_per_s),
+        told=f"{format_duration(progress.eta_s)} left" if progress.eta_s else "",
+    )
+
+
+def _node_rows(standings: list[SweepStatus], present: Mapping[str, NodePresence]) -> Iterator[NodeRow]:
+    jobs: Counter[str] = Counter()
+    gpus: defaultdict[str, float] = defaultdict(float)
+    rates: defaultdict[str, float] = defaultdict(float)
+    notes: dict[str, str] = {}
+    for standing in standings:
+        running = standing.running
+        for attempt in standing.snapshot.live_attempts:
+            nodes = attempt.nodes or (_ANYWHERE,)
+            progress = running.get(attempt.job)
+            for node in nodes:
+                jobs[node] += 1
+                gpus[node] += attempt.resources.gpus / len(nodes)
+                rates[node] += (progress.images_per_s if progress else 0.0) / len(nodes)
+        for node, exclusion in standing.snapshot.excluded.items():
+            if exclusion.until_s > standing.now:
+                left = format_duration(exclusion.until_s - standing.now)
+                notes[node] = f"avoided for {left}: {exclusion.reason}"
+    notes = {**{name: "about to go" for name, node in present.items() if node.is_leaving}, **notes}
+    for node in sorted({*jobs, *notes, *present}):
+        is_present = node in present
+        yield NodeRow(
+            name=node,
+            jobs=str(jobs[node]),
+            gpus=f"{gpus[node]:g}" + (f"/{present[node].gpus:g}" if is_present else ""),
+            idle=str(present[node].idle_runners) if is_present else "",
+            images_per_s=_rate(rates[node]),
+            note=notes.get(node, ""),
+        )
+
+
+def _rate(images_per_s: float) -> str:
+    return f"{images_per_s:,.0f}" if images_per_s > 0 else ""

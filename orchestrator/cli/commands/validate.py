@@ -1,0 +1,43 @@
+"""``orchestrator validate``: whether a sweep.yaml is right, and what it would make."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from orchestrator.cli.arguments import ScaleOption, SetOption, SweepFile, scale_name
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.sweepfile.load import Loaded, load_all
+from orchestrator.sweepfile.parse.document import Changes
+
+_NO_STORE = "file:///not-looked-at"
+"""Keys and jobs are the same in every store, and validating needs none."""
+
+
+def validate(
+    sweep: SweepFile,
+    *,
+    overrides: SetOption = None,
+    scale: ScaleOption = None,
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Say whether a sweep.yaml is right, and if not, where, why and what to do. Changes nothing."""
+    loaded = load_all(sweep, Changes(overrides=overrides or (), scale=scale_name(scale)))
+    counts = _counts(loaded)
+    # Who rehearses should not find the typos of the other scales.
+    others = () if scale else loaded.scales
+    for name in others:
+        _counts(load_all(sweep, Changes(overrides=overrides or (), scale=name)))
+    if output is not DocumentForm.TABLE:
+        print_document({"valid": True, "jobs": counts, "scales": list(others)}, output)
+        return
+    parts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+    also = f"; also with --scale {', '.join(others)}" if others else ""
+    # Of one plain line: importing rich for it would take a tenth of this command's time.
+    sys.stdout.write(f"{sweep} is right: {sum(counts.values())} jobs ({parts}){also}\n")
+
+
+def _counts(loaded: Loaded) -> dict[str, int]:
+    plan = build_plan(loaded.sweep, store_uri=_NO_STORE)
+    return dict(Counter(job.kind.value for job in plan.jobs))

@@ -1,0 +1,274 @@
+"""``orchestrator watch``: a sweep as it goes, from the store alone; nothing depends on whether anybody looks."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Protocol
+
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from orchestrator.cli.arguments import StoreOption, SweepName
+from orchestrator.cli.commands.status import exit_code_for, status_table
+from orchestrator.cli.commands.watch_frame import Matrix, frame
+from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import stderr_console
+from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.units import format_duration, format_percent
+from orchestrator.services.costs import read_prices
+from orchestrator.services.eta import EtaTracker
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
+from orchestrator.services.transports import Submitter
+from orchestrator.state.snapshot import JobTable, JobView, Snapshot
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import SweepLedger
+
+EVERY_S = 0.5
+_NUM_KEPT = 50
+_LEAVE = frozenset("qQ\x1b")
+
+
+def watch(
+    sweep: SweepName,
+    *,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 0.5,
+    store: StoreOption = "",
+) -> None:
+    """Show a sweep full-screen as it goes; on a pipe, one line per job that ends. Leaving stops nothing."""
+    raise typer.Exit(watch_sweep(sweep, store, every_s=every))
+
+
+_POLL_S = 0.2
+_PATIENCE_S = 15.0
+_NOT_TAKEN = (
+    "The controller has not taken the sweep yet. It waits in the store; if this goes on, see the actor 'controller' in "
+    "the Ray dashboard, and that its nodes reach the store."
+)
+_SHOWN_METRIC = "val_error"
+
+
+class Watching:
+    """What one display knows of a sweep; each look reads only what is new."""
+
+    def __init__(self, store: ObjectStore, sweep: str) -> None:
+        self._store = store
+        self._ledger = SweepLedger(store, sweep)
+        self._jobs: JobTable | None = None
+        self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
+        self.tracker = EtaTracker()
+        self._prices = read_prices("")
+        self.matrix = Matrix()
+        self.status = SweepStatus(snapshot=self._ledger.snapshot)
+
+    def look(self) -> SweepStatus:
+        """Read what is new.
+
+        Raises:
+            StorageError: the store does not answer; what is known stays.
+        """
+        snapshot = self._ledger.refresh()
+        self._note(snapshot)
+        self.matrix.update(snapshot)
+        self.status = load_status(self._store, snapshot, self.tracker, self._prices)
+        return self.status
+
+    @property
+    def events(self) -> list[str]:
+        """What happened last to jobs, newest first."""
+        now = self.status.now
+        return [f"{format_duration(max(0.0, now - at_s)):>7} ago  {line}" for at_s, line in self._events]
+
+    def _note(self, snapshot: Snapshot) -> None:
+        jobs, self._jobs = self._jobs, snapshot.jobs
+        changed = snapshot.jobs.values() if jobs is None else snapshot.jobs.changed_since(jobs)
+        news = sorted((_moment(view), job_line(view)) for view in changed if _is_news(view))
+        self._events.extendleft(news[-_NUM_KEPT:])
+
+
+def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> ExitCode:
+    """Show a sweep until it ends or the user leaves."""
+    store = open_existing_store(store_uri)
+    require_sweep(store, sweep)
+    watching, console = Watching(store, sweep), Console(highlight=False)
+    try:
+        if console.is_terminal:
+            _on_screen(watching, console, every_s)
+        else:
+            _in_lines(watching, every_s)
+    except KeyboardInterrupt:
+        _say_detached(sweep, store_uri)
+        return ExitCode.INTERRUPTED
+    snapshot = watching.status.snapshot
+    if not snapshot.state.is_final:
+        _say_detached(sweep, store_uri)
+        return exit_code_for(snapshot)
+    for line in (f"Sweep {sweep}: {snapshot.state.value}", *failure_lines(snapshot)):
+        stderr_console().print(line, markup=False, soft_wrap=True)
+    return exit_code_for(snapshot)
+
+
+def view(watching: Watching, console: Console) -> RenderableType:
+    """The frame of this moment."""
+    is_ascii = not console.encoding.lower().startswith("utf")
+    return frame(watching.status, watching.matrix, watching.events, height=console.height, is_ascii=is_ascii)
+
+
+def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
+    """On the alternate screen, until the sweep ends or a key is pressed."""
+    with _keys() as has_left, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
+                revive_killed_stack(watching.look().snapshot)
+            live.update(view(watching, console), refresh=True)
+            if watching.status.snapshot.state.is_final or has_left(every_s):
+                return
+
+
+def _in_lines(watching: Watching, every_s: float) -> None:
+    lines = Lines()
+    while True:
+        status = watching.look()
+        lines.show(status)
+        revive_killed_stack(status.snapshot)
+        if status.snapshot.state.is_final:
+            return
+        time.sleep(every_s)
+
+
+def _say_detached(sweep: str, store_uri: str) -> None:
+    again = f"orchestrator watch {sweep}" + (f" --store {store_uri}" if store_uri else "")
+    stderr_console().print(f"Detached; the sweep goes on. Watch it again with: {again}", markup=False, soft_wrap=True)
+
+
+def _is_news(view_: JobView) -> bool:
+    return view_.attempt is not None or view_.last_failure is not None or view_.state.is_final
+
+
+def _moment(view_: JobView) -> float:
+    """When a job changed last."""
+    if view_.attempt is not None:
+        return view_.attempt.launched_at_s
+    return view_.ended_at_s or (view_.last_failure.at_s if view_.last_failure else 0.0)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """A function that waits so many seconds and tells whether a key that leaves was pressed."""
+    if not sys.stdin.isatty():
+        yield _slept
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield _pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _slept(every_s: float) -> bool:
+    time.sleep(every_s)
+    return False
+
+
+def _pressed(every_s: float) -> bool:
+    deadline_s = time.monotonic() + every_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], left_s)[0] and sys.stdin.read(1) in _LEAVE:
+            return True
+    return False
+
+
+class _Display(Protocol):
+    def show(self, status: SweepStatus) -> None: ...
+
+
+def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_id: str) -> Snapshot:
+    """Show progress until the message is settled and the sweep has ended; returns its final snapshot.
+
+    Raises:
+        UserError: the controller refused the message.
+    """
+    tracker, prices = EtaTracker(), read_prices("")
+    ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
+    with _display() as display:
+        while True:
+            snapshot = ledger.refresh()
+            if message_id in snapshot.refusals:
+                message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
+                raise UserError(message)
+            if message_id in snapshot.handled:
+                display.show(load_status(store, snapshot, tracker, prices))
+                if snapshot.state.is_final:
+                    return snapshot
+            elif time.monotonic() > patience_ends_s:
+                patience_ends_s += _PATIENCE_S
+                stderr_console().print(_NOT_TAKEN, soft_wrap=True)
+            connection.keep_alive()
+            time.sleep(_POLL_S)
+
+
+@contextmanager
+def _display() -> Iterator[_Display]:
+    console = stderr_console()
+    if not console.is_terminal:
+        yield Lines()
+        return
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        yield _Table(live)
+
+
+class _Table:
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def show(self, status: SweepStatus) -> None:
+        self._live.update(status_table(status))
+
+
+class Lines:
+    """For pipes and logs: says each job's end once, and sums up what had ended before."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] | None = None
+
+    def show(self, status: SweepStatus) -> None:
+        snapshot = status.snapshot
+        now = {view.name: f"{view.state.value}#{view.num_attempts}" for view in snapshot.jobs.values()}
+        num_ended = sum(view.state.is_final for view in snapshot.jobs.values())
+        if self._said is None:
+            self._said = now
+            stderr_console().print(f"{num_ended} of {len(now)} jobs have ended already")
+            return
+        for view in snapshot.jobs.values():
+            if self._said.get(view.name) != now[view.name] and (view.state.is_final or view.failures):
+                stderr_console().print(f"[{num_ended}/{len(now)}] {job_line(view)}", markup=False, soft_wrap=True)
+        self._said = now
+
+
+def job_line(view: JobView) -> str:
+    """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
+    failure = view.last_failure
+    if failure is not None and not view.state.is_final:
+        # The reason is told once, when the attempt ends; what follows says only that it goes on.
+        if view.attempt is not None:
+            return f"{view.name} runs again (attempt {view.attempt.number})"
+        return f"{view.name} will be tried again after {brief(failure)}"
+    parts = [f"{view.name} {view.state.value}"]
+    if view.state.is_done and view.timings is not None:
+        parts.append(f"in {format_duration(view.timings.work_s)}")
+    if _SHOWN_METRIC in view.metrics:
+        parts.append(f"{_SHOWN_METRIC} {format_percent(view.metrics[_SHOWN_METRIC])} %")
+    if failure is not None and not view.state.is_done:
+        parts.append(f"({brief(failure)})")
+    return " ".join(parts)

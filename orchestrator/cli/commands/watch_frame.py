@@ -1,0 +1,213 @@
+"""The full-screen view of one sweep: a frame from what is known, with a matrix of its jobs that follows them. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.core.contract import JobKind, Progress
+from orchestrator.core.job_kinds import TRANSFER_KINDS
+from orchestrator.core.units import format_duration
+from orchestrator.planning.graph.plan import Job
+from orchestrator.services.status import SweepStatus, status_lines
+from orchestrator.state.snapshot import JobTable, Snapshot
+from orchestrator.state.transitions import JobState
+
+_SIGNS: Mapping[JobState, tuple[str, str, str]] = {
+    JobState.SUCCEEDED: ("✓", "+", "green"),
+    JobState.REUSED: ("↺", "=", "cyan"),
+    JobState.RUNNING: ("▶", ">", "yellow"),
+    JobState.PENDING: ("·", ".", "dim"),
+    JobState.FAILED: ("✗", "x", "bold red"),
+    JobState.SKIPPED: ("-", "-", "magenta"),
+    JobState.CANCELLED: ("○", "o", "magenta"),
+}
+"""Sign, sign where the terminal has only ASCII, style."""
+_NUM_EVENTS = 6
+_MAX_STANDING = 6
+_MIN_ROWS = 3
+_OVERHEAD = 12
+"""Lines of titles, rules and the footer."""
+
+
+def frame(
+    standing: SweepStatus, matrix: Matrix, events: Sequence[str], *, height: int, is_ascii: bool = False
+) -> RenderableType:
+    """One view of a sweep.
+
+    Args:
+        standing: of now.
+        matrix: updated with the same snapshot.
+        events: what happened last, newest first.
+        height: lines of the terminal; what does not fit is counted instead.
+        is_ascii: whether the terminal shows nothing else.
+    """
+    told = list(status_lines(standing))[:_MAX_STANDING]
+    shown = events[:_NUM_EVENTS]
+    room = max(2 * _MIN_ROWS, height - _OVERHEAD - len(told) - len(shown))
+    num_rows = min(len(matrix.rows), max(_MIN_ROWS, room - min(len(standing.running), room // 2)))
+    num_running = max(_MIN_ROWS, room - num_rows)
+    return Group(
+        _header(standing.snapshot, is_ascii=is_ascii),
+        *(Text(line, no_wrap=True, overflow="ellipsis") for line in told),
+        _matrix_table(matrix, num_rows, is_ascii=is_ascii),
+        _running_table(standing, num_running),
+        Text("Recently", style="bold"),
+        *(Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in shown or ["nothing yet"]),
+        Text("q or Ctrl-C leaves; the sweep goes on", style="dim"),
+    )
+
+
+def _header(snapshot: Snapshot, *, is_ascii: bool) -> RenderableType:
+    counts, total = snapshot.counts, len(snapshot.jobs)
+    num_done = sum(number for state, number in counts.items() if state.is_done)
+    line = Table.grid(padding=(0, 1), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True)
+    title = Text.assemble((f"Sweep {snapshot.sweep}", "bold"), f": {snapshot.state.value}")
+    percent = f"{num_done} of {total} done ({100 * num_done // max(1, total)} %)  "
+    line.add_row(title, ProgressBar(total=max(1, total), completed=num_done), percent)
+    return Group(line, _legend(counts, is_ascii=is_ascii))
+
+
+def _legend(counts: Mapping[JobState, int], *, is_ascii: bool) -> Text:
+    parts = Text()
+    for state, number in counts.items():
+        sign, style = _sign(state, is_ascii=is_ascii)
+        parts.append(f"{sign} {number} {state.value}   ", style)
+    return parts
+
+
+def _matrix_table(matrix: Matrix, num_rows: int, *, is_ascii: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table.add_column("label space", no_wrap=True)
+    for column in matrix.columns:
+        table.add_column(column, justify="center", no_wrap=True)
+    rows = matrix.rows
+    if len(rows) > num_rows:
+        urgent = set(sorted(rows, key=matrix.urgency)[: max(1, num_rows - 1)])
+        rows = [row for row in rows if row in urgent]
+    for row in rows:
+        cells = (_cell(matrix.cell(row, column), is_ascii=is_ascii) for column in matrix.columns)
+        table.add_row(row, *cells)
+    if len(rows) < len(matrix.rows):
+        table.add_row(Text(f"and {len(matrix.rows) - len(rows)} more", style="dim"))
+    return table
+
+
+def _cell(counts: Mapping[JobState, int], *, is_ascii: bool) -> Text:
+    """``✓`` for a single job, ``3✓ 1▶`` for more."""
+    is_single = sum(counts.values()) == 1
+    parts = Text()
+    for state, number in counts.items():
+        sign, style = _sign(state, is_ascii=is_ascii)
+        parts.append(sign if is_single else f"{' ' if parts else ''}{number}{sign}", style)
+    return parts
+
+
+def _sign(state: JobState, *, is_ascii: bool) -> tuple[str, str]:
+    sign, plain, style = _SIGNS[state]
+    return plain if is_ascii else sign, style
+
+
+def _running_table(standing: SweepStatus, num_rows: int) -> Table:
+    running = standing.running
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    seen = "running" if standing.is_served else "last seen running"
+    table.add_column(f"{seen} ({len(running)})", no_wrap=True, overflow="ellipsis")
+    for name in ("try", "phase", "step", "images/s", "left"):
+        table.add_column(name, justify="right", no_wrap=True)
+    names = list(running)
+    for name in names[: num_rows if len(names) <= num_rows else num_rows - 1]:
+        attempt = standing.snapshot.jobs[name].attempt
+        cells = _progress_cells(running[name], is_served=standing.is_served)
+        table.add_row(name, str(attempt.number if attempt else ""), *cells)
+    if len(names) > num_rows:
+        table.add_row(Text(f"and {len(names) - num_rows + 1} more", style="dim"))
+    return table
+
+
+def _progress_cells(progress: Progress, *, is_served: bool) -> Iterable[str]:
+    yield progress.phase
+    yield f"{progress.step}/{progress.total_steps}" if progress.total_steps else ""
+    yield f"{progress.images_per_s:,.0f}" if progress.images_per_s > 0 and is_served else ""
+    yield format_duration(progress.eta_s) if progress.eta_s > 0 and is_served else ""
+
+
+MAX_SEEDS = 4
+"""Backbones have a column per seed up to so many; more share one with counts."""
+_Place = tuple[str, str]
+
+
+class Matrix:
+    """Rows are label spaces in plan order, columns the pretraining seeds and the transfers."""
+
+    def __init__(self) -> None:
+        self._jobs = JobTable()
+        self._places: dict[str, _Place] = {}
+        self._cells: dict[_Place, Counter[JobState]] = {}
+        self._states: dict[str, JobState] = {}
+        self.rows: list[str] = []
+        self.columns: list[str] = []
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Take what has changed since the last call; a changed plan starts anew."""
+        if snapshot.jobs.keys() != self._states.keys():
+            self._lay_out(snapshot)
+        for view in snapshot.jobs.changed_since(self._jobs):
+            cell = self._cells.get(self._places.get(view.name, ("", "")))
+            if cell is not None:
+                cell[self._states[view.name]] -= 1
+                cell[view.state] += 1
+            self._states[view.name] = view.state
+        self._jobs = snapshot.jobs
+
+    def cell(self, row: str, column: str) -> Mapping[JobState, int]:
+        """Number of jobs by state; empty where there are none."""
+        counts = self._cells.get((row, column), Counter())
+        return {state: counts[state] for state in JobState if counts[state]}
+
+    def urgency(self, row: str) -> tuple[bool, bool]:
+        """Sorts rows in which something failed or runs before others."""
+        states = {state for column in self.columns for state in self.cell(row, column)}
+        return JobState.FAILED not in states, JobState.RUNNING not in states
+
+    def _lay_out(self, snapshot: Snapshot) -> None:
+        jobs = snapshot.plan.jobs if snapshot.plan is not None else ()
+        self._jobs = snapshot.jobs
+        self._states = {name: view.state for name, view in snapshot.jobs.items()}
+        self._places = dict(_places(jobs))
+        self.rows = list(dict.fromkeys(row for row, _ in self._places.values()))
+        # Backbones before transfers, each in plan order.
+        columns = dict.fromkeys(column for _, column in self._places.values())
+        self.columns = sorted(columns, key=lambda column: not column.startswith("pretrain"))
+        self._cells = {}
+        for name, place in self._places.items():
+            self._cells.setdefault(place, Counter())[self._states[name]] += 1
+
+
+def _places(jobs: tuple[Job, ...]) -> Iterator[tuple[str, _Place]]:
+    pretrains = [job for job in jobs if job.kind is JobKind.PRETRAIN]
+    has_seed_columns = len({_seed(job) for job in pretrains}) <= MAX_SEEDS
+    for job in (job for job in jobs if "label_space" in job.facets):
+        if job.kind is JobKind.PRETRAIN:
+            seed = f" seed{_seed(job)}" if has_seed_columns else ""
+            yield job.name, (_row(job), f"pretrain{seed}")
+        elif job.kind in TRANSFER_KINDS:
+            yield job.name, (_row(job), str(job.facets.get("transfer", job.kind.value)))
+
+
+def _row(job: Job) -> str:
+    block = job.facets.get("pretrain", "")
+    return f"{block}: {job.facets['label_space']}" if block else str(job.facets["label_space"])
+
+
+def _seed(job: Job) -> str:
+    return str(job.facets.get("pretrain_seed", 0))

@@ -1,0 +1,181 @@
+"""A submit as a job of a Ray cluster: sending it, with the running code if need be, and waiting for what it says.
+
+The code travels as a wheel, made of a checkout or an installation alike. It names no requirements: Ray installs it into
+a folder of its own, where pip would fetch all of them once more. What it needs is what the cluster's image has.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import time
+import zipfile
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from orchestrator.core.errors import ClusterError
+from orchestrator.remote.dashboard import ENDED, Dashboard, DashboardJob
+
+FILE = "payload.json"
+Answer = TypeVar("Answer")
+ACCEPT = "orchestrator.cli.accept"
+"""Module that runs on the cluster."""
+PATIENCE_S = 300.0
+"""For the job to start, find the controller and answer: a cluster that grows from nothing takes minutes."""
+_SAY_EVERY_S = 10.0
+_POLL_S = 0.5
+_LAST_LINES = 12
+
+
+def start_job(dashboard: Dashboard, job_id: str, content: bytes, *, code: tuple[str, str] | None = None) -> str:
+    """Start the job that submits; returns its id. Nothing of this machine is needed afterwards.
+
+    Args:
+        dashboard: of the cluster.
+        job_id: two jobs of one id are one job.
+        content: the request, as ``orchestrator.cli.accept`` reads it there.
+        code: release and digest of the running code, to send it along; None = what is installed there.
+
+    Raises:
+        ClusterError: the cluster does not answer.
+    """
+    archive = pack(FILE, content)
+    runtime_env: dict[str, Any] = {
+        # The name that Ray itself gives to an archive of this content.
+        "working_dir": dashboard.upload(f"_ray_pkg_{sha256(archive).hexdigest()[:40]}.zip", archive)
+    }
+    if code is not None:
+        runtime_env["py_modules"] = [_upload_code(dashboard, *code)]
+    dashboard.submit(job_id, shlex.join(["python", "-m", ACCEPT, FILE]), runtime_env)
+    return job_id
+
+
+def wait_for_answer(
+    dashboard: Dashboard,
+    job_id: str,
+    find: Callable[[str], Answer | None],
+    *,
+    say: Callable[[str], None],
+    patience_s: float = PATIENCE_S,
+) -> Answer:
+    """What a job says; the cluster alone goes on from there.
+
+    Args:
+        dashboard: of the cluster.
+        job_id: of the job.
+        find: finds the answer among all that the job has printed.
+        say: tells the user what takes long.
+        patience_s: how long to wait for an answer.
+
+    Raises:
+        ClusterError: the cluster does not answer, or its job failed without an answer; what it said is in the message.
+    """
+    state = _wait(dashboard, job_id, say, patience_s)
+    log = dashboard.log(job_id)
+    answer = find(log)
+    if answer is not None:
+        return answer
+    raise ClusterError(_no_answer(job_id, state, log, patience_s))
+
+
+def _upload_code(dashboard: Dashboard, release: str, digest: str) -> str:
+    with tempfile.TemporaryDirectory(prefix="orchestrator-wheel-") as folder:
+        wheel = build_wheel(Path(folder), release=release, digest=digest)
+        return dashboard.upload(wheel.name, wheel.read_bytes())
+
+
+def _wait(dashboard: Dashboard, job_id: str, say: Callable[[str], None], patience_s: float) -> DashboardJob:
+    began_s = time.monotonic()
+    say_at_s = began_s + _SAY_EVERY_S
+    while True:
+        state = dashboard.state(job_id)
+        now_s = time.monotonic()
+        if state.status in ENDED or now_s - began_s > patience_s:
+            return state
+        if now_s > say_at_s:
+            say_at_s = now_s + 3 * _SAY_EVERY_S
+            say(f"The cluster works on it: job {job_id} is {state.status.lower()}. {_first_line(state.message)}")
+        time.sleep(_POLL_S)
+
+
+def _no_answer(job_id: str, state: DashboardJob, log: str, patience_s: float) -> str:
+    if state.status not in ENDED:
+        return (
+            f"the cluster has not answered within {patience_s:g} s, but goes on: job {job_id} is "
+            f"{state.status.lower()}. {_first_line(state.message)} Nothing is submitted twice if you repeat the command"
+        )
+    tail = "\n".join(log.strip().splitlines()[-_LAST_LINES:])
+    return (
+        f"the cluster's job {job_id} ended as {state.status.lower()} without an answer: {_first_line(state.message)} "
+        f"Is the orchestrator installed there? If not, send it along with --code wheel. The job's last words:\n{tail}"
+    )
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+_PACKAGES = ("orchestrator", "workloads")
+_DATE = (1980, 1, 1, 0, 0, 0)
+"""The same code makes the same bytes, so that it is uploaded once."""
+_LEFT_OUT = {".pyc", ".pyo"}
+
+
+def build_wheel(folder: Path, *, release: str, digest: str) -> Path:
+    """Write the wheel into a folder; returns its path.
+
+    Args:
+        folder: must exist.
+        release: version of the distribution, such as ``0.1.0``.
+        digest: of the code. It becomes part of the version: Ray takes two wheels of one name for the same.
+    """
+    number = release.partition("+")[0]
+    version = f"{number if number[:1].isdigit() else '0'}+code.{digest[:16]}"
+    info = f"pretraining_orchestrator-{version}.dist-info"
+    contents = [
+        *_sources(),
+        (f"{info}/METADATA", f"Metadata-Version: 2.1\nName: pretraining-orchestrator\nVersion: {version}\n".encode()),
+        (f"{info}/WHEEL", b"Wheel-Version: 1.0\nGenerator: orchestrator\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+    ]
+    record = [f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in contents]
+    contents.append((f"{info}/RECORD", "".join([*record, f"{info}/RECORD,,\n"]).encode()))
+    path = folder / f"pretraining_orchestrator-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, content in contents:
+            wheel.writestr(_entry(name), content)
+    return path
+
+
+def pack(name: str, content: bytes) -> bytes:
+    """A zip archive with one file, of the same bytes every time; what Ray takes for a working directory."""
+    from io import BytesIO
+
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(_entry(name), content)
+    return buffer.getvalue()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, date_time=_DATE)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = 0o644 << 16
+    return entry
+
+
+def _sources() -> Iterator[tuple[str, bytes]]:
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations if spec else None) or []:
+            root = Path(folder)
+            for path in sorted(root.rglob("*")):
+                if path.is_file() and path.suffix not in _LEFT_OUT:
+                    yield path.relative_to(root.parent).as_posix(), path.read_bytes()
+
+
+def _digest(content: bytes) -> str:
+    return urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()

@@ -1,0 +1,187 @@
+"""Contexts: named sets of settings in the user's file, so that one word says where a command acts."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import tomlkit
+from filelock import FileLock, Timeout
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.toml_document import TOMLDocument
+
+from orchestrator.core.errors import NotFoundError, SpecError, StorageError, UserError
+from orchestrator.core.security.forms import secret_form
+from orchestrator.services.settings_sources import (
+    CHOICE,
+    CONTEXTS,
+    NO_CONTEXT,
+    Choice,
+    problem_of,
+    read_user_file,
+    setting_named,
+    without_password,
+)
+from orchestrator.storage.open import check_store_uri
+from orchestrator.sweepfile.suggest import did_you_mean
+
+_LOCK_S = 10.0
+
+
+def set_context(path: Path, name: str, changes: Mapping[str, str]) -> dict[str, str]:
+    """Make or change a context; returns its settings as they are now.
+
+    Args:
+        path: the user's file; made if it is not there, its comments stay.
+        name: of the context.
+        changes: values by name of the setting; an empty one removes the setting.
+
+    Raises:
+        SpecError: the name or a setting is wrong.
+        UserError: the file cannot be written.
+    """
+    _check_name(name)
+    _check_values(changes)
+    with _edited(path) as document:
+        contexts = document.setdefault(CONTEXTS, tomlkit.table(is_super_table=True))
+        table = contexts.setdefault(name, tomlkit.table())
+        for setting, value in changes.items():
+            if value:
+                table[setting] = value
+            else:
+                table.pop(setting, None)
+        return {setting: str(value) for setting, value in table.items()}
+
+
+def unset_context(path: Path, name: str) -> None:
+    """Remove a context; if it was in use, none is. Raises ``NotFoundError``."""
+    _require(path, name)
+    with _edited(path) as document:
+        del document[CONTEXTS][name]
+        if document.get(CHOICE) == name:
+            del document[CHOICE]
+
+
+def use_context(path: Path, name: str) -> None:
+    """Put a context into use, or with ``none`` none. Raises ``NotFoundError``."""
+    if name != NO_CONTEXT:
+        _require(path, name)
+    with _edited(path) as document:
+        if name == NO_CONTEXT:
+            document.pop(CHOICE, None)
+        else:
+            document[CHOICE] = name
+
+
+def contexts_document(path: Path, choice: Choice | None) -> dict[str, dict[str, Any]]:
+    """All contexts of a file by name, without passwords, and which of them counts here."""
+    return {
+        name: {
+            "in_use": choice is not None and choice.name == name,
+            "settings": {setting: without_password(value) for setting, value in values.items()},
+        }
+        for name, values in sorted(read_user_file(path).contexts.items())
+    }
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, str]:
+    """``SETTING=VALUE`` as a mapping. Raises ``SpecError``."""
+    changes: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SpecError((f"{text!r} is not SETTING=VALUE, such as store=s3://bucket/studies",))
+        changes[name] = value
+    return changes
+
+
+def _check_name(name: str) -> None:
+    if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or name == NO_CONTEXT:
+        reserved = f" ({NO_CONTEXT!r} means no context)" if name == NO_CONTEXT else ""
+        raise SpecError((f"{name!r} cannot name a context{reserved}: use letters, digits, '-' and '_'",))
+
+
+def _check_values(changes: Mapping[str, str]) -> None:
+    for name, value in changes.items():
+        if problem := problem_of(name, value or "file:/"):
+            raise SpecError((problem,))
+        if form := secret_form(value):
+            told = (
+                f"{name} holds what looks like {form}, and this file is no place for secrets: name where it is instead "
+                "(ray_token by file:/PATH or env:NAME, aws_profile, MLFLOW_TRACKING_USERNAME and _PASSWORD)"
+            )
+            raise SpecError((told,))
+        if problem := problem_of_value(name, value) if value else "":
+            raise SpecError((problem,))
+
+
+def _require(path: Path, name: str) -> None:
+    known = [*read_user_file(path).contexts]
+    if name not in known:
+        hint = did_you_mean(name, known) if known else "there is none yet"
+        how = "orchestrator config set-context NAME SETTING=VALUE ..."
+        raise NotFoundError(f"{path} has no context {name!r}: {hint}; make one with: {how}")
+
+
+@contextmanager
+def _edited(path: Path) -> Iterator[TOMLDocument]:
+    """The file's content to be changed; written back as a whole, for the user's eyes only."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=_LOCK_S):
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            document = tomlkit.parse(text)
+            yield document
+            partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(tomlkit.dumps(document))
+            partial.replace(path)
+    except (OSError, Timeout, TOMLKitError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be changed: {error}; repair it, or see who else writes it") from error
+
+
+_WEB = {"http", "https"}
+_FLAGS = {"true", "false"}
+_RAY_ADDRESS = re.compile(r"(?:ray://)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}|auto|local")
+
+
+def problem_of_value(name: str, value: str) -> str:
+    """What is wrong with a value of a known setting; empty if nothing is, or nobody can tell. Pure."""
+    setting = setting_named(name)
+    if setting is not None and setting.choices and value not in setting.choices:
+        return f"{name} is {value!r}; write {' or '.join(setting.choices)}"
+    if name == "store":
+        return _store_problem(value)
+    if name == "store_shared" and value not in _FLAGS:
+        return f"{name} is {value!r}; write true or false"
+    is_server = name in {"dashboard_address", "s3_endpoint_url"}
+    is_server |= name == "mlflow_tracking_uri" and value.startswith(("http:", "https:"))
+    if is_server and not _is_web(value):
+        return f"{name} is {value!r}, and no address of a server; write https://host:port"
+    if name == "ray_address" and not _is_web(value) and not _RAY_ADDRESS.fullmatch(value):
+        return f"{name} is {value!r}; write host:port, or https://host:port of a dashboard"
+    return ""
+
+
+def _store_problem(value: str) -> str:
+    try:
+        check_store_uri(value)
+    except StorageError as error:
+        return f"store: {error}"
+    return ""
+
+
+def _is_web(value: str) -> bool:
+    """Whether it is ``http(s)://host[:port]``, perhaps with a path."""
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in _WEB and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", value)
+    except ValueError:
+        return False

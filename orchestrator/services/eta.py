@@ -1,0 +1,127 @@
+"""How long a sweep still takes: once for `status`, and beside the display of whoever follows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from orchestrator.core.contract import Resources
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.planning.estimate.estimates import estimate
+from orchestrator.planning.estimate.eta import Fleet, TimeLeft, time_left
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.services.artifact_lookup import history_of
+from orchestrator.services.fleets import this_machine
+from orchestrator.services.settings import Settings
+from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import JobState
+from orchestrator.sweeps.client import LiveProgress
+
+Eta = tuple[TimeLeft, str]
+"""Time left, and what it was scheduled on."""
+
+
+def eta_of(
+    snapshot: Snapshot, progress: Mapping[str, LiveProgress], durations_s: Mapping[str, float], now: float
+) -> Eta | None:
+    """Time left of a sweep; None if it has ended, or nobody can tell."""
+    fleet = _fleet(snapshot) if durations_s and not snapshot.state.is_final else None
+    if fleet is None:
+        return None
+    return time_left_of(snapshot, durations_s, fleet, progress=progress, now=now), fleet.name
+
+
+def durations_of(snapshot: Snapshot) -> dict[str, float]:
+    """Estimated seconds of all jobs; empty where there is nothing to estimate, or no way to. Reads the store."""
+    if snapshot.plan is None or snapshot.state.is_final:
+        return {}
+    try:
+        return expected_durations(snapshot.plan)
+    except (OrchestratorError, KeyError, ValueError):  # a plan of another version: its other figures are right
+        return {}
+
+
+class EtaTracker:
+    """Keeps the time left of a followed sweep fresh in a thread: scheduling 10,000 jobs takes most of a second."""
+
+    EVERY_S = 5.0
+
+    def __init__(self) -> None:
+        self._durations_s: dict[str, float] = {}
+        self._revision = 0
+        self._asked_at_s = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._eta: Eta | None = None
+
+    def latest(self, snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Eta | None:
+        """The latest answer, which may be some seconds old; asks for a newer one when it is time. Does not wait."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        is_new = snapshot.revision != self._revision or time.monotonic() - self._asked_at_s > self.EVERY_S
+        if not is_busy and is_new and snapshot.plan is not None:
+            self._asked_at_s = time.monotonic()
+            self._thread = threading.Thread(target=self._answer, args=(snapshot, progress), daemon=True)
+            self._thread.start()
+        return None if snapshot.state.is_final else self._eta
+
+    def wait(self) -> None:
+        """Until the answer that was asked for is there."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _answer(self, snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> None:
+        if snapshot.revision != self._revision:
+            self._durations_s, self._revision = durations_of(snapshot), snapshot.revision
+        self._eta = eta_of(snapshot, progress, self._durations_s, time.time())
+
+
+def _fleet(snapshot: Snapshot) -> Fleet | None:
+    """What the sweep may use: this machine if it runs here, else what it holds now; None if it holds nothing."""
+    if snapshot.cluster == Settings().cluster and snapshot.cluster.startswith("local-"):
+        return this_machine()
+    held = tuple(attempt.resources.bare for attempt in snapshot.live_attempts)
+    if not held:
+        return None
+    total = Resources(cpus=sum(each.cpus for each in held), gpus=sum(each.gpus for each in held))
+    return Fleet(nodes=held, name=f"what it holds now: {total}")
+
+
+def expected_durations(plan: Plan) -> dict[str, float]:
+    """Estimated seconds of every job of a plan, by what its store's results measured.
+
+    Reads the store, for 10 s at most: call it once and keep the answer while a sweep is followed.
+    """
+    return estimate(plan, history=history_of(plan)).durations_s()
+
+
+def time_left_of(
+    snapshot: Snapshot,
+    durations_s: Mapping[str, float],
+    fleet: Fleet,
+    *,
+    progress: Mapping[str, LiveProgress],
+    now: float,
+) -> TimeLeft:
+    """Time left of a sweep. Pure.
+
+    Args:
+        snapshot: where it stands; without a plan nothing is left.
+        durations_s: of ``expected_durations``.
+        fleet: what the sweep may use.
+        progress: of running jobs, by name.
+        now: unix seconds.
+    """
+    if snapshot.plan is None:
+        return TimeLeft(seconds=0.0)
+    views = list(snapshot.jobs.values())
+    live = {view.name: view.attempt for view in views if view.attempt is not None}
+    told = {name: line.progress.eta_s for name, line in progress.items() if name in live and line.progress.eta_s > 0}
+    return time_left(
+        snapshot.plan,
+        durations_s,
+        fleet,
+        done={view.name for view in views if view.state.is_final},
+        running_left_s=told,
+        measured_s={view.name: view.ran_s for view in views if view.state is JobState.SUCCEEDED},
+        elapsed_s={name: attempt.ran_s(now) for name, attempt in live.items()},
+    )

@@ -1,0 +1,291 @@
+"""All that planning can say about a sweep before anything runs: what ``orchestrator plan`` prints."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import UsageError
+from orchestrator.core.units import format_bytes, format_duration
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.estimates import Estimates, estimate, known_accelerator, refusals
+from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule
+from orchestrator.planning.estimate.flops import PEAKS
+from orchestrator.planning.estimate.history import ModelError
+from orchestrator.planning.estimate.power import weak_designs
+from orchestrator.planning.estimate.volumes import DatasetSize
+from orchestrator.planning.graph.data_checks import long_clusterings, miscounted, missing_datasets, sorted_shards
+from orchestrator.planning.graph.diff import Change, PlanDiff
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
+from orchestrator.services.artifact_lookup import ArtifactStatus, history_of, lookup_artifacts
+
+_VAL_SHARE = 0.05
+"""Of the training split, of data sets that do not say how large their validation split is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A plan beside its store and a cluster."""
+
+    plan: Plan
+    found: ArtifactStatus
+    estimates: Estimates
+    path: CriticalPath
+    fleet: Fleet | None
+    """None = no cluster is known."""
+    makespan: Makespan | None
+    model_error: ModelError | None
+    """None while the store holds no measurements."""
+    refusals: tuple[str, ...] = ()
+    """Of the budget guard, and where the file contradicts what is committed."""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Of the data: what committed indexes say that training will suffer from. Of the design: what it cannot find."""
+
+    @property
+    def counts(self) -> Mapping[Disposition, int]:
+        """Number of jobs by what becomes of them."""
+        counts = Counter(self.found.dispositions.values())
+        return {disposition: counts[disposition] for disposition in Disposition}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form: the plan's own document, with what becomes of each job and what it takes."""
+        document = self.plan.to_json()
+        jobs = [{**job, **self._job(job["name"])} for job in document["jobs"]]
+        return {**document, "jobs": jobs, "summary": self.summary()}
+
+    def summary(self) -> dict[str, Any]:
+        """The totals."""
+        estimates, makespan = self.estimates, self.makespan
+        return {
+            "counts": {disposition.value: number for disposition, number in self.counts.items()},
+            "gpu_hours": estimates.gpu_hours,
+            "cpu_hours": estimates.cpu_hours,
+            "kept_bytes": estimates.kept_bytes,
+            "cost": estimates.cost,
+            "currency": estimates.prices.currency if estimates.prices else "",
+            "critical_path": asdict(self.path),
+            "cluster": self.fleet.name if self.fleet else "",
+            "wall_clock_s": makespan.seconds if makespan else None,
+            "wall_clock_bound_s": makespan.bound_s if makespan else None,
+            "never": list(makespan.never) if makespan else [],
+            "sources": {source.value: number for source, number in estimates.sources.items()},
+            "assumed_accelerator": estimates.assumed_accelerator,
+            "model_error": asdict(self.model_error) if self.model_error else None,
+            "refusals": list(self.refusals),
+            "problems": list(self.found.problems),
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+    def _job(self, name: str) -> dict[str, Any]:
+        estimated = self.estimates.jobs.get(name)
+        return {
+            "disposition": self.found.dispositions[name].value,
+            "estimate": None if estimated is None else asdict(estimated),
+        }
+
+
+def make_preview(
+    sweep: ResolvedSweep,
+    plan: Plan,
+    *,
+    fleet: Fleet | None,
+    accelerator: str = "",
+    prices: PriceTable | None = None,
+    now: float | None = None,
+) -> Preview:
+    """Ask the store of a plan, estimate what it has to run, and schedule that on a cluster. Changes nothing.
+
+    Args:
+        sweep: what the plan was made of.
+        plan: the plan.
+        fleet: the cluster to schedule on; None = no wall clock.
+        accelerator: what GPUs are where ``resources`` does not say; a name of ``planning.estimate.accelerators.PEAKS``.
+        prices: for the cost.
+        now: unix seconds; default: the clock.
+    """
+    found = lookup_artifacts(plan)
+    history = history_of(plan, found)
+    skip = found.reused | repeated_jobs(plan)
+    estimates = estimate(
+        plan, history=history, sizes=declared_sizes(sweep), accelerator=accelerator, prices=prices, skip=skip
+    )
+    durations_s = estimates.durations_s()
+    makespan = list_schedule(plan, durations_s, fleet) if fleet else None
+    return Preview(
+        plan=plan,
+        found=found,
+        estimates=estimates,
+        path=critical_path(plan, durations_s),
+        fleet=fleet,
+        makespan=makespan,
+        model_error=history.model_error(),
+        refusals=(
+            *miscounted(plan, {key: record.metrics for key, record in found.records.items()}),
+            *refusals(plan, estimates, makespan, now=time.time() if now is None else now),
+        ),
+        notes=(*missing_datasets(sweep), *long_clusterings(sweep)),
+        warnings=(*_index_warnings(plan, found), *weak_designs(plan)),
+    )
+
+
+def _index_warnings(plan: Plan, found: ArtifactStatus) -> Iterator[str]:
+    for job in plan.jobs:
+        if job.kind is JobKind.INDEX and job.key in found.records:
+            yield from (f"{job.name}: {warning}" for warning in found.records[job.key].summary.get("warnings", ()))
+    yield from sorted_shards(plan, {key: record.summary for key, record in found.records.items()})
+
+
+def declared_sizes(sweep: ResolvedSweep) -> dict[str, DatasetSize]:
+    """Samples of external data sets by name of their index job, as far as the sweep.yaml or their description tells."""
+    sizes = {}
+    for name, dataset in sweep.datasets.items():
+        if dataset.location and dataset.num_train:
+            declared = dataset.location.get("num_samples", {})
+            num_val = declared.get("val") or round(_VAL_SHARE * dataset.num_train) * dataset.has_val
+            sizes[f"index/{name}"] = DatasetSize(num_train=dataset.num_train, num_val=num_val)
+    return sizes
+
+
+_MAX_NAMED = 5
+_LABEL_WIDTH = 11
+
+
+_SOURCES = {
+    EstimateSource.HISTORY: "from results of the same model here",
+    EstimateSource.CALIBRATED: "from the model of speed, corrected by other results here",
+    EstimateSource.MODEL: "from the model of speed alone",
+}
+
+
+def preview_lines(preview: Preview) -> Iterator[str]:
+    """Totals, and what they rest upon."""
+    estimates = preview.estimates
+    if estimates.jobs:
+        yield _labelled("to run", _work(estimates))
+        yield from _wall_clock(preview)
+        yield _labelled("critical", f"{format_duration(preview.path.seconds)}: {_chain(preview.path.jobs)}")
+        yield _labelled("storage", _storage(estimates))
+        yield from _cost(estimates)
+        yield from _sources(preview)
+    stale = preview.counts[Disposition.STALE]
+    if stale:
+        yield _labelled(
+            "stale", f"{stale} results were made by other code of the same code_version (an edit or another release)"
+        )
+        yield _labelled("", "and are reused: bump the kind's code_version if the change alters results")
+    yield from preview.notes
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label:{_LABEL_WIDTH}}{text}"
+
+
+def _work(estimates: Estimates) -> str:
+    number = len(estimates.jobs)
+    parts = [f"{estimates.gpu_hours:,.1f} GPU-hours"] if estimates.gpu_hours else []
+    parts += [f"{estimates.cpu_hours:,.2f} core-hours of jobs without GPUs"] if estimates.cpu_hours else []
+    return f"{number} jobs, {' and '.join(parts)}"
+
+
+def _wall_clock(preview: Preview) -> Iterator[str]:
+    makespan, fleet = preview.makespan, preview.fleet
+    if makespan is None or fleet is None:
+        return
+    if makespan.never:
+        named = _named(makespan.never, lists_jobs=False)
+        yield _labelled("wall clock", f"{len(makespan.never)} jobs can never run on {fleet.name}: {named}")
+        yield _labelled("", "state a cluster with --gpus N, or lower resources")
+        return
+    bound = "critical path" if makespan.critical_s >= makespan.busy_s else "all work spread evenly"
+    yield _labelled(
+        "wall clock", f"{format_duration(makespan.seconds)} on {fleet.name}, without failures and other sweeps"
+    )
+    yield _labelled(
+        "", f"(list schedule, longest chains first; not below {format_duration(makespan.bound_s)}: {bound})"
+    )
+
+
+def _chain(jobs: Sequence[str]) -> str:
+    return " > ".join(jobs) or "nothing"
+
+
+def _storage(estimates: Estimates) -> str:
+    largest = max((job.checkpoint_bytes for job in estimates.jobs.values()), default=0)
+    while_running = f", and up to {format_bytes(largest)} of checkpoints per running job" if largest else ""
+    return f"{format_bytes(estimates.kept_bytes)} of artifacts{while_running}"
+
+
+def _cost(estimates: Estimates) -> Iterator[str]:
+    if estimates.prices is None:
+        return
+    cost = estimates.cost
+    if cost is None:
+        yield _labelled("cost", f"unknown: the table has no price of {', '.join(estimates.unpriced())}")
+    else:
+        yield _labelled("cost", estimates.prices.show(cost))
+
+
+def _sources(preview: Preview) -> Iterator[str]:
+    estimates, error = preview.estimates, preview.model_error
+    parts = [f"{number} {_SOURCES[source]}" for source, number in estimates.sources.items()]
+    yield _labelled("estimates", "; ".join(parts))
+    if estimates.assumed_accelerator:
+        yield _labelled("", f"GPUs are taken for {estimates.assumed_accelerator}: say what they are with --accelerator")
+    if error is not None:
+        yield _labelled(
+            "",
+            f"of {error.num_results} results here nine of ten lie within a factor of {error.within:.1f} of the model, "
+            f"{error.within_calibrated:.1f} once corrected",
+        )
+    elif EstimateSource.HISTORY not in estimates.sources:
+        yield _labelled("", "nothing was measured here yet: expect a factor of 3 either way")
+    for note, number in estimates.notes.items():
+        yield _labelled("", f"{number} jobs: {note}")
+
+
+def check_accelerator(name: str) -> str:
+    """The table's name of an accelerator. Raises ``UsageError`` for one that it does not have."""
+    found = known_accelerator(name) if name else ""
+    if name and not found:
+        raise UsageError(f"--accelerator {name!r} is not known; known are {', '.join(sorted(PEAKS))}")
+    return found
+
+
+def diff_table(diff: PlanDiff, title: str) -> Table:
+    """Counts by kind."""
+    table = Table(title=f"Difference of plans: {title}", title_justify="left")
+    table.add_column("kind")
+    for change in Change:
+        table.add_column(change.value, justify="right")
+    by_kind: dict[str, Counter[Change]] = {}
+    for job in diff.jobs:
+        by_kind.setdefault(job.kind, Counter())[job.change] += 1
+    for kind, counts in by_kind.items():
+        table.add_row(kind, *(str(counts[change] or "-") for change in Change))
+    return table
+
+
+def diff_lines(diff: PlanDiff, *, lists_jobs: bool) -> Iterator[str]:
+    """Why jobs got other keys, and which jobs came and went."""
+    for cause, jobs in diff.by_cause().items():
+        yield f"{len(jobs)} rekeyed by {cause}: {_named([job.name for job in jobs], lists_jobs=lists_jobs)}"
+    for change in (Change.ADDED, Change.REMOVED, Change.RENAMED):
+        names = [job.name for job in diff.jobs if job.change is change]
+        if names:
+            yield f"{len(names)} {change.value}: {_named(names, lists_jobs=lists_jobs)}"
+    if all(job.change in {Change.UNCHANGED, Change.RENAMED} for job in diff.jobs):
+        yield "Nothing has to run again."
+
+
+def _named(names: Sequence[str], *, lists_jobs: bool) -> str:
+    shown = names if lists_jobs else names[:_MAX_NAMED]
+    return ", ".join(shown) + (", ..." if len(shown) < len(names) else "")

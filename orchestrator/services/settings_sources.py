@@ -1,0 +1,502 @@
+"""What can be set, and where settings come from: environment, ``.env``, the project's file, the user's file, defaults.
+
+The first place that says a setting counts. A *context* is a named set of settings in the user's file; it counts right
+before the place that chose it: a flag, the environment, or a file.
+
+Every setting is an environment variable. What a file says is put into this process's environment where the environment
+itself says nothing, so that all who read it (S3 clients, Ray, MLflow, child processes) agree. Every command needs this
+module, ``--help`` too: it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from orchestrator.core.errors import SpecError
+from orchestrator.core.security.references import is_reference
+
+
+class Code(StrEnum):
+    """What a submit through a dashboard runs there."""
+
+    IMAGE = "image"
+    """What is installed there."""
+    WHEEL = "wheel"
+    """The code of the command that submits it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting."""
+
+    name: str
+    """In files."""
+    variable: str
+    """In the environment."""
+    meaning: str
+    default: str = ""
+    """The value that counts where nobody says one."""
+    unset: str = ""
+    """For people: what counts where nobody says one and there is no such value."""
+    aliases: tuple[str, ...] = ()
+    """Other variables that mean the same; ``variable`` goes first."""
+    choices: tuple[str, ...] = ()
+    """All values that it can have; empty = any."""
+    names_cluster: bool = False
+    """Says where the cluster is: a context that says any of these says all of them."""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables that may say it, the first that does counts."""
+        return (self.variable, *self.aliases)
+
+
+RAY_TOKEN = Setting(
+    name="ray_token",
+    variable="ORCHESTRATOR_RAY_TOKEN",
+    meaning="where the cluster's token is: file:/PATH, env:NAME, aws-secretsmanager:NAME or aws-ssm:NAME",
+    aliases=("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"),
+    names_cluster=True,
+)
+SETTINGS = (
+    Setting(
+        name="directory",
+        variable="ORCHESTRATOR_DIRECTORY",
+        meaning="the project's directory: store, MLflow database, stack",
+        default=".orchestrator",
+    ),
+    Setting(name="store", variable="ORCHESTRATOR_STORE", meaning="object store URI", unset="store/ in directory"),
+    Setting(
+        name="store_shared",
+        variable="ORCHESTRATOR_STORE_SHARED",
+        meaning="whether all hosts of the cluster see the directory of a file:// store",
+        default="false",
+    ),
+    Setting(
+        name="namespace",
+        variable="ORCHESTRATOR_NAMESPACE",
+        meaning="Ray namespace of controller and runners",
+        default="orchestrator",
+    ),
+    Setting(
+        name="ray_address",
+        variable="RAY_ADDRESS",
+        meaning="an existing cluster to use; without any a local stack is started",
+        aliases=("ORCHESTRATOR_RAY_ADDRESS",),
+        names_cluster=True,
+    ),
+    Setting(
+        name="dashboard_address",
+        variable="RAY_API_SERVER_ADDRESS",
+        meaning="a cluster to submit to through its dashboard: https://host:port",
+        aliases=("ORCHESTRATOR_DASHBOARD_ADDRESS",),
+        names_cluster=True,
+    ),
+    Setting(
+        name="cluster",
+        variable="ORCHESTRATOR_CLUSTER",
+        meaning="name of the cluster in the store; with no address, submits go there through the store alone",
+        unset="by its address",
+        names_cluster=True,
+    ),
+    RAY_TOKEN,
+    Setting(
+        name="code",
+        variable="ORCHESTRATOR_CODE",
+        meaning="what a submit through the dashboard runs: image (what is installed there) or wheel (this code)",
+        default="image",
+        choices=("image", "wheel"),
+    ),
+    Setting(
+        name="mlflow_tracking_uri",
+        variable="MLFLOW_TRACKING_URI",
+        meaning="where runs are published",
+        unset="mlflow.db in directory",
+    ),
+    Setting(
+        name="s3_endpoint_url",
+        variable="AWS_ENDPOINT_URL_S3",
+        meaning="S3-compatible server of all S3 clients",
+        unset="AWS",
+        aliases=("AWS_ENDPOINT_URL",),
+    ),
+    Setting(name="aws_profile", variable="AWS_PROFILE", meaning="profile of credentials", default="default"),
+    Setting(name="aws_region", variable="AWS_REGION", meaning="region", aliases=("AWS_DEFAULT_REGION",)),
+    Setting(
+        name="s3_allowed_buckets",
+        variable="ORCHESTRATOR_S3_ALLOWED_BUCKETS",
+        meaning="comma-separated; any other bucket is refused",
+        unset="all",
+    ),
+    Setting(
+        name="prices",
+        variable="ORCHESTRATOR_PRICES",
+        meaning="YAML table of prices, as --prices FILE of plan, submit, forecast, status and report",
+    ),
+    Setting(
+        name="notify_file",
+        variable="ORCHESTRATOR_NOTIFY_FILE",
+        meaning="YAML file with `notify:` for all sweeps of the cluster, read by its controller",
+    ),
+    Setting(
+        name="allowed_uris",
+        variable="ORCHESTRATOR_ALLOWED_URIS",
+        meaning="URIs, below one of which every store, shard and file of a sweep must be",
+        unset="all",
+    ),
+)
+"""What the files may say."""
+
+
+def setting_named(name: str) -> Setting | None:
+    """The setting of a name."""
+    return next((setting for setting in SETTINGS if setting.name == name), None)
+
+
+def value_in(setting: Setting, variables: Mapping[str, str], variable: str) -> str:
+    """What a variable says of a setting: Ray's own variables for tokens become references, never the token itself."""
+    value = variables.get(variable, "")
+    if setting is RAY_TOKEN and value:
+        if variable == "RAY_AUTH_TOKEN_PATH":
+            return f"file:{Path(value).expanduser().absolute()}"
+        if variable == "RAY_AUTH_TOKEN":
+            return "env:RAY_AUTH_TOKEN"
+    return value
+
+
+def as_reference(text: str) -> str:
+    """``${file:/path}`` for ``file:/path``: shells replace the long form in double quotes, so both are taken."""
+    return text if text.startswith("${") else f"${{{text}}}"
+
+
+PROJECT_FILE = "orchestrator.toml"
+DOTENV_FILE = ".env"
+CHOICE = "context"
+"""Which context counts, in TOML files."""
+CONTEXTS = "contexts"
+"""Table of contexts in the user's file."""
+_USER_FILE = "orchestrator/config.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFile:
+    """What a TOML file says."""
+
+    origin: str
+    """How it is called in messages."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """By name of the setting."""
+    choice: str = ""
+    """Name of a context; empty = it chooses none."""
+    contexts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Settings by name of the context."""
+
+
+def user_file(environment: Mapping[str, str]) -> Path:
+    """The user's file, which need not exist."""
+    base = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".config")
+    return Path(base, _USER_FILE)
+
+
+def read_user_file(path: Path) -> SettingsFile:
+    """The user's file: settings, contexts, and the context in use.
+
+    Raises:
+        SpecError: it cannot be read, or says something that is no setting.
+    """
+    content = _read_toml(path)
+    origin, tables = str(path), content.pop(CONTEXTS, {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise SpecError((f"{origin}: {CONTEXTS} is not made of tables; write [{CONTEXTS}.NAME] with settings below",))
+    choice = _choice_in(content, origin)
+    contexts = {name: _values(table, f"{origin}: {CONTEXTS}.{name}") for name, table in tables.items()}
+    return SettingsFile(origin=origin, values=_values(content, origin), choice=choice, contexts=contexts)
+
+
+def read_project_file(path: Path) -> SettingsFile:
+    """The project's file: settings, and perhaps the name of a context of the user.
+
+    It comes with the project, perhaps somebody else's: it may neither define a context nor name a token, which would
+    send the user's to a server of its choice.
+
+    Raises:
+        SpecError: as ``read_user_file``.
+    """
+    content = _read_toml(path)
+    for name in (CONTEXTS, RAY_TOKEN.name):
+        if name in content:
+            raise SpecError((f"{path}: {name} belongs into the user's own file, see orchestrator config --help",))
+    choice = _choice_in(content, str(path))
+    return SettingsFile(origin=PROJECT_FILE, values=_values(content, str(path)), choice=choice)
+
+
+def read_dotenv(path: Path) -> dict[str, str]:
+    """Variables of a ``.env`` file; none without the file. Raises ``SpecError`` if it cannot be read."""
+    if not path.is_file():
+        return {}
+    from dotenv import dotenv_values
+
+    try:
+        return {name: value for name, value in dotenv_values(path).items() if value is not None}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError((f"{path}: cannot be read: {error}",)) from error
+
+
+def problem_of(name: str, value: object) -> str:
+    """What is wrong with a line of a file; empty if nothing is."""
+    known = [setting.name for setting in SETTINGS]
+    if name not in known:
+        from orchestrator.sweepfile.suggest import did_you_mean  # half a second of imports, which --help must not take
+
+        return f"{name!r} is no setting; {did_you_mean(name, known)}"
+    if not isinstance(value, str | bool | int | float):
+        return f"{name} is {value!r}; write a text, a number, true or false"
+    if name == RAY_TOKEN.name and not is_reference(as_reference(str(value))):
+        # Never shown: it may well be the token.
+        return f"{name} is not file:/PATH or env:NAME; tokens are named, never written down here"
+    return ""
+
+
+def _choice_in(content: dict[str, Any], origin: str) -> str:
+    choice = content.pop(CHOICE, "")
+    if not isinstance(choice, str):
+        raise SpecError((f"{origin}: {CHOICE} is {choice!r}; write the name of a context",))
+    return choice
+
+
+def _values(content: Mapping[str, Any], origin: str) -> dict[str, str]:
+    problems = [problem for name, value in content.items() if (problem := problem_of(name, value))]
+    if problems:
+        raise SpecError(tuple(f"{origin}: {problem}" for problem in problems))
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in content.items()}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError((f"{path}: cannot be read as TOML: {error}",)) from error
+
+
+CONTEXT_VARIABLE = "ORCHESTRATOR_CONTEXT"
+CONTEXT_FLAG = "--context"
+NO_CONTEXT = "none"
+"""As the name of a context: none at all, whatever other places choose."""
+_HIDDEN = "***"
+_APPLIED: list[Resolved] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A setting's value, and who said so."""
+
+    setting: Setting
+    value: str
+    """As in the environment; empty = the default counts."""
+    origin: str
+    """``environment RAY_ADDRESS``, ``.env``, a file, ``context prod (--context)``, or ``default``."""
+    is_of_context: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The value as it may be printed: without passwords; for people where nobody says one."""
+        return self.known or self.setting.unset
+
+    @property
+    def known(self) -> str:
+        """The value that is set or the default's, without passwords; empty if there is none."""
+        return without_password(self.value) if self.value else self.setting.default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The context that counts."""
+
+    name: str
+    place: str
+    """``--context``, ``environment ORCHESTRATOR_CONTEXT``, ``.env`` or a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """One place that may say settings."""
+
+    place: str
+    choice: str = ""
+    variables: Mapping[str, str] | None = None
+    """Of the environment or ``.env``; None = it is a file."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """By name of the setting, of a file."""
+
+    def look(self, setting: Setting) -> tuple[str, str]:
+        """Value and origin; empty if it says nothing."""
+        if self.variables is None:
+            return self.values.get(setting.name, ""), self.place
+        for variable in setting.variables:
+            if value := value_in(setting, self.variables, variable):
+                return value, f"{self.place} {variable}" if self.place == "environment" else self.place
+        return "", ""
+
+
+def resolve(directory: Path, environment: Mapping[str, str], context: str = "") -> list[Resolved]:
+    """All settings with their origins. Pure but for the files it reads.
+
+    Args:
+        directory: the current one.
+        environment: variables.
+        context: name of a context, as the flag gave it.
+
+    Raises:
+        SpecError: a file cannot be read, or says something that is no setting; or there is no such context.
+    """
+    layers, user = _layers(directory, environment, context)
+    choice = _choice(layers)
+    said = _context_values(choice, user)
+    found = [_resolve(setting, layers, choice, said) for setting in SETTINGS]
+    if problems := tuple(problem for resolved in found if (problem := _problem(resolved))):
+        raise SpecError(problems)
+    return found
+
+
+def chosen_context(directory: Path, environment: Mapping[str, str], context: str = "") -> Choice | None:
+    """Which context counts here, and who says so; None without one. Raises ``SpecError`` as ``resolve``."""
+    layers, user = _layers(directory, environment, context)
+    choice = _choice(layers)
+    _context_values(choice, user)
+    return choice
+
+
+def apply(directory: Path, environment: MutableMapping[str, str], context: str = "") -> list[Resolved]:
+    """Put what files say into the environment, which goes first; of ``.env`` also variables that are no settings.
+
+    Raises:
+        SpecError: as ``resolve``.
+    """
+    found = resolve(directory, environment, context)
+    for name, value in read_dotenv(directory / DOTENV_FILE).items():
+        environment.setdefault(name, value)
+    for resolved in found:
+        _apply(resolved, environment)
+    if context:
+        environment[CONTEXT_VARIABLE] = context  # commands that this one starts mean the same place
+    _APPLIED[:] = found
+    return found
+
+
+def applied() -> list[Resolved]:
+    """What the last ``apply`` of this process found: afterwards, the environment hides where values come from."""
+    return list(_APPLIED)
+
+
+def without_password(text: str) -> str:
+    """A URI whose password, if there is one, is hidden."""
+    parts = urlsplit(text)
+    if parts.password is None:
+        return text
+    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:{_HIDDEN}@{host}"))
+
+
+def _apply(resolved: Resolved, environment: MutableMapping[str, str]) -> None:
+    setting, value = resolved.setting, resolved.value
+    if resolved.is_of_context:
+        for variable in setting.variables:
+            if value != f"env:{variable}":
+                environment.pop(variable, None)
+    # A reference to a token has a variable of its own beside those of Ray, which hold the token or its path.
+    if value and (setting is RAY_TOKEN or not any(environment.get(variable) for variable in setting.variables)):
+        environment[setting.variable] = value
+
+
+def take_flag(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The context that a command line names, wherever on it, and the line without it.
+
+    A flag without a name stays on the line; see ``lacks_name``.
+    """
+    rest, context = list(arguments), ""
+    end = rest.index("--") if "--" in rest else len(rest)
+    for position in range(end - 1, -1, -1):
+        if rest[position] != f"{CONTEXT_FLAG}=" and rest[position].startswith(f"{CONTEXT_FLAG}="):
+            context = context or rest.pop(position).partition("=")[2]
+        elif rest[position] == CONTEXT_FLAG and position + 1 < end and rest[position + 1]:
+            context = context or rest[position + 1]
+            del rest[position : position + 2]
+    return context, rest
+
+
+def lacks_name(arguments: Sequence[str]) -> bool:
+    """Whether what ``take_flag`` left has the flag without a name, as an unset variable of a shell leaves it."""
+    return bool({CONTEXT_FLAG, f"{CONTEXT_FLAG}="} & {*arguments[: [*arguments, "--"].index("--")]})
+
+
+def _layers(directory: Path, environment: Mapping[str, str], context: str) -> tuple[list[_Layer], SettingsFile]:
+    """The places in their order, and the user's file, which knows the contexts."""
+    dotenv = read_dotenv(directory / DOTENV_FILE)
+    project, user = read_project_file(directory / PROJECT_FILE), read_user_file(user_file(environment))
+    layers = [
+        _Layer(place=CONTEXT_FLAG, choice=context),
+        _Layer(place="environment", choice=environment.get(CONTEXT_VARIABLE, ""), variables=environment),
+        _Layer(place=DOTENV_FILE, choice=dotenv.get(CONTEXT_VARIABLE, ""), variables=dotenv),
+        *(_Layer(place=file.origin, choice=file.choice, values=file.values) for file in (project, user)),
+    ]
+    return layers, user
+
+
+def _choice(layers: Sequence[_Layer]) -> Choice | None:
+    for layer in layers:
+        if layer.choice:
+            place = f"{layer.place} {CONTEXT_VARIABLE}" if layer.place == "environment" else layer.place
+            return None if layer.choice == NO_CONTEXT else Choice(name=layer.choice, place=place)
+    return None
+
+
+def _context_values(choice: Choice | None, user: SettingsFile) -> Mapping[str, str]:
+    if choice is None:
+        return {}
+    if choice.name not in user.contexts:
+        from orchestrator.sweepfile.suggest import did_you_mean  # half a second of imports, which --help must not take
+
+        hint = did_you_mean(choice.name, [*user.contexts]) if user.contexts else "there is none yet"
+        without = f"{CONTEXT_FLAG} {NO_CONTEXT}"
+        how = f"make it with `orchestrator {without} config set-context`, or go without: {without}"
+        problem = f"{choice.place} names the context {choice.name!r}, which {user.origin} lacks: {hint}; {how}"
+        raise SpecError((problem,))
+    return user.contexts[choice.name]
+
+
+def _resolve(setting: Setting, layers: Sequence[_Layer], choice: Choice | None, said: Mapping[str, str]) -> Resolved:
+    for layer, is_chooser in _in_order(layers, choice):
+        if is_chooser and choice is not None:
+            origin = f"context {choice.name} ({choice.place})"
+            if setting.name in said:
+                return Resolved(setting=setting, value=said[setting.name], origin=origin, is_of_context=True)
+            if setting.names_cluster and any(known.names_cluster and known.name in said for known in SETTINGS):
+                # Else a variable left over from another cluster would lead a part of the command there.
+                return Resolved(setting=setting, value="", origin=origin, is_of_context=True)
+        value, origin = layer.look(setting)
+        if value:
+            return Resolved(setting=setting, value=value, origin=origin)
+    return Resolved(setting=setting, value="", origin="default")
+
+
+def _problem(resolved: Resolved) -> str:
+    choices = resolved.setting.choices
+    if not choices or not resolved.value or resolved.value in choices:
+        return ""
+    return f"{resolved.origin}: {resolved.setting.name} is {resolved.value!r}; write {' or '.join(choices)}"
+
+
+def _in_order(layers: Sequence[_Layer], choice: Choice | None) -> Iterator[tuple[_Layer, bool]]:
+    """Layers, each with whether it is the one that chose the context."""
+    is_open = choice is not None
+    for layer in layers:
+        yield layer, is_open and bool(layer.choice)
+        is_open = is_open and not layer.choice

@@ -1,0 +1,247 @@
+"""A submit to this directory's stack, and what keeps the sweep going while somebody follows it.
+
+This process never joins the stack's Ray: it reads the store and the stack's description, and ``controller.calls`` makes
+its calls. So it outlives whatever dies there, says so, and has it started again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from orchestrator.controller.calls import ANSWER_TIMEOUT_S, CallsLostError, ServiceCalls, ServiceSettings
+from orchestrator.core.errors import ClusterError, OrchestratorError
+from orchestrator.services.settings import Settings
+from orchestrator.services.submit import SubmitRequest, deliver
+from orchestrator.services.terminal import say
+from orchestrator.stack.description import (
+    BUCKET,
+    CLIENT_FILE,
+    S3_FOLDER,
+    Stack,
+    read_description,
+    read_stack,
+    touch_stack,
+)
+from orchestrator.stack.start import ensure_stack, why_stack_ended
+from orchestrator.stack.supervisor import StartLimit
+from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
+
+LOOK_EVERY_S: Final = 0.5
+ENSURE_EVERY_S: Final = 5.0
+_MAX_TRIES: Final = 3
+_PUBLISH_WAIT_S: Final = 60.0
+_POLL_S: Final = 0.1
+_GOES_ON: Final = "starts again, and the sweep goes on from its checkpoints."
+
+
+class StackTransport:
+    """A store and the stack whose controller serves it; a ``Submitter``. ``open`` it first, ``close`` it last."""
+
+    def __init__(self, settings: Settings, store_uri: str, store: ObjectStore | None = None) -> None:
+        self.settings = settings
+        self._services = ServiceSettings(
+            store_uri=store_uri,
+            cluster=settings.cluster,
+            namespace=settings.namespace,
+            tracking_uri=settings.tracking_uri(),
+        )
+        self._stack: Stack | None = None
+        self._store = store
+        self._calls: ServiceCalls | None = None
+        self._asked_at_s: float | None = None
+        self._look_at_s = self._ask_at_s = 0.0
+        self._told = ""
+        self._starts = StartLimit()
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where the sweep is."""
+        if self._store is None:
+            self._store = open_store(self._services.store_uri)
+        return self._store
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """What people may open, by name."""
+        return addresses_of(self._stack) if self._stack is not None else {}
+
+    def open(self) -> None:
+        """Have a stack with a controller and a publisher.
+
+        Raises:
+            ClusterError: they do not come up.
+            ControllerError: the stack's controller serves another store.
+        """
+        for num_left in reversed(range(_MAX_TRIES)):
+            self._stack = ensure_stack(self.settings.home)
+            try:
+                self._ensure_now(self._stack)
+            except CallsLostError:
+                self._drop_calls()
+                if not num_left:
+                    raise
+            else:
+                return
+
+    def close(self) -> None:
+        """Let go; the stack and everything on it goes on."""
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
+
+    def submit(self, request: SubmitRequest) -> str:
+        """Leave the message, and tell the controller, which otherwise finds it a second later."""
+        message = deliver(request, self.store, self.settings.cluster)
+        try:
+            if self._calls is not None:
+                self._calls.wake(request.plan.sweep)
+        except CallsLostError:
+            self._drop_calls()  # its late answer must not be taken for that of the next call
+        except ClusterError:
+            pass  # the controller looks by itself
+        return message
+
+    def keep_alive(self) -> None:
+        """Twice a second: look whether the stack lives, and have what died started again; say it in one sentence.
+
+        Raises:
+            ClusterError: the stack was stopped, or does not come up again.
+        """
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_EVERY_S
+        stack = read_stack(self.settings.home)
+        if stack is None:
+            stack = self._start_again()
+        if stack.trouble:
+            self._drop_calls()
+            self._tell(f"{stack.trouble}. {self._safe()}; it {_GOES_ON}")
+            return
+        if self._stack is None or _session(stack) != _session(self._stack):
+            self._drop_calls()
+            self._stack, self._ask_at_s = stack, 0.0
+            self._tell("The local stack runs again.")
+        touch_stack(self.settings.home)
+        self._tend(now_s)
+
+    def wait_for_publisher(self, sweep: str) -> bool:
+        """Wait until MLflow has all of a sweep that has ended; false if that takes too long (it goes on by itself)."""
+        deadline_s = time.monotonic() + _PUBLISH_WAIT_S
+        while time.monotonic() < deadline_s:
+            try:
+                self.keep_alive()
+                if self._calls is not None and self._asked_at_s is None and self._calls.has_published(sweep):
+                    return True
+            except CallsLostError:
+                self._drop_calls()
+            except ClusterError:
+                return False  # the stack was stopped
+            time.sleep(_POLL_S)
+        return False
+
+    def _ensure_now(self, stack: Stack) -> None:
+        """Raises as ``open``; ``CallsLostError`` as soon as the stack says that its Ray has died."""
+        calls = self._calls = ServiceCalls(self.settings.home, self._services)
+        calls.send("ensure")
+        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        while (answer := calls.poll()) is None:
+            now = read_stack(self.settings.home)
+            if now is None or now.trouble or _session(now) != _session(stack):
+                raise CallsLostError((now and now.trouble) or f"the local stack has died: {self._why_it_ended()}")
+            if time.monotonic() > deadline_s:
+                raise CallsLostError(f"Ray has not answered for {ANSWER_TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
+        if answer["notice"]:
+            self._tell(answer["notice"])
+        self._ask_at_s = time.monotonic() + ENSURE_EVERY_S
+
+    def _tend(self, now_s: float) -> None:
+        """Every few seconds: have a controller that answers. Never waits: the display goes on."""
+        try:
+            if self._asked_at_s is None:
+                if now_s >= self._ask_at_s:
+                    self._calls = self._calls or ServiceCalls(self.settings.home, self._services)
+                    self._calls.send("ensure")
+                    self._asked_at_s = now_s
+            elif self._calls is None or self._calls.poll() is not None:
+                self._asked_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
+            elif now_s - self._asked_at_s > ANSWER_TIMEOUT_S:
+                self._drop_calls()
+        except CallsLostError:
+            self._drop_calls()  # the description will say what has died
+            self._ask_at_s = now_s + 2 * LOOK_EVERY_S
+        except OrchestratorError as error:
+            self._asked_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
+            self._tell(f"{error}; the sweep waits in the store, trying again")
+
+    def _start_again(self) -> Stack:
+        """Start the stack of a supervisor that was killed. Raises ``ClusterError`` if it was stopped instead."""
+        killed = read_description(self.settings.home)
+        self._drop_calls()
+        if killed is None or not self._starts.allows_start():
+            message = (
+                f"the local stack of {self.settings.home} has ended: {self._why_it_ended()}. {self._safe()}; "
+                "the same submit goes on with the rest"
+            )
+            raise ClusterError(message)
+        self._tell(
+            f"The supervisor of the local stack (pid {killed.pid}) has died. {self._safe()}; the stack {_GOES_ON}"
+        )
+        return ensure_stack(self.settings.home)
+
+    def _why_it_ended(self) -> str:
+        return why_stack_ended(self.settings.home) or "it was stopped (orchestrator down), or its directory was deleted"
+
+    def _safe(self) -> str:
+        return f"All results so far are safe in {self._services.store_uri}"
+
+    def _drop_calls(self) -> None:
+        if self._calls is not None:
+            self._calls.kill()
+        self._calls = self._asked_at_s = None
+
+    def _tell(self, sentence: str) -> None:
+        """Say it, once in a row."""
+        if sentence != self._told:
+            say(sentence)
+        self._told = sentence
+
+
+@contextmanager
+def connect_stack(settings: Settings, store_uri: str, store: ObjectStore | None = None) -> Iterator[StackTransport]:
+    """The directory's stack, started if it does not run, with a controller; the connection ends with the block.
+
+    Raises:
+        ClusterError, ControllerError: as ``StackTransport.open``.
+    """
+    say("Starting Ray and MLflow, or finding them running ...")
+    connection = StackTransport(settings, store_uri, store)
+    try:
+        connection.open()
+        yield connection
+    finally:
+        connection.close()
+
+
+def _session(stack: Stack) -> tuple[int, int, int]:
+    """Of which Ray it speaks."""
+    return stack.pid, stack.pid_started_at, stack.num_ray_starts
+
+
+def addresses_of(stack: Stack) -> dict[str, str]:
+    """What people open or connect to. Holds the token of MLflow's pages: for the user's terminal alone."""
+    addresses = {
+        "Ray dashboard": stack.dashboard_url,
+        "Ray dashboard's token": stack.token_path,
+        "MLflow": stack.browser_link(stack.mlflow_url),
+    }
+    if stack.s3_url:
+        environment = Path(stack.directory, S3_FOLDER, CLIENT_FILE)
+        addresses["S3"] = f"{stack.s3_url} (bucket {BUCKET}; first: source {environment})"
+    return addresses

@@ -1,0 +1,454 @@
+"""Where a sweep stands, in words: what runs, waits and has failed, what it used of its budget, how long it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeGuard
+
+from orchestrator.core.contract import Progress
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.units import format_duration, format_money, format_percent
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.eta import TimeLeft
+from orchestrator.scheduling.budgets import WARN_AT, overdue, time_left_s
+from orchestrator.services.costs import cost_document, cost_lines, hours_left, sweep_bill
+from orchestrator.services.eta import EtaTracker, durations_of, eta_of
+from orchestrator.services.settings import Settings
+from orchestrator.services.terminal import say
+from orchestrator.stack.description import read_description
+from orchestrator.state.snapshot import Attempt, Failure, JobView, Snapshot
+from orchestrator.state.spending import Bill
+from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.layout import inbox_folder
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.values import Policy
+from orchestrator.sweeps.client import LiveProgress, read_progress, read_trouble, read_warnings
+from orchestrator.sweeps.lease import LeaseState, read_lease
+from orchestrator.sweeps.quotas import ANYBODY, Cap, read_quotas
+
+MAX_LINES = 20
+"""Of running jobs, and of reasons to wait."""
+MAX_CHARACTERS = 160
+_MAX_REMEDY = 480
+"""What is longer than that is no advice to a person."""
+_MIN_TOLD = 80
+"""Of what failed, however long the advice is."""
+_RUNNER_DIED = (
+    "the worker process died: ended from outside (kill, out of memory, preemption), or crashed in native code"
+)
+# Ray lists every possible cause of a dead worker in one paragraph, whatever has happened.
+_RAYS_PARAGRAPHS = (
+    "worker unexpectedly exits",
+    "the actor died unexpectedly",
+    "worker process has died",
+    "worker died unexpectedly",
+    "the actor is dead because its worker process has died",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStatus:
+    """A sweep's snapshot beside all that the store knows of the present moment."""
+
+    snapshot: Snapshot
+    progress: Mapping[str, LiveProgress] = field(default_factory=dict)
+    """As written; ``running`` and ``waits`` are what is still true of it."""
+    lease: LeaseState | None = None
+    warnings: tuple[str, ...] = ()
+    """Of the controller, about budgets, deadlines and nodes."""
+    num_messages: int = 0
+    """Messages of clients that nobody has followed yet."""
+    left: TimeLeft | None = None
+    """None = it has ended, no controller serves it, or nobody can tell."""
+    left_on: str = ""
+    """What the time left was scheduled on."""
+    shut: str = ""
+    """Bound of its user under which jobs of it never start; empty = none."""
+    now: float = 0.0
+    prices: PriceTable | None = None
+    """For what ran on nodes that tell no price."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a controller renews its lease."""
+        return self.lease is not None and self.lease.expires_at_s > self.now
+
+    @property
+    def running(self) -> dict[str, Progress]:
+        """Progress of the attempts that are live now; of those that have not reported, none but their names."""
+        found = {}
+        for name in self.snapshot.jobs.running:
+            attempt, line = self.snapshot.jobs[name].attempt, self.progress.get(name)
+            if attempt is not None and attempt.awaits_room:
+                found[name] = Progress(phase=_room_waited_for(attempt, self.now))
+                continue
+            is_its_own = attempt is not None and line is not None and line.attempt_id == attempt.attempt_id
+            found[name] = line.progress if is_its_own and line is not None else Progress(phase="starting")
+        return found
+
+    @property
+    def waits(self) -> dict[str, str]:
+        """Why pending jobs wait, as the controller last told."""
+        jobs = self.snapshot.jobs
+        return {
+            name: line.progress.phase
+            for name, line in self.progress.items()
+            if not line.attempt_id and name in jobs and jobs[name].state is JobState.PENDING
+        }
+
+
+def _room_waited_for(attempt: Attempt, now: float) -> str:
+    """``waits for room for 8 CPU, 8 GPU (8 workers) since 14:02 (1h40m): the cluster has none yet``."""
+    workers = f" ({attempt.num_workers} workers)" if attempt.num_workers > 1 else ""
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(attempt.launched_at_s))
+    waited = format_duration(max(0.0, now - attempt.launched_at_s))
+    return f"waits for room for {attempt.resources}{workers} since {since} ({waited}): the cluster has none yet"
+
+
+def load_status(
+    store: ObjectStore, snapshot: Snapshot, tracker: EtaTracker | None = None, prices: PriceTable | None = None
+) -> SweepStatus:
+    """Read the present moment of a sweep; the time left is that of ``tracker``, without one it is computed here."""
+    progress, now = read_progress(store, snapshot.sweep), time.time()
+    status = SweepStatus(
+        snapshot=snapshot,
+        progress=progress,
+        lease=read_lease(store, snapshot.cluster) if snapshot.cluster else None,
+        warnings=(() if snapshot.state.is_final else read_warnings(store, snapshot.sweep))
+        + read_trouble(store, snapshot.sweep),
+        num_messages=len(store.list_children(inbox_folder(snapshot.sweep))),
+        now=now,
+        prices=prices,
+    )
+    if not status.is_served:  # nothing goes on, so that no time is left that would pass
+        return status
+    if shut := _closed_by_quota(store, snapshot):  # nor here
+        return replace(status, shut=shut)
+    eta = tracker.latest(snapshot, progress) if tracker else eta_of(snapshot, progress, durations_of(snapshot), now)
+    return replace(status, left=eta[0], left_on=eta[1]) if eta else status
+
+
+def _closed_by_quota(store: ObjectStore, snapshot: Snapshot) -> str:
+    """Bound of a sweep's user under which pending jobs of it never start; empty without one."""
+    owner = snapshot.plan.owner if snapshot.plan is not None else ""
+    if snapshot.plan is None or not owner or snapshot.state.is_final:
+        return ""
+    try:
+        quotas = read_quotas(store, snapshot.cluster)
+    except OrchestratorError:  # the controller warns of it
+        return ""
+    cap = quotas.get(owner, quotas.get(ANYBODY, Cap()))
+    if cap.max_concurrent != 0 and cap.max_gpus != 0:
+        return ""
+    pending = [job for job in snapshot.plan.jobs if snapshot.jobs[job.name].state is JobState.PENDING]
+    if cap.max_concurrent == 0 and pending:
+        return f"user {owner} may run no attempts (max_concurrent=0)"
+    if cap.max_gpus == 0 and any(job.resources.gpus for job in pending):
+        return f"user {owner} may hold no GPUs (max_gpus=0)"
+    return ""
+
+
+def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:
+    """GPU-hours and core-hours of all attempts, those that run and those of former revisions included."""
+    jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
+    gpu_s, cpu_s = snapshot.spent_gpu_s, snapshot.spent_cpu_s
+    for view in snapshot.jobs.values():
+        if view.ran_s:
+            gpu_s += view.ran_s * jobs[view.name].resources.gpus
+            cpu_s += view.ran_s * jobs[view.name].resources.cpus
+    for attempt in snapshot.live_attempts:
+        ran_s = attempt.ran_s(now)
+        gpu_s, cpu_s = gpu_s + ran_s * attempt.resources.gpus, cpu_s + ran_s * attempt.resources.cpus
+    return gpu_s / 3600.0, cpu_s / 3600.0
+
+
+def status_lines(status: SweepStatus) -> Iterator[str]:
+    """What a person wants to know beside the counts; the most urgent first."""
+    snapshot = status.snapshot
+    yield from _control_lines(status)
+    if not snapshot.state.is_final:
+        yield from _time_lines(status)
+    yield from _used_lines(status)
+    yield from _wait_lines(status)
+
+
+def present_document(status: SweepStatus) -> dict[str, Any]:
+    """The same for machines."""
+    snapshot, left = status.snapshot, status.left
+    gpu_hours, core_hours = used_hours(snapshot, status.now)
+    return {
+        "served": status.is_served,
+        "messages_waiting": status.num_messages,
+        "time_left_s": None if left is None else left.seconds,
+        "time_left_on": status.left_on,
+        "gpu_hours": gpu_hours,
+        "core_hours": core_hours,
+        "gpu_hour_budget": snapshot.plan.policy.gpu_hour_budget if snapshot.plan is not None else None,
+        "cost_budget": snapshot.plan.policy.cost if snapshot.plan is not None else None,
+        "cost": cost_document(*_cost(status)),
+        "tripped": snapshot.tripped,
+        "warnings": list(status.warnings),
+        "paused": snapshot.state is SweepState.PAUSED,
+        "priority": _priority(snapshot),
+        "owner": snapshot.plan.owner if snapshot.plan is not None else "",
+        "waits": status.waits,
+        "waits_for_room": {
+            name: {
+                "since_s": attempt.launched_at_s,
+                "resources": str(attempt.resources),
+                "workers": attempt.num_workers,
+            }
+            for name in snapshot.jobs.running
+            if (attempt := snapshot.jobs[name].attempt) is not None and attempt.awaits_room
+        },
+        "waits_behind": {name: status.progress[name].num_behind for name in status.waits},
+    }
+
+
+def _priority(snapshot: Snapshot) -> int:
+    if snapshot.priority is not None:
+        return snapshot.priority
+    return snapshot.plan.policy.priority if snapshot.plan is not None else 0
+
+
+def _control_lines(status: SweepStatus) -> Iterator[str]:
+    snapshot, sweep = status.snapshot, status.snapshot.sweep
+    if snapshot.tripped:
+        yield f"Stopped by the circuit breaker: {snapshot.tripped}. Submit it again once that is repaired."
+    yield from (f"Warning: {warning}" for warning in status.warnings)
+    if snapshot.state is SweepState.PAUSED:
+        yield f"Paused: nothing new starts until: orchestrator resume {sweep}"
+    if snapshot.state is SweepState.STOPPING:
+        yield "Stopping: what runs goes on to its end, nothing else starts."
+    if snapshot.state is SweepState.CANCELLING:
+        yield "Being cancelled: what runs ends after a checkpoint."
+    if not status.is_served and not snapshot.state.is_final:
+        since = f", the last one was seen {_ago(status)}" if status.lease is not None else ""
+        yield f"No controller serves this sweep{since}: nothing starts until one does; see: orchestrator up"
+    if status.num_messages:
+        plural = "s wait" if status.num_messages > 1 else " waits"
+        yield f"{status.num_messages} message{plural} for the controller (a submit or an order)."
+    nodes = [node for node, exclusion in snapshot.excluded.items() if exclusion.until_s > status.now]
+    if nodes and not snapshot.state.is_final:
+        yield f"Avoids {len(nodes)} nodes after repeated failures: {', '.join(nodes[:3])}{', ...' if nodes[3:] else ''}"
+
+
+def _ago(status: SweepStatus) -> str:
+    seen_at_s = status.lease.expires_at_s if status.lease is not None else status.now
+    return f"{format_duration(max(0.0, status.now - seen_at_s))} ago"
+
+
+def _time_lines(status: SweepStatus) -> Iterator[str]:
+    snapshot, left = status.snapshot, status.left
+    if left is not None and snapshot.state is SweepState.RUNNING:
+        never = f"; {len(left.never)} jobs need more than that" if left.never else ""
+        yield f"About {format_duration(left.seconds)} left, on {status.left_on}{never}"
+    elif status.shut:
+        yield f"No time left can be told: {status.shut}; see: orchestrator quota"
+    if snapshot.plan is None:
+        return
+    policy = snapshot.plan.policy
+    late = overdue(policy, snapshot.accepted_at_s, status.now)
+    until_s = time_left_s(policy, snapshot.accepted_at_s, status.now)
+    if late:
+        yield f"Nothing starts any more: {late}; move it and submit again."
+    elif until_s is not None:
+        short = left is not None and left.seconds > until_s
+        yield f"{format_duration(until_s)} until the deadline{': not enough at this pace' if short else ''}"
+
+
+def _used_lines(status: SweepStatus) -> Iterator[str]:
+    gpu_hours, core_hours = used_hours(status.snapshot, status.now)
+    policy = status.snapshot.plan.policy if status.snapshot.plan is not None else Policy()
+    if policy.gpu_hour_budget is not None:
+        yield _budget_line(status, policy, gpu_hours, policy.gpu_hour_budget)
+    elif gpu_hours or core_hours:
+        used = [f"{gpu_hours:,.2f} GPU-hours"] if gpu_hours else []
+        used += [f"{core_hours:,.2f} core-hours"] if core_hours else []
+        yield f"Used {' and '.join(used)}"
+    yield from cost_lines(*_cost(status))
+
+
+def _budget_line(status: SweepStatus, policy: Policy, gpu_hours: float, bound: float) -> str:
+    """In the terms in which the scheduler keeps the budget: GPU-hours, or these at the price that the policy says."""
+    is_money = bound != policy.gpu_hours
+    price = policy.gpu_hour_price if is_money else 1.0
+    show = format_money if is_money else "{:,.2f}".format
+    used = f"{show(gpu_hours * price)} of {show(bound * price)}"
+    used += f" ({gpu_hours:,.2f} GPU-hours at {price:g})" if is_money else " GPU-hours"
+    share = f"{format_percent(gpu_hours / bound, digits=0)} %" if bound else "all"
+    left = hours_left(status.snapshot, status.left.left_s)[0] if _is_all_told(status.left) else 0.0
+    in_all = f", about {show((gpu_hours + left) * price)} in all" if left else ""
+    return f"Used {used}, {share} of the budget{in_all}{_verdict(gpu_hours, bound)}"
+
+
+def _is_all_told(left: TimeLeft | None) -> TypeGuard[TimeLeft]:
+    """Whether it is known of all jobs how long they still take."""
+    return left is not None and not left.never
+
+
+def _cost(status: SweepStatus) -> tuple[Bill, PriceTable | None, float | None]:
+    """What it cost so far, by which table, and what it will have cost in the end, if that can be told."""
+    snapshot, left = status.snapshot, status.left
+    bill = sweep_bill(snapshot, status.prices, status.now)
+    expected = bill.expected(*hours_left(snapshot, left.left_s)) if _is_all_told(left) else None
+    return bill, status.prices, expected
+
+
+def _verdict(gpu_hours: float, bound: float) -> str:
+    if gpu_hours >= bound:
+        return ": it is spent, and nothing starts that needs GPUs; raise policy.budget and submit again"
+    return ": nearly spent" if gpu_hours >= WARN_AT * bound else ""
+
+
+def _wait_lines(status: SweepStatus) -> Iterator[str]:
+    grouped: dict[str, list[str]] = {}
+    for name, reason in status.waits.items():
+        grouped.setdefault(reason, []).append(name)
+    for reason, names in list(grouped.items())[:MAX_LINES]:
+        number = len(names) + sum(status.progress[name].num_behind for name in names)
+        plural, more = ("jobs wait", ", ...") if number > 1 else ("job waits", "")
+        yield f"{number} {plural} ({names[0]}{more}): {reason.removeprefix('waits: ')}"
+    if len(grouped) > MAX_LINES:
+        yield f"and {len(grouped) - MAX_LINES} more reasons to wait: `orchestrator status SWEEP -o json` has all"
+
+
+def brief(failure: Failure) -> str:
+    """``node_lost: the worker process died: ...``."""
+    return f"{failure.kind.value}: {brief_message(failure.message)}"
+
+
+def brief_message(text: str) -> str:
+    """The first line of a failure's message; Ray's paragraphs about dead workers in our words.
+
+    What is too long is shortened before what to do about it, which follows the last semicolon.
+    """
+    plain = " ".join(text.split())
+    if any(paragraph in plain.lower() for paragraph in _RAYS_PARAGRAPHS):
+        return _RUNNER_DIED
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason was given")
+    if len(first) <= MAX_CHARACTERS:
+        return first
+    told, _, remedy = first.rpartition("; ")
+    if not told or len(remedy) > _MAX_REMEDY:
+        return _cut(first, MAX_CHARACTERS)
+    return f"{_cut(told, max(MAX_CHARACTERS - len(remedy) - 2, _MIN_TOLD))}; {remedy}"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
+
+
+def brief_reason(text: str) -> str:
+    """The same of why a job was given up, which ends with what it had left: ``node_lost: ... (5 of 5 losses)``."""
+    body, bracket, spent = text.rstrip().rpartition(" (")
+    if not bracket or not spent.endswith(")") or "\n" in spent:
+        return brief_message(text)
+    kind, colon, message = body.partition(": ")
+    is_kind = bool(colon) and kind.isidentifier()
+    return f"{f'{kind}: ' if is_kind else ''}{brief_message(message if is_kind else body)} ({spent}"
+
+
+def status_document(status: SweepStatus) -> dict[str, Any]:
+    """State of a sweep as plain JSON."""
+    snapshot = status.snapshot
+    live = {job: asdict(status.progress[job]) for job in status.running if job in status.progress}
+    return {
+        "sweep": snapshot.sweep,
+        "state": snapshot.state.value,
+        **present_document(status),
+        "jobs": [_job_document(view) for view in snapshot.jobs.values()],
+        "progress": live,
+    }
+
+
+def _job_document(view: JobView) -> dict[str, Any]:
+    failure = view.last_failure
+    return {
+        "job": view.name,
+        "key": view.key,
+        "state": view.state.value,
+        "attempts": view.num_attempts,
+        "metrics": dict(view.metrics),
+        "reason": view.reason,
+        "previous_failure": None
+        if failure is None
+        else {"attempt": failure.attempt_id, "kind": failure.kind.value, "message": failure.message},
+        "queued_s": view.queued_s,
+        "overhead_s": view.overhead_s,
+        "timings": asdict(view.timings) if view.timings else None,
+    }
+
+
+def failure_lines(snapshot: Snapshot) -> list[str]:
+    """One line for each reason why jobs have no result, with the number of jobs and the first one's name."""
+    grouped: dict[str, list[str]] = {}
+    for view in snapshot.jobs.values():
+        if view.state is JobState.SKIPPED:
+            grouped.setdefault("skipped: they need a job that failed or was cancelled", []).append(view.name)
+        elif view.state is JobState.FAILED:
+            grouped.setdefault(f"failed: {brief_reason(view.reason)}", []).append(view.name)
+    return [
+        f"{len(names)} job{'s' * (len(names) > 1)} ({names[0]}{', ...' if names[1:] else ''}) {why}"
+        for why, names in grouped.items()
+    ]
+
+
+def running_lines(status: SweepStatus) -> list[str]:
+    """``pretrain/levels/depth2/seed0  train 96/512  1,200 images/s  3m10s left`` for running jobs.
+
+    Without a controller nobody knows whether they still run: ``... last seen: train 96/512``.
+    """
+    running = status.running
+    tell = describe_progress if status.is_served else _last_seen
+    lines = [
+        f"{job}  {tell(progress)}{again(status.snapshot.jobs[job])}".rstrip()
+        for job, progress in sorted(running.items())[:MAX_LINES]
+    ]
+    if len(running) > MAX_LINES:
+        lines.append(f"and {len(running) - MAX_LINES} more running jobs: `orchestrator status SWEEP -o json` has all")
+    return lines
+
+
+def again(view: JobView) -> str:
+    """``  (attempt 2; the one before ended with node_lost)``: what is past must not look like the present."""
+    if view.last_failure is None or view.attempt is None:
+        return ""
+    return f"  (attempt {view.attempt.number}; the one before ended with {view.last_failure.kind.value})"
+
+
+def describe_progress(progress: Progress) -> str:
+    """``train 96/512  1,200 images/s  3m10s left``; its metrics are in ``-o json``."""
+    parts = [_step(progress)]
+    parts += [f"{progress.images_per_s:,.0f} images/s"] if progress.images_per_s > 0 else []
+    parts += [f"{format_duration(progress.eta_s)} left"] if progress.eta_s > 0 else []
+    return "  ".join(parts)
+
+
+def _last_seen(progress: Progress) -> str:
+    return f"last seen: {_step(progress)}"
+
+
+def _step(progress: Progress) -> str:
+    return progress.phase + (f" {progress.step}/{progress.total_steps}" if progress.total_steps else "")
+
+
+def revive_killed_stack(snapshot: Snapshot) -> None:
+    """Have the project's stack started again if its supervisor was killed and the sweep is not at its end.
+
+    For commands that look at a sweep or steer it and need no stack themselves: none of them waits for it.
+    """
+    settings = Settings()
+    if snapshot.state.is_final or settings.is_remote or settings.driver_address:
+        return
+    killed = read_description(settings.home)
+    if killed is None or killed.is_alive or snapshot.cluster not in {"", settings.cluster}:
+        return
+    from orchestrator.stack.start import restart_killed_stack
+
+    if restart_killed_stack(settings.home) is not None:
+        died = f"The supervisor of the local stack (pid {killed.pid}) has died"
+        again = "the stack starts again, and the sweep goes on from its checkpoints."
+        say(f"{died}; {again}")

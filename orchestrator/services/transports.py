@@ -1,0 +1,313 @@
+"""What leads a submit to a controller: its store alone, the cluster's dashboard, or a connection to Ray.
+
+``open_submitter`` chooses; the fourth way, this directory's stack, is ``stack_transport``.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator.core.errors import (
+    ClusterError,
+    ControllerError,
+    InfeasibleError,
+    NotFoundError,
+    OrchestratorError,
+    SpecError,
+)
+from orchestrator.core.units import format_duration
+from orchestrator.remote.dashboard import Dashboard
+from orchestrator.remote.job import start_job, wait_for_answer
+from orchestrator.services.settings import UNKNOWN_STORE, Settings
+from orchestrator.services.settings_sources import Code
+from orchestrator.services.sources import ANSWER_S
+from orchestrator.services.submit import SubmitAnswer, SubmitRequest, SubmitVerdict, deliver
+from orchestrator.services.terminal import confirmed, say
+from orchestrator.stack.attach import attach_cluster, detach
+from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.lease import read_lease
+
+if TYPE_CHECKING:
+    from orchestrator.controller.connect import ControllerLink  # with Ray, which takes a second
+
+
+_CHECK_EVERY_S = 5.0
+_ERRORS: dict[int, type[OrchestratorError]] = {1: ClusterError, 3: InfeasibleError, 102: NotFoundError}
+"""By exit code of the command, as the cluster answers it."""
+_EXIT_CODE_OF_SPEC = 2
+_PUBLISH_WAIT_S = 60.0
+_PING_TIMEOUT_S = 5.0
+_POLL_S = 0.2
+
+
+class Submitter(Protocol):
+    """What leads to a controller."""
+
+    @property
+    def settings(self) -> Settings:
+        """Where this process submits to."""
+
+    @property
+    def store(self) -> ObjectStore | None:
+        """None = only the cluster reaches it."""
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """What people may open, by name."""
+
+    def submit(self, request: SubmitRequest) -> str:
+        """Submit; returns the message's id."""
+
+    def keep_alive(self) -> None:
+        """Called again and again while somebody follows the sweep."""
+
+    def wait_for_publisher(self, sweep: str) -> bool:
+        """Wait until MLflow has all of an ended sweep; false if that takes too long."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreTransport:
+    """The controller's inbox: whoever may write the store may submit, and nothing else is needed."""
+
+    settings: Settings
+    store: ObjectStore
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    def submit(self, request: SubmitRequest) -> str:
+        """Leave the message; says when nobody is there to read it."""
+        cluster = self.settings.cluster
+        message = deliver(request, self.store, cluster)
+        lease, now = read_lease(self.store, cluster), time.time()
+        if lease is None or lease.expires_at_s < now:
+            since = "" if lease is None else f" (the last one was seen {format_duration(now - lease.expires_at_s)} ago)"
+            say(
+                f"No controller of cluster {cluster} runs{since}: the sweep waits in the store until one does. One "
+                "starts with a submit on the cluster itself, or through its dashboard."
+            )
+        return message
+
+    def keep_alive(self) -> None:
+        """The cluster's own watchdog does that."""
+
+    def wait_for_publisher(self, sweep: str) -> bool:
+        """The cluster's publisher works whether anybody waits or not."""
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
+class DashboardTransport:
+    """A job of the cluster, which submits there: the cluster's token is all that is needed."""
+
+    settings: Settings
+    store: ObjectStore | None
+    asks: Callable[[str], bool] = field(default=lambda question: confirmed(question, subject="a changed sweep"))
+    addresses: dict[str, str] = field(default_factory=dict)
+    dashboard: Dashboard = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises ``ClusterError`` if the cluster does not answer, or refuses us."""
+        self.dashboard = Dashboard(self.settings.jobs_address, self.settings.read_token())
+        if self.dashboard.sends_token_in_clear:
+            say(
+                f"warning: the token goes to {self.dashboard.address} unencrypted, and whoever is on the way can "
+                "submit as you; use https, or a tunnel: ssh -L 8265:localhost:8265 HEAD"
+            )
+        self.dashboard.version()
+        self.addresses = {"Ray dashboard": self.dashboard.address}
+
+    def submit(self, request: SubmitRequest) -> str:
+        """Send it, and again with the user's consent where it replaces another plan.
+
+        Raises:
+            OrchestratorError: the cluster refused it, or the user did.
+        """
+        request = replace(request, cluster=self.settings.cluster_name, namespace=self.settings.namespace)
+        answer = self._send(request)
+        if answer.verdict is SubmitVerdict.DIFFERS:
+            say(answer.message)
+            if not self.asks("Replace its plan and submit?"):
+                raise InfeasibleError(f"sweep {request.plan.sweep} has another plan there, and was left as it is")
+            answer = self._send(replace(request, replaces=True))
+        _raise_refusal(answer)
+        counts = ", ".join(f"{number} {what}" for what, number in answer.counts.items())
+        waits = "" if answer.verdict is SubmitVerdict.ACCEPTED else "; its controller is busy, and takes it in its turn"
+        say(f"Cluster {answer.cluster} has it ({counts}; store {answer.store_uri}){waits}.")
+        return request.message_id
+
+    def keep_alive(self) -> None:
+        """The cluster's own watchdog does that."""
+
+    def wait_for_publisher(self, sweep: str) -> bool:
+        """The cluster's publisher works whether anybody waits or not."""
+        return True
+
+    def _send(self, request: SubmitRequest) -> SubmitAnswer:
+        say(f"Sending it to {self.dashboard.address} ...")
+        # One id for one submit and one answer to the question whether to replace a plan.
+        job_id = f"orchestrator-{request.message_id}{'-replace' if request.replaces else ''}"
+        code = (request.program.release, request.program.digest) if self.settings.code is Code.WHEEL else None
+        job_id = start_job(self.dashboard, job_id, request.to_bytes(), code=code)
+        answer = wait_for_answer(self.dashboard, job_id, SubmitAnswer.find, say=say)
+        for notice in answer.notices:
+            say(f"note: {notice}")
+        return answer
+
+
+def _raise_refusal(answer: SubmitAnswer) -> None:
+    if answer.verdict not in {SubmitVerdict.REFUSED, SubmitVerdict.DIFFERS}:
+        return
+    message = f"the cluster refused it: {answer.message}"
+    if answer.exit_code == _EXIT_CODE_OF_SPEC:
+        raise SpecError((message,))
+    raise _ERRORS.get(answer.exit_code, ControllerError)(message)
+
+
+@dataclass(slots=True, kw_only=True)
+class RayTransport:
+    """A store and the controller that serves it."""
+
+    settings: Settings
+    store: ObjectStore
+    addresses: dict[str, str]
+    """What people may open, by name."""
+    link: ControllerLink
+    publisher: Any
+    """Handle of the publisher's actor."""
+    _checked_at_s: float = field(default_factory=time.monotonic)
+
+    def submit(self, request: SubmitRequest) -> str:
+        """Leave the message, and tell the controller."""
+        message = deliver(request, self.store, self.settings.cluster)
+        self.wake(request.plan.sweep)
+        return message
+
+    def wake(self, sweep: str = "") -> None:
+        """Tell the controller to look into the inbox now."""
+        self.link.wake(sweep)
+
+    def keep_alive(self) -> None:
+        """Every few seconds: revive a controller that does not answer, and say that the stack is in use."""
+        if time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
+            return
+        try:
+            self.link = _ensure(self.settings, self.store.uri)
+        except OrchestratorError as error:
+            say(f"{error}; the sweep waits in the store, trying again")
+        self._checked_at_s = time.monotonic()
+
+    def wait_for_publisher(self, sweep: str) -> bool:
+        """Wait until MLflow has all of a sweep that has ended; false if that takes too long (it goes on by itself)."""
+        import ray
+
+        deadline_s = time.monotonic() + _PUBLISH_WAIT_S
+        while time.monotonic() < deadline_s:
+            with suppress(ray.exceptions.RayError):
+                if sweep in ray.get(self.publisher.ping.remote(), timeout=_PING_TIMEOUT_S)["caught_up"]:
+                    return True
+            time.sleep(_POLL_S)
+        return False
+
+
+@contextmanager
+def open_submitter(
+    settings: Settings, store_uri: str, *, foreground: bool = False, store: ObjectStore | None = None
+) -> Iterator[Submitter]:
+    """Whatever leads to the cluster of the settings: its dashboard, its store, a connection to Ray, or the local stack.
+
+    Args:
+        settings: say which.
+        store_uri: of the sweep.
+        foreground: run Ray inside this process.
+        store: the same, if it is open already.
+
+    Raises:
+        ClusterError, ControllerError: as ``connect``.
+        SpecError: as ``Settings.require_meeting_place``.
+    """
+    if not foreground and not settings.is_remote and not settings.driver_address:
+        from orchestrator.services.stack_transport import connect_stack
+
+        with connect_stack(settings, store_uri, store) as stack:
+            yield stack
+    elif foreground or not settings.is_remote:
+        with connect(settings, store_uri, foreground=foreground, store=store) as connection:
+            yield connection
+    elif settings.jobs_address:
+        if store is None and store_uri != UNKNOWN_STORE and is_initialised(store_uri, deadline_s=ANSWER_S):
+            store = open_store(store_uri)
+        yield DashboardTransport(settings=settings, store=store)
+    else:
+        settings.require_meeting_place(store_uri)
+        yield StoreTransport(settings=settings, store=store or open_store(store_uri))
+
+
+@contextmanager
+def connect(
+    settings: Settings, store_uri: str, *, foreground: bool, store: ObjectStore | None = None
+) -> Iterator[RayTransport]:
+    """Connect to Ray and make sure that a controller and a publisher run; the connection ends with the block.
+
+    Raises:
+        ClusterError: the cluster or the stack cannot be used.
+        ControllerError: the cluster's controller serves another store.
+    """
+    from orchestrator.controller.connect import ensure_publisher
+
+    with _attached(settings, store_uri, foreground=foreground) as addresses:
+        link = _ensure(settings, store_uri)
+        if link.notice:
+            say(link.notice)
+        yield RayTransport(
+            settings=settings,
+            store=store or open_store(store_uri),
+            addresses=addresses,
+            link=link,
+            publisher=ensure_publisher(store_uri, settings.tracking_uri(), settings.namespace),
+        )
+
+
+@contextmanager
+def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[dict[str, str]]:
+    if foreground:
+        from orchestrator.stack.foreground import foreground_cluster
+
+        with foreground_cluster(settings.home, settings.namespace):
+            yield {}
+        return
+    attach_cluster(settings.driver_address, settings.namespace, token=settings.read_token())
+    _check_reach(settings, store_uri)
+    try:
+        yield {}
+    finally:
+        detach()
+
+
+def _check_reach(settings: Settings, store_uri: str) -> None:
+    """Refuse a directory of this machine as the store of other machines.
+
+    Raises:
+        ClusterError: some node of the cluster is another host, and nobody said that the directory is shared.
+    """
+    import ray
+
+    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+    others = sorted(hosts - {socket.gethostname()})
+    if others and store_uri.startswith("file:") and not settings.store_shared:
+        message = (
+            f"store {store_uri} is a directory, but the cluster has other hosts ({', '.join(others[:3])}), which would "
+            "each write into a directory of their own; use an s3:// store, or set ORCHESTRATOR_STORE_SHARED=true if "
+            "all of them see this directory"
+        )
+        raise ClusterError(message)
+
+
+def _ensure(settings: Settings, store_uri: str) -> ControllerLink:
+    from orchestrator.controller.connect import ensure_controller
+
+    return ensure_controller(store_uri, settings.cluster, settings.namespace)
