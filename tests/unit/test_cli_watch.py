@@ -1,6 +1,7 @@
 """The full-screen view: what it shows, that it follows change by change, and that leaving it stops nothing."""
 
 from __future__ import annotations
+
 import os
 import pty
 import select
@@ -11,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from orchestrator.cli.commands.watch import Watching
-from orchestrator.cli.commands.watch import view
-from orchestrator.cli.commands.watch_frame import Matrix
-from orchestrator.cli.commands.watch_frame import frame
+
+from orchestrator.cli.commands.watch import Watching, view
+from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.status import SweepStatus
@@ -26,15 +27,12 @@ from orchestrator.stack.answers import check_answers
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.state.transitions import JobState
-from orchestrator.state.transitions import SweepState
+from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from tests.commands import run_command
-from tests.live_sweep import SWEEP
-from tests.live_sweep import write_live_sweep
+from tests.live_sweep import SWEEP, write_live_sweep
 from tests.report_sweeps import StudyPlan
-from tests.scripted_sweep import World
-from tests.scripted_sweep import diamond
+from tests.scripted_sweep import World, diamond
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 30.0

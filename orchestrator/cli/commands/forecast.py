@@ -1,55 +1,36 @@
 """``orchestrator forecast``: the sweep on a cluster that need not exist, failures included, on virtual time."""
 
 from __future__ import annotations
+
 import time
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-from typing import Any
+from typing import Annotated, Any
+
 import typer
 from rich.table import Table
+
 from orchestrator import simulation
-from orchestrator.backends.simulated import ClusterSpec
-from orchestrator.backends.simulated import Hazards
-from orchestrator.backends.simulated import NodeGroup
+from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
 from orchestrator.backends.simulated.clock import START_S
-from orchestrator.cli.arguments import PricesOption
-from orchestrator.cli.arguments import ScaleOption
-from orchestrator.cli.arguments import SetOption
-from orchestrator.cli.arguments import StoreOption
-from orchestrator.cli.arguments import scale_name
-from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.exits import complain
-from orchestrator.cli.output import DocumentForm
-from orchestrator.cli.output import DocumentOption
-from orchestrator.cli.output import print_document
-from orchestrator.cli.output import stderr_console
-from orchestrator.cli.output import stdout_console
+from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
+from orchestrator.cli.exits import ExitCode, complain
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.core.contract import Resources
-from orchestrator.core.errors import UsageError
-from orchestrator.core.errors import UserError
-from orchestrator.core.units import format_bytes
-from orchestrator.core.units import format_duration
-from orchestrator.core.units import format_percent
-from orchestrator.planning.estimate.costs import CPU_ENTRY
-from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.core.errors import UsageError, UserError
+from orchestrator.core.units import format_bytes, format_duration, format_percent
+from orchestrator.planning.estimate.costs import CPU_ENTRY, PriceTable
 from orchestrator.planning.estimate.makespan import Fleet
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.costs import read_prices
-from orchestrator.services.fleets import StatedCluster
-from orchestrator.services.fleets import stated_fleet
-from orchestrator.services.fleets import this_machine
-from orchestrator.services.preview import Preview
-from orchestrator.services.preview import check_accelerator
-from orchestrator.services.preview import make_preview
+from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
+from orchestrator.services.preview import Preview, check_accelerator, make_preview
 from orchestrator.services.settings import Settings
 from orchestrator.simulation import Forecast
-from orchestrator.simulation.study import imagined
-from orchestrator.simulation.study import join_plans
+from orchestrator.simulation.study import imagined, join_plans
 from orchestrator.state.transitions import SweepState
 from orchestrator.sweepfile import load_sweep
 

@@ -1,41 +1,31 @@
 """``orchestrator watch``: a sweep as it goes, from the store alone; nothing depends on whether anybody looks."""
 
 from __future__ import annotations
+
 import contextlib
 import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
-from typing import Protocol
+from typing import Annotated, Protocol
+
 import typer
-from rich.console import Console
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from orchestrator.cli.arguments import StoreOption
-from orchestrator.cli.arguments import SweepName
-from orchestrator.cli.commands.status import exit_code_for
-from orchestrator.cli.commands.status import status_table
-from orchestrator.cli.commands.watch_frame import Matrix
-from orchestrator.cli.commands.watch_frame import frame
+
+from orchestrator.cli.arguments import StoreOption, SweepName
+from orchestrator.cli.commands.status import exit_code_for, status_table
+from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import stderr_console
-from orchestrator.core.errors import StorageError
-from orchestrator.core.errors import UserError
-from orchestrator.core.units import format_duration
-from orchestrator.core.units import format_percent
+from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
-from orchestrator.services.sources import open_existing_store
-from orchestrator.services.sources import require_sweep
-from orchestrator.services.status import SweepStatus
-from orchestrator.services.status import brief
-from orchestrator.services.status import failure_lines
-from orchestrator.services.status import load_status
-from orchestrator.services.status import revive_killed_stack
+from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
 from orchestrator.services.transports import Submitter
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
