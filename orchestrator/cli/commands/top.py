@@ -1,4 +1,4 @@
-"""``orchestrator top``: all sweeps of a store, live, in any terminal; orders by keys, after a question."""
+"""``orchestrator top``: all sweeps of a store, live, in any terminal; requests by keys, after a question."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class TopApp(App[None]):
             self.shown = Frame(sweeps=self.shown.sweeps, chosen=chosen)
             self.look_again()
 
-    # ------------------------------------------------------------------------------------------------------- orders
+    # ----------------------------------------------------------------------------------------------------- requests
     def action_pause(self) -> None:
         """Start nothing new."""
         self._ask_for("Pause", "nothing new starts, what runs goes on", client.pause)
@@ -191,21 +191,21 @@ class TopApp(App[None]):
         """End it."""
         self._ask_for("Cancel", "what runs ends after a checkpoint, nothing else starts", client.cancel)
 
-    def _ask_for(self, verb: str, meaning: str, order: Callable[..., str]) -> None:
+    def _ask_for(self, verb: str, meaning: str, request: Callable[..., str]) -> None:
         sweep = self.shown.chosen
         if not sweep:
             return
 
         def answered(is_sure: bool | None) -> None:
             if is_sure:
-                self._send_order(sweep, f"{verb} {sweep}", order)
+                self._send_request(sweep, f"{verb} {sweep}", request)
 
         self.push_screen(ConfirmScreen(f"{verb} {sweep}? ({meaning})"), answered)
 
     @work(thread=True, group="sending")
-    def _send_order(self, sweep: str, what: str, order: Callable[..., str]) -> None:
+    def _send_request(self, sweep: str, what: str, request: Callable[..., str]) -> None:
         try:
-            message_id = order(self._store, sweep)
+            message_id = request(self._store, sweep)
         except OrchestratorError as error:
             self.call_from_thread(self.notify, str(error), title=what, severity="error")
             return

@@ -1,22 +1,26 @@
 """What the live view of all sweeps shows, read from the store in a thread of its own: each look reads what is new."""
 
 from __future__ import annotations
-
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-
+from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
 from orchestrator.cli.commands.watch import Watching
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration
-from orchestrator.services.status import SweepStatus, status_lines, used_hours
+from orchestrator.services.status import SweepStatus
+from orchestrator.services.status import status_lines
+from orchestrator.services.status import used_hours
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps
-from orchestrator.sweeps.progress import NodePresence, read_presence
+from orchestrator.sweeps.progress import NodePresence
+from orchestrator.sweeps.progress import read_presence
 
 MAX_JOBS = 200
 """Rows of jobs; the most urgent ones of more."""
@@ -127,18 +131,18 @@ class Reader:
         told = next(iter(self._errors.values()), "")
         if watching is None:
             return Frame(sweeps=rows, chosen=shown, error=told)
-        standing = watching.status
-        jobs = [view for view in _ordered(standing) if (not states or view.state in states) and search in view.name]
+        status = watching.status
+        jobs = [view for view in _ordered(status) if (not states or view.state in states) and search in view.name]
         return Frame(
             sweeps=rows,
             chosen=shown,
-            jobs=tuple(_job_row(view, standing) for view in jobs[:MAX_JOBS]),
+            jobs=tuple(_job_row(view, status) for view in jobs[:MAX_JOBS]),
             num_jobs=len(jobs),
-            counts={state.value: number for state, number in standing.snapshot.counts.items()},
+            counts={state.value: number for state, number in status.snapshot.counts.items()},
             nodes=tuple(_node_rows([one.status for one in self._watched.values()], self._present())),
-            notes=tuple(list(status_lines(standing))[:_MAX_NOTES]),
+            notes=tuple(list(status_lines(status))[:_MAX_NOTES]),
             error=told,
-            settled={message: standing.snapshot.refusals.get(message, "") for message in standing.snapshot.handled},
+            settled={message: status.snapshot.refusals.get(message, "") for message in status.snapshot.handled},
         )
 
     def _look_at(self, name: str, *, is_chosen: bool) -> None:
@@ -158,24 +162,24 @@ class Reader:
 
     def _present(self) -> dict[str, NodePresence]:
         """The nodes of all clusters that have a controller, by name."""
-        standings = [watching.status for watching in self._watched.values()]
-        clusters = {standing.snapshot.cluster for standing in standings if standing.is_served}
+        statuses = [watching.status for watching in self._watched.values()]
+        clusters = {status.snapshot.cluster for status in statuses if status.is_served}
         return {node.name: node for cluster in sorted(clusters) for node in read_presence(self._store, cluster)}
 
     def _sweep_row(self, name: str) -> SweepRow:
         watching = self._watched.get(name)
         if watching is None:
             return SweepRow(name=name, state="unreadable")
-        standing = watching.status
-        snapshot, plan = standing.snapshot, standing.snapshot.plan
+        status = watching.status
+        snapshot, plan = status.snapshot, status.snapshot.plan
         counts = snapshot.counts
         num_done = sum(number for state, number in counts.items() if state.is_done)
         priority = snapshot.priority if snapshot.priority is not None else plan.policy.priority if plan else 0
-        rate = sum(progress.images_per_s for progress in standing.running.values()) if standing.is_served else 0.0
-        gpu_hours, _ = used_hours(snapshot, standing.now)
+        rate = sum(progress.images_per_s for progress in status.running.values()) if status.is_served else 0.0
+        gpu_hours, _ = used_hours(snapshot, status.now)
         return SweepRow(
             name=name,
-            state=snapshot.state.value + ("" if standing.is_served or snapshot.state.is_final else " (no controller)"),
+            state=snapshot.state.value + ("" if status.is_served or snapshot.state.is_final else " (no controller)"),
             owner=plan.owner if plan else "",
             priority=str(priority),
             done=f"{num_done}/{len(snapshot.jobs)}",
@@ -183,30 +187,30 @@ class Reader:
             failed=str(counts.get(JobState.FAILED, 0)),
             images_per_s=_rate(rate),
             gpu_hours=f"{gpu_hours:,.1f}" if gpu_hours else "",
-            left=format_duration(standing.left.seconds) if standing.left is not None else "",
+            left=format_duration(status.left.seconds) if status.left is not None else "",
         )
 
 
-def _ordered(standing: SweepStatus) -> Iterator[JobView]:
+def _ordered(status: SweepStatus) -> Iterator[JobView]:
     """All jobs, the most urgent first, else in plan order."""
     groups: dict[JobState, list[JobView]] = {state: [] for state in _URGENCY}
-    for view in standing.snapshot.jobs.values():
+    for view in status.snapshot.jobs.values():
         groups[view.state].append(view)
     for state in _URGENCY:
         yield from groups[state]
 
 
-def _job_row(view: JobView, standing: SweepStatus) -> JobRow:
+def _job_row(view: JobView, status: SweepStatus) -> JobRow:
     if view.attempt is None:
         failure = view.last_failure
-        waits = standing.progress.get(view.name)
+        waits = status.progress.get(view.name)
         is_waiting = view.state is JobState.PENDING and waits is not None and not waits.attempt_id
         told = waits.progress.phase if is_waiting and waits is not None else view.reason
         if not told and failure is not None and not view.state.is_done:
             told = f"{failure.kind.value}: {failure.message}"
         attempt = str(view.num_attempts) if view.num_attempts else ""
         return JobRow(name=view.name, state=view.state.value, attempt=attempt, told=told)
-    progress = standing.running.get(view.name) or Progress(phase="starting")
+    progress = status.running.get(view.name) or Progress(phase="starting")
     return JobRow(
         name=view.name,
         state=view.state.value,
@@ -218,23 +222,23 @@ def _job_row(view: JobView, standing: SweepStatus) -> JobRow:
     )
 
 
-def _node_rows(standings: list[SweepStatus], present: Mapping[str, NodePresence]) -> Iterator[NodeRow]:
+def _node_rows(statuses: list[SweepStatus], present: Mapping[str, NodePresence]) -> Iterator[NodeRow]:
     jobs: Counter[str] = Counter()
     gpus: defaultdict[str, float] = defaultdict(float)
     rates: defaultdict[str, float] = defaultdict(float)
     notes: dict[str, str] = {}
-    for standing in standings:
-        running = standing.running
-        for attempt in standing.snapshot.live_attempts:
+    for status in statuses:
+        running = status.running
+        for attempt in status.snapshot.live_attempts:
             nodes = attempt.nodes or (_ANYWHERE,)
             progress = running.get(attempt.job)
             for node in nodes:
                 jobs[node] += 1
                 gpus[node] += attempt.resources.gpus / len(nodes)
                 rates[node] += (progress.images_per_s if progress else 0.0) / len(nodes)
-        for node, exclusion in standing.snapshot.excluded.items():
-            if exclusion.until_s > standing.now:
-                left = format_duration(exclusion.until_s - standing.now)
+        for node, exclusion in status.snapshot.excluded.items():
+            if exclusion.until_s > status.now:
+                left = format_duration(exclusion.until_s - status.now)
                 notes[node] = f"avoided for {left}: {exclusion.reason}"
     notes = {**{name: "about to go" for name, node in present.items() if node.is_leaving}, **notes}
     for node in sorted({*jobs, *notes, *present}):

@@ -1,22 +1,26 @@
 """The full-screen view of one sweep: a frame from what is known, with a matrix of its jobs that follows them. Pure."""
 
 from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group
+from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-
-from orchestrator.core.contract import JobKind, Progress
+from orchestrator.core.contract import JobKind
+from orchestrator.core.contract import Progress
 from orchestrator.core.job_kinds import TRANSFER_KINDS
 from orchestrator.core.units import format_duration
 from orchestrator.planning.graph.plan import Job
-from orchestrator.services.status import SweepStatus, status_lines
-from orchestrator.state.snapshot import JobTable, Snapshot
+from orchestrator.services.status import SweepStatus
+from orchestrator.services.status import status_lines
+from orchestrator.state.snapshot import JobTable
+from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState
 
 _SIGNS: Mapping[JobState, tuple[str, str, str]] = {
@@ -30,34 +34,34 @@ _SIGNS: Mapping[JobState, tuple[str, str, str]] = {
 }
 """Sign, sign where the terminal has only ASCII, style."""
 _NUM_EVENTS = 6
-_MAX_STANDING = 6
+_MAX_STATUS_LINES = 6
 _MIN_ROWS = 3
 _OVERHEAD = 12
 """Lines of titles, rules and the footer."""
 
 
 def frame(
-    standing: SweepStatus, matrix: Matrix, events: Sequence[str], *, height: int, is_ascii: bool = False
+    status: SweepStatus, matrix: Matrix, events: Sequence[str], *, height: int, is_ascii: bool = False
 ) -> RenderableType:
     """One view of a sweep.
 
     Args:
-        standing: of now.
+        status: of now.
         matrix: updated with the same snapshot.
         events: what happened last, newest first.
         height: lines of the terminal; what does not fit is counted instead.
         is_ascii: whether the terminal shows nothing else.
     """
-    told = list(status_lines(standing))[:_MAX_STANDING]
+    told = list(status_lines(status))[:_MAX_STATUS_LINES]
     shown = events[:_NUM_EVENTS]
     room = max(2 * _MIN_ROWS, height - _OVERHEAD - len(told) - len(shown))
-    num_rows = min(len(matrix.rows), max(_MIN_ROWS, room - min(len(standing.running), room // 2)))
+    num_rows = min(len(matrix.rows), max(_MIN_ROWS, room - min(len(status.running), room // 2)))
     num_running = max(_MIN_ROWS, room - num_rows)
     return Group(
-        _header(standing.snapshot, is_ascii=is_ascii),
+        _header(status.snapshot, is_ascii=is_ascii),
         *(Text(line, no_wrap=True, overflow="ellipsis") for line in told),
         _matrix_table(matrix, num_rows, is_ascii=is_ascii),
-        _running_table(standing, num_running),
+        _running_table(status, num_running),
         Text("Recently", style="bold"),
         *(Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in shown or ["nothing yet"]),
         Text("q or Ctrl-C leaves; the sweep goes on", style="dim"),
@@ -117,17 +121,17 @@ def _sign(state: JobState, *, is_ascii: bool) -> tuple[str, str]:
     return plain if is_ascii else sign, style
 
 
-def _running_table(standing: SweepStatus, num_rows: int) -> Table:
-    running = standing.running
+def _running_table(status: SweepStatus, num_rows: int) -> Table:
+    running = status.running
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    seen = "running" if standing.is_served else "last seen running"
+    seen = "running" if status.is_served else "last seen running"
     table.add_column(f"{seen} ({len(running)})", no_wrap=True, overflow="ellipsis")
     for name in ("try", "phase", "step", "images/s", "left"):
         table.add_column(name, justify="right", no_wrap=True)
     names = list(running)
     for name in names[: num_rows if len(names) <= num_rows else num_rows - 1]:
-        attempt = standing.snapshot.jobs[name].attempt
-        cells = _progress_cells(running[name], is_served=standing.is_served)
+        attempt = status.snapshot.jobs[name].attempt
+        cells = _progress_cells(running[name], is_served=status.is_served)
         table.add_row(name, str(attempt.number if attempt else ""), *cells)
     if len(names) > num_rows:
         table.add_row(Text(f"and {len(names) - num_rows + 1} more", style="dim"))
