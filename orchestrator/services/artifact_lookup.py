@@ -19,7 +19,7 @@ from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, OrchestratorError
 from orchestrator.core.ids import canonical_json
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS
-from orchestrator.planning.estimate.history import Measurement, index_size, measure
+from orchestrator.planning.estimate.history import Measurement, SpeedHistory, index_size, measure
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.reuse import Disposition, dispositions
 from orchestrator.storage.artifacts import Record, read_record

@@ -17,7 +17,7 @@ from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import Estimates, estimate, known_accelerator, refusals
 from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule
 from orchestrator.planning.estimate.flops import PEAKS
-from orchestrator.planning.estimate.history import ModelError
+from orchestrator.planning.estimate.history import EstimateSource, ModelError
 from orchestrator.planning.estimate.power import weak_designs
 from orchestrator.planning.estimate.volumes import DatasetSize
 from orchestrator.planning.graph.data_checks import long_clusterings, miscounted, missing_datasets, sorted_shards
@@ -25,6 +25,7 @@ from orchestrator.planning.graph.diff import Change, PlanDiff
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
 from orchestrator.services.artifact_lookup import ArtifactStatus, history_of, lookup_artifacts
+from orchestrator.sweepfile.values import ResolvedSweep
 
 _VAL_SHARE = 0.05
 """Of the training split, of data sets that do not say how large their validation split is."""

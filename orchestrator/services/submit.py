@@ -39,6 +39,7 @@ from orchestrator.storage.open import open_store
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.survey import require_datasets
+from orchestrator.sweepfile.values import ResolvedSweep
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Ownership, SweepLedger, current_user, list_sweeps, new_message_id
 from orchestrator.tracking import provenance

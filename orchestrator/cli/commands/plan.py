@@ -26,7 +26,7 @@ from orchestrator.planning.estimate.estimates import Estimates
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import diff_plans
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.planning.graph.reuse import Disposition, count_by_kind, group_jobs
+from orchestrator.planning.graph.reuse import Disposition, JobGroup, count_by_kind, group_jobs
 from orchestrator.services.costs import read_prices
 from orchestrator.services.fleets import StatedCluster, choose_fleet
 from orchestrator.services.preview import (

@@ -1,26 +1,22 @@
 """What the live view of all sweeps shows, read from the store in a thread of its own: each look reads what is new."""
 
 from __future__ import annotations
+
 import time
-from collections import Counter
-from collections import defaultdict
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
 from orchestrator.cli.commands.watch import Watching
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration
-from orchestrator.services.status import SweepStatus
-from orchestrator.services.status import status_lines
-from orchestrator.services.status import used_hours
+from orchestrator.services.status import SweepStatus, status_lines, used_hours
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps
-from orchestrator.sweeps.progress import NodePresence
-from orchestrator.sweeps.progress import read_presence
+from orchestrator.sweeps.progress import NodePresence, read_presence
 
 MAX_JOBS = 200
 """Rows of jobs; the most urgent ones of more."""

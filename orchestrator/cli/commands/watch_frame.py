@@ -1,26 +1,22 @@
 """The full-screen view of one sweep: a frame from what is known, with a matrix of its jobs that follows them. Pure."""
 
 from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
 from rich import box
-from rich.console import Group
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from orchestrator.core.contract import JobKind
-from orchestrator.core.contract import Progress
+
+from orchestrator.core.contract import JobKind, Progress
 from orchestrator.core.job_kinds import TRANSFER_KINDS
 from orchestrator.core.units import format_duration
 from orchestrator.planning.graph.plan import Job
-from orchestrator.services.status import SweepStatus
-from orchestrator.services.status import status_lines
-from orchestrator.state.snapshot import JobTable
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.services.status import SweepStatus, status_lines
+from orchestrator.state.snapshot import JobTable, Snapshot
 from orchestrator.state.transitions import JobState
 
 _SIGNS: Mapping[JobState, tuple[str, str, str]] = {
