@@ -15,11 +15,11 @@ from orchestrator.core.contract import Execution, ExecutionContext, JobKind, Job
 from orchestrator.storage import ObjectStore
 from tests.tiny_training import RECIPE
 from workloads.data.order import rank_slice
-from workloads.data.streams import Stage
 from workloads.models.build import Classifier
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.loop import Run, TrainingLoop
-from workloads.train.ranks import Ranks
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar
 from workloads.train.task import TrainInputs

@@ -11,23 +11,23 @@ from typing import Any
 from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest, JobResult, Outcome, Timings
 from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import is_committed, read_record
-from workloads import stopwatch
+from workloads.runtime.publish import stopwatch
 
 Handler = Callable[[JobRequest, ExecutionContext], JobResult]
 
 # By name, so that a job imports only what its kind needs: torch and timm take seconds.
 _HANDLERS = {
-    JobKind.DATASET: "workloads.data.jobs:run_dataset",
-    JobKind.INDEX: "workloads.data.jobs:run_index",
-    JobKind.EMBED: "workloads.embed.job:run_embed",
-    JobKind.CLUSTER: "workloads.labels.cluster_job:run_cluster",
-    JobKind.LABELS: "workloads.labels.jobs:run_labels",
-    JobKind.PRETRAIN: "workloads.train.pretrain:run_pretrain",
-    JobKind.FINETUNE: "workloads.transfer.finetune:run_finetune",
-    JobKind.PROBE: "workloads.transfer.protocols:run_probe",
-    JobKind.KNN: "workloads.transfer.knn:run_knn",
+    JobKind.DATASET: "workloads.jobs.dataset:run_dataset",
+    JobKind.INDEX: "workloads.jobs.index:run_index",
+    JobKind.EMBED: "workloads.jobs.embed:run_embed",
+    JobKind.CLUSTER: "workloads.jobs.cluster:run_cluster",
+    JobKind.LABELS: "workloads.jobs.labels:run_labels",
+    JobKind.PRETRAIN: "workloads.jobs.pretrain:run_pretrain",
+    JobKind.FINETUNE: "workloads.jobs.finetune:run_finetune",
+    JobKind.PROBE: "workloads.jobs.probe:run_probe",
+    JobKind.KNN: "workloads.jobs.knn:run_knn",
 }
-_JUDGE = "workloads.search.target:judge_committed"
+_JUDGE = "workloads.jobs.target_probe:judge_committed"
 
 
 def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -46,7 +46,7 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     request = _with_choice(request, context)
     handler = _load_handler(request.kind)
     import_s = time.perf_counter() - started_s
-    with stopwatch.running():
+    with stopwatch():
         result = handler(request, context)
     setup_s = result.timings.setup_s and import_s + result.timings.setup_s
     timings = Timings(import_s=import_s, setup_s=setup_s, work_s=time.perf_counter() - started_s - import_s)

@@ -14,7 +14,7 @@ from orchestrator.sweepfile.schema_datasets import ConvertedShards
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.survey import Survey
 
-WRITER_VERSION = 1  # as in workloads.data.convert.write, which a test compares
+WRITER_VERSION = 1  # as in workloads.convert.write, which a test compares
 _LISTED = ("num_train", "num_val", "num_classes", "multi_label")
 
 

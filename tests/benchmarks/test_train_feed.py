@@ -15,15 +15,15 @@ from orchestrator.core.contract import Execution, ExecutionContext, JobKind
 from tests.data_jobs import DataPlane, tar_of
 from tests.photographs import jpeg, photograph
 from tests.tiny_training import RECIPE
-from workloads.data.streams import Stage
-from workloads.train.arithmetic import Arithmetic
-from workloads.train.images import ImageTask, new_backbone, new_head
-from workloads.train.job import Setting, TrainingParameters
+from workloads.jobs.networks import ImageTask, new_backbone, new_head
+from workloads.jobs.training import Setting, TrainingParameters
+from workloads.runtime.precision import Arithmetic
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.large_head import loss_of
-from workloads.train.layout import Layout
 from workloads.train.learner import Learner
+from workloads.train.micro_batch import Layout
 from workloads.train.objective import SoftmaxObjective
-from workloads.train.ranks import Ranks
 from workloads.train.samples import LabelledSamples
 from workloads.train.schedule import Calendar
 from workloads.train.step import Update

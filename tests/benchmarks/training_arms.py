@@ -27,17 +27,17 @@ from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder
 from workloads.data.pixels import PixelSpec
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import BoundLabels
 from workloads.models.batchnorm import ghost_batchnorm
 from workloads.models.build import Classifier, build_backbone, build_head, memory_format
 from workloads.models.spec import ModelSpec
-from workloads.train.arithmetic import Arithmetic
+from workloads.runtime.precision import Arithmetic
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.large_head import loss_of
-from workloads.train.layout import Layout
 from workloads.train.learner import Learner
+from workloads.train.micro_batch import Layout
 from workloads.train.objective import build_objective
-from workloads.train.ranks import Ranks
 from workloads.train.recipe import Recipe
 from workloads.train.samples import Normalizer
 from workloads.train.schedule import Calendar

@@ -15,8 +15,8 @@ from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
+from workloads.commands.labels import nesting
 from workloads.data.index import SampleIndex
-from workloads.labels.describe import nesting
 from workloads.labels.label_map import LabelMap
 
 KINDS = {

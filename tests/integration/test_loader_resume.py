@@ -21,8 +21,8 @@ from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder
 from workloads.data.pixels import PixelSpec
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import BoundLabels
+from workloads.runtime.streams import Stage
 
 ROOT = Path(__file__).parents[2]
 NUM_SHARDS, SHARD_SAMPLES, BATCH_SIZE, NUM_STEPS = 4, 9, 8, 11  # two and a half epochs of 36 samples

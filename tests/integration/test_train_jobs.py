@@ -18,11 +18,11 @@ from orchestrator.storage.local import LocalStore
 from tests.tiny_training import BATCHNORM, NO_BATCHNORM, RECIPE, TinyTraining
 from workloads.data.index import SampleIndex
 from workloads.data.source import SampleSource
+from workloads.jobs import probe
+from workloads.jobs.networks import pretrained_backbone
+from workloads.jobs.training import Setting
 from workloads.labels.label_map import LabelMap
 from workloads.models.batchnorm import batchnorm_layers
-from workloads.train.job import Setting
-from workloads.transfer import probe
-from workloads.transfer.backbone import pretrained_backbone
 
 DEPTH1 = {"hierarchy": "depth1"}
 RANDOM = {"random": {"num_classes": 8, "seed": 0}}

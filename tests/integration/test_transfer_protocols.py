@@ -26,11 +26,10 @@ from orchestrator.storage.sample_outcomes import SampleOutcomes
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from tests.rank_processes import RankPool, raise_errors
 from workloads.data.index import SampleIndex
-from workloads.embed.features import FeatureTable
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import BoundLabels, unseen_notes
+from workloads.features.artifact import FeatureTable
 from workloads.labels.label_map import LabelMap
 from workloads.run import execute
-from workloads.transfer.unseen import unseen_notes
 
 SWEEP = """\
 version: 1

@@ -12,9 +12,9 @@ from workloads.data.augment import Augment, Augmenter, AugmentSpec
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder, rank_slice
-from workloads.data.streams import Stage
 from workloads.data.subset import SampleView
 from workloads.labels.label_map import BoundLabels
+from workloads.runtime.streams import Stage
 
 NUM_SCHEDULES = 1000
 NUM_LOADER_SCHEDULES = 15  # of the same ones, in `make test`; all of them take two minutes

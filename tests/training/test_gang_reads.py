@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tests.rank_processes import RankPool, raise_errors
-from workloads.train.ranks import Ranks
-from workloads.train.reads import Reads
+from workloads.runtime.ranks import Ranks
+from workloads.train.step_metrics import Reads
 
 GIB = 1024**3
 

@@ -17,14 +17,13 @@ from torch.optim import SGD, Adam
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import UserError
 from workloads.models.spec import ModelSpec
-from workloads.train import arithmetic as arithmetic_module
-from workloads.train.arithmetic import Arithmetic
-from workloads.train.choices import Precision
-from workloads.train.compiled import CompiledForward, CompileMode, is_compile_failure, keep_compiled_code
+from workloads.runtime import precision as arithmetic_module
+from workloads.runtime.enums import Precision
+from workloads.runtime.precision import Arithmetic, CompiledForward, CompileMode, is_compile_failure, keep_compiled_code
 from workloads.train.large_head import loss_of
 from workloads.train.objective import SoftmaxObjective
-from workloads.train.rehearsal import Rehearsal
-from workloads.train.throughput import PEAKS, Throughput, gpu_usage, peak_flops, training_flops
+from workloads.train.step_metrics import PEAKS, Throughput, gpu_usage, peak_flops, training_flops
+from workloads.train.warmup_step import Rehearsal
 
 CPU = torch.device("cpu")
 

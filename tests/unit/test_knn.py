@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from workloads.jobs import knn
+from workloads.jobs.cached_features import Rows
+from workloads.jobs.knn import Votes, find_neighbours
 from workloads.train.objective import is_wrong
-from workloads.transfer import knn
-from workloads.transfer.cached import Rows
-from workloads.transfer.knn import Votes, find_neighbours
 
 
 def rows(num_samples: int, *, seed: int, num_classes: int = 4, num_targets: int = 1) -> Rows:

@@ -12,9 +12,8 @@ from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from tests.data_jobs import DIGITS, TREE, DataPlane, encoded, tar_of
 from workloads.data.index import LeafSets, SampleIndex, SplitIndex
-from workloads.labels.bound import BoundLabels
-from workloads.labels.label_map import ClassLabels, LabelMap, SampleLabels
-from workloads.labels.random_ids import Draw, RandomLabels
+from workloads.data.split_targets import BoundLabels
+from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, SampleLabels
 from workloads.labels.spaces import make_label_map
 
 CLASSES = [

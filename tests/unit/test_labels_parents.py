@@ -18,14 +18,14 @@ from tests.data_jobs import TREE, DataPlane
 from tests.tiny_training import RECIPE
 from tests.unit import test_wordnet
 from tests.unit.test_wordnet import ENTITY, FAMOUS, OAK, PLANT, THING, TOOL
-from workloads.data.arrays import from_npy_bytes
+from workloads.commands.labels import describe_spaces
 from workloads.data.index import SampleIndex
-from workloads.labels.describe import describe_spaces
+from workloads.labels.definition import ClassTable, Setting
 from workloads.labels.label_map import ClassLabels, LabelMap, SampleLabels
-from workloads.labels.parents import CoarserLevel, find_parents, read_parents, write_parents
-from workloads.labels.setting import ClassTable, Setting
 from workloads.labels.spaces import make_label_map
-from workloads.train.levels import eval_levels
+from workloads.labels.taxonomy import CoarserLevel, find_parents, read_parents, write_parents
+from workloads.runtime.arrays import from_npy_bytes
+from workloads.train.evaluate import eval_levels
 from workloads.train.recipe import Recipe
 from workloads.train.samples import LabelledSamples
 

@@ -13,9 +13,8 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from tests.data_jobs import DataPlane
 from workloads.data.index import NO_LEAF, LeafSets, SplitIndex
-from workloads.labels import plugins
-from workloads.labels.label_map import ClassLabels, LabelMap
-from workloads.labels.random_ids import RandomLabels
+from workloads.labels import definition
+from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.spaces import make_label_map
 
 GROUPS = ["plant", "plant", "animal", "animal", "animal", "stone"]
@@ -180,7 +179,7 @@ def test_labels_impossible_rule_is_a_user_error(space: dict[str, Any], message: 
 class Point:
     """An entry point."""
 
-    group, name = plugins.GROUP, "first-letter"
+    group, name = definition.GROUP, "first-letter"
 
     def load(self) -> Any:
         return lambda classes, arguments: [
@@ -199,7 +198,7 @@ def plugin(name: str = "letters==1.2:first-letter", **arguments: Any) -> dict[st
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "distribution", lambda name: Package() if name == "letters" else missing(name))
+    monkeypatch.setattr(definition, "distribution", lambda name: Package() if name == "letters" else missing(name))
 
 
 def missing(name: str) -> Package:

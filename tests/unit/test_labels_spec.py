@@ -24,7 +24,7 @@ from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.resolve import resolve_sweep
 from orchestrator.sweepfile.resolve_labels import LabelSources
 from orchestrator.sweepfile.schema import SweepSpec
-from workloads.labels.commands import count
+from workloads.commands.labels import count
 
 HEAD = """\
 version: 1

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 from tests.data_jobs import TREE, DataPlane
 from workloads.data.augment import Augment
-from workloads.data.batches import PlannedBatch, batches_ahead
 from workloads.data.index import SampleIndex
-from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
+from workloads.data.loader import Batch, EvalLoader, PlannedBatch, Prefetcher, SampleSource, TrainLoader, batches_ahead
 from workloads.data.order import SampleOrder
-from workloads.data.prefetch import Prefetcher
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import BoundLabels
+from workloads.runtime.streams import Stage
 
 BATCH_SIZE = 50
 NUM_STEPS = 12  # two and a half epochs of 240 samples

@@ -17,9 +17,9 @@ from orchestrator.sweepfile.resolve import resolve_sweep
 from orchestrator.sweepfile.resolve_labels import LabelSources
 from orchestrator.sweepfile.schema import SweepSpec
 from tests.data_jobs import DataPlane, encoded, tar_of
+from workloads.commands.labels import table
 from workloads.data.index import MixtureShares, SampleIndex
 from workloads.data.loader import EvalLoader, SampleSource
-from workloads.labels.commands import table
 
 FIRST = [
     {"class": 0, "name": "cat", "group": "animal", "own": 1},

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
 from orchestrator.core.errors import UserError
 from orchestrator.storage.local import LocalStore
-from workloads.embed.backbone import open_backbone
-from workloads.models.projection import open_projected
+from workloads.features.backbone import open_backbone
+from workloads.models.initial import open_projected
 from workloads.models.spec import ModelSpec
 
 SMALL: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}

@@ -15,9 +15,8 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.content import _points
 from tests.tiny_training import TinyTraining
 from workloads.data.source import _EAGER_READS
-from workloads.train.clock import Clock
-from workloads.train.ranks import Ranks
-from workloads.train.reads import Reads
+from workloads.runtime.ranks import Ranks
+from workloads.train.step_metrics import Clock, Reads
 
 GIB = 1024**3
 PLACED = {"augment": "random_resized_crop"}  # decoded anew in every epoch

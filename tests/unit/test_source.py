@@ -17,8 +17,8 @@ from workloads.data.cache import ShardCache
 from workloads.data.index import BadSamplePolicy, BadSamples, SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import BoundLabels
+from workloads.runtime.streams import Stage
 
 NUM_SAMPLES = 40
 BAD = (3, 4, 17, 38)

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from orchestrator.core.errors import BadDataError, UserError
+from workloads.labels.definition import Setting
 from workloads.labels.label_map import ClassLabels
-from workloads.labels.setting import Setting
 from workloads.labels.spaces import make_label_map
 from workloads.labels.taxonomy import check_chains, folder_rows, read_table, violations
 

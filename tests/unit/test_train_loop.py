@@ -15,7 +15,7 @@ from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import RECIPE
-from workloads.data.streams import Stage
+from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.loop import Run, TrainingLoop
 from workloads.train.recipe import Recipe

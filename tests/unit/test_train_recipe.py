@@ -8,7 +8,7 @@ import pytest
 from orchestrator.core.errors import UserError
 from orchestrator.sweepfile.schema_recipe import RecipeSpec
 from tests.tiny_training import RECIPE
-from workloads.train.choices import OptimizerName
+from workloads.runtime.enums import OptimizerName
 from workloads.train.recipe import Recipe
 from workloads.train.recipe_text import LANGUAGE_DEFAULTS, tell_recipe
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from orchestrator.core.errors import BadDataError, UserError
+from workloads.commands.labels import describe_spaces
 from workloads.data.index import LeafSets, SplitIndex
 from workloads.labels import wordnet as module
-from workloads.labels.describe import describe_spaces
+from workloads.labels.definition import Setting
 from workloads.labels.label_map import ClassLabels
-from workloads.labels.setting import Setting
 from workloads.labels.spaces import make_label_map
 from workloads.labels.wordnet import Paths, WordNet, level_of, open_wordnet
 

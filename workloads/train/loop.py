@@ -22,33 +22,35 @@ from orchestrator.core.errors import NumericsError, PreemptedError
 from workloads.checkpoint.retention import Keeper, KeepPolicy, Kept
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.checkpoint.writer import WhenBusy
-from workloads.data.streams import Purpose, Stage
-from workloads.train.arithmetic import Arithmetic
-from workloads.train.clock import Clock
-from workloads.train.evaluate import evaluate
-from workloads.train.failures import FailedUpdateError, failed_samples, failure_message, rank_at_fault
-from workloads.train.fingerprint import difference, numerics_fingerprint
-from workloads.train.fitting import Fitting
+from workloads.runtime.fingerprint import difference, numerics_fingerprint
+from workloads.runtime.precision import Arithmetic
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Purpose, Stage, seed_device, torch_seed
+from workloads.train.evaluate import OutcomeTally, evaluate
 from workloads.train.freezing import train_mode
 from workloads.train.large_head import loss_of
-from workloads.train.learner import Learner
-from workloads.train.metrics import Tally
+from workloads.train.learner import Learner, RunState
 from workloads.train.objective import build_objective
-from workloads.train.outcomes import OutcomeTally
-from workloads.train.ranks import Ranks
-from workloads.train.readings import Readings
-from workloads.train.reads import Reads
 from workloads.train.recipe import Recipe
 from workloads.train.recipe_text import tell_recipe
-from workloads.train.rewinding import RewindPoints
-from workloads.train.safety import Reading, Rewind, batch_of, rewind_to, steps_before_gap
+from workloads.train.safety import (
+    FailedUpdateError,
+    Reading,
+    Rewind,
+    RewindPoints,
+    batch_of,
+    failed_samples,
+    failure_message,
+    rank_at_fault,
+    rewind_to,
+    steps_before_gap,
+)
 from workloads.train.saver import Saver
 from workloads.train.schedule import Calendar, LearningRate
-from workloads.train.state import RunState
 from workloads.train.step import Update, Votes
-from workloads.train.streams import seed_device, torch_seed
+from workloads.train.step_metrics import Clock, Readings, Reads, Tally, Throughput, usage
 from workloads.train.task import RunMemory, Task, TrainInputs
-from workloads.train.throughput import Throughput, usage
+from workloads.train.warmup_step import Fitting
 
 _LOG = logging.getLogger(__name__)
 _MOST_REWINDS = 20

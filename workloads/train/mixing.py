@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv
 from torch import Tensor
 
-from workloads.data.streams import Purpose, Stage, seed_sequence
-from workloads.train.choices import MIXES
+from workloads.runtime.enums import MIXES
+from workloads.runtime.streams import Purpose, Stage, seed_sequence
 from workloads.train.linear_form import MixedTargets
 from workloads.train.recipe import Recipe
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from orchestrator.core.errors import CorruptObjectError, UserError
-from workloads.train.choices import DecayedParameters, OptimizerName
+from workloads.runtime.enums import DecayedParameters, OptimizerName
 from workloads.train.recipe import Recipe
 
 _ADAM_EPS = 1e-8

@@ -9,7 +9,7 @@ from typing import Any, Self
 from orchestrator.core.errors import UserError
 from workloads.data.augment import Augment
 from workloads.data.decode import DecoderName, Interpolation
-from workloads.train.choices import (
+from workloads.runtime.enums import (
     MIXES,
     AverageName,
     DecayedParameters,

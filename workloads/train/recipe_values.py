@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from orchestrator.core.errors import UserError
 from workloads.data.augment import Augment
 from workloads.data.decode import DecoderName, Interpolation
-from workloads.train.choices import (
+from workloads.runtime.enums import (
     AverageName,
     DecayedParameters,
     HeadInit,

@@ -17,19 +17,16 @@ from orchestrator.core.errors import UserError
 from workloads.data.augment import AugmentSpec
 from workloads.data.bad_samples import BadSampleTally
 from workloads.data.decode import DecoderName, Interpolation
-from workloads.data.holdout import hold_out
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
-from workloads.data.mixture import make_order
-from workloads.data.order import Order
+from workloads.data.order import Order, make_order
 from workloads.data.pixels import PixelSpec
-from workloads.data.streams import Stage
-from workloads.data.subset import SampleView, Subset
+from workloads.data.subset import SampleView, Subset, hold_out
 from workloads.labels.label_map import BoundLabels, LabelMap
-from workloads.labels.parents import read_parents
-from workloads.train.evaluate import EvalInputs, EvalLevel
-from workloads.train.levels import eval_levels
-from workloads.train.ranks import Ranks
+from workloads.labels.taxonomy import read_parents
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
+from workloads.train.evaluate import EvalInputs, EvalLevel, eval_levels
 from workloads.train.recipe import Recipe
 
 EVAL_BATCH_SIZE = 256

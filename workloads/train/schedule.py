@@ -12,7 +12,7 @@ from typing import Self
 
 from orchestrator.core.errors import UserError
 from workloads.data.order import total_steps
-from workloads.train.choices import LrEvery, ScheduleName
+from workloads.runtime.enums import LrEvery, ScheduleName
 from workloads.train.recipe import Recipe
 
 _LINE_EVERY_STEPS = 100

@@ -1,6 +1,6 @@
 """What planning assumes of accelerators: their peaks, and the share of them that training reaches.
 
-The peaks are those of ``workloads.train.throughput``, which a test compares. The shares are assumptions for eager
+The peaks are those of ``workloads.train.step_metrics``, which a test compares. The shares are assumptions for eager
 PyTorch without measurements: plans are made before anything has run. As soon as a store holds results of a device,
 estimates are corrected by them (``orchestrator.planning.estimate.history``).
 """

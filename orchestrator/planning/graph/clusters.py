@@ -13,7 +13,7 @@ from orchestrator.sweepfile.model import Clustering, Embedding, LabelSpace, Swee
 from orchestrator.sweepfile.timm_table import shipped_models
 
 SPLITS = ("train", "val")
-_LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.labels.cluster_space, which a test compares
+_LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.jobs.cluster, which a test compares
 _WORTH_SAYING = 1e13
 """Operations: minutes on a core or two."""
 _TERA = 1e12
