@@ -32,7 +32,7 @@ def ours(folder: Path, decoder: str) -> Iterator[int]:
     from workloads.data.loader import SampleSource, TrainLoader
     from workloads.data.order import SampleOrder
     from workloads.data.pixels import PixelSpec
-    from workloads.data.split_targets import BoundLabels
+    from workloads.data.split_targets import SplitTargets
     from workloads.runtime.streams import Stage
 
     plane = DataPlane(folder=folder / "plane")
@@ -42,7 +42,7 @@ def ours(folder: Path, decoder: str) -> Iterator[int]:
     loader = TrainLoader(
         source,
         SampleOrder(source.split.shard_sizes, 0, 2),
-        BoundLabels.of(source.split.leaves, 2),
+        SplitTargets.of(source.split.leaves, 2),
         batch_size=BATCH_SIZE,
         start_step=0,
         total_steps=10**6,

@@ -62,7 +62,7 @@ def _logits_on_val(tiny: TinyTraining, record: Record, backbone_record: Record, 
 def _val_targets(tiny: TinyTraining, record: Record) -> torch.Tensor:
     index = SampleIndex.open(tiny.store, tiny.index, tiny.folder / "cache")
     label_map = LabelMap.open(tiny.store, record.identity["inputs"]["labels"])
-    return torch.from_numpy(label_map.bind(index.split("val")).targets_N())
+    return torch.from_numpy(label_map.resolve_targets(index.split("val")).targets_N())
 
 
 @pytest.mark.parametrize("model", [NO_BATCHNORM, BATCHNORM], ids=["vit", "resnet"])

@@ -19,7 +19,7 @@ from workloads.runtime.processes import owned_pool
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import os, sys, time
-from workloads.data.pool import owned_pool
+from workloads.runtime.processes import owned_pool
 if __name__ == "__main__":
     with owned_pool(2) as pool:
         for _ in range(2):

@@ -102,7 +102,7 @@ def test_mixture_index_is_its_components_one_after_the_other(plane: DataPlane, p
 def test_mixture_images_are_those_of_the_components(plane: DataPlane, parts: list[SampleIndex]) -> None:
     def images(index: SampleIndex) -> np.ndarray:
         source = SampleSource(plane.store, index, "train", cache_dir=plane.cache, image_size=16)
-        labels = plane.labels(index, {"modulo": 2}).bind(source.split)
+        labels = plane.labels(index, {"modulo": 2}).resolve_targets(source.split)
         return np.concatenate([batch.images_BCHW.numpy() for batch in EvalLoader(source, labels, batch_size=4)])
 
     assert np.array_equal(images(mixed(plane, parts)), np.concatenate([images(part) for part in parts]))

@@ -11,7 +11,7 @@ from orchestrator.core.errors import BadDataError, UserError
 from workloads.commands.labels import describe_spaces
 from workloads.data.index import LeafSets, SplitIndex
 from workloads.labels import wordnet as module
-from workloads.labels.definition import Setting
+from workloads.labels.definition import LabelInputs
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.spaces import make_label_map
 from workloads.labels.wordnet import Paths, WordNet, level_of, open_wordnet
@@ -188,7 +188,7 @@ def test_wordnet_space_gives_classes_all_their_labels(place: dict[str, str]) -> 
     # A sample of a class below it and of one that is not: it is on a path of the sample.
     sets = LeafSets(offsets=np.array([0, 2, 3]), values=np.array([0, 2, 2]))
     split = SplitIndex.in_memory(leaves=np.array([0, 2]), leaf_sets=sets)
-    assert contains.bind(split).take(np.arange(2)).tolist() == [1, 0]
+    assert contains.resolve_targets(split).take(np.arange(2)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,6 @@ def test_wordnet_trees_have_the_first_lemma_of_each_synset(place: dict[str, str]
     rule = {"paths": "first", "key": "synset", "digest": ""}
     spaces = [{"name": f"nouns/{level}", "space": {"wordnet": {"level": level, **rule}}} for level in (1, 0)]
     request = {"spaces": spaces, "targets": [], "index": {}, "tree": ["nouns/1", "nouns/0"], "plot": ""}
-    found = describe_spaces(request, Setting(classes=classes, num_train=0, files=place))
+    found = describe_spaces(request, LabelInputs(classes=classes, num_train=0, files=place))
     assert [TREE, OAK] in [path["path"] for path in found["tree"]]
     assert (found["lemmas"][TREE], found["lemmas"][FAMOUS]) == ("tree", "Famous Oak")

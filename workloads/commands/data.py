@@ -69,15 +69,15 @@ def listing(arguments: Arguments) -> dict[str, Any]:
 
 def index(arguments: Arguments) -> dict[str, Any]:
     """Scan shards and say what they hold; with ``write``, leave a ``dataset.json`` beside them."""
-    target = open_target(TargetRequest(**arguments["target"]))
+    shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
     policy = BadSamples(policy=BadSamplePolicy(arguments["policy"]), budget=arguments["budget"])
-    found = _scan(target, policy, arguments["num_processes"], ImageCheck.HEADER)
-    dataset = _describe(target, found)
+    found = _scan(shard_input, policy, arguments["num_processes"], ImageCheck.HEADER)
+    dataset = _describe(shard_input, found)
     if arguments["write"]:
-        _write_beside(target, dataset)
+        _write_beside(shard_input, dataset)
     bad = {split: scanned.bad.to_json() for split, scanned in found.splits.items() if scanned.bad.total}
-    entry = _entry(arguments, target, dataset)
-    return {**_summary(target.uri, dataset), "bad_samples": bad, **found.notes(), "entry": entry}
+    entry = _entry(arguments, shard_input, dataset)
+    return {**_summary(shard_input.uri, dataset), "bad_samples": bad, **found.notes(), "entry": entry}
 
 
 def verify(arguments: Arguments) -> dict[str, Any]:
@@ -87,16 +87,16 @@ def verify(arguments: Arguments) -> dict[str, Any]:
         CorruptObjectError: a shard is not the one that is named.
         UserError: there is no ``dataset.json`` to compare with.
     """
-    target = open_target(TargetRequest(**arguments["target"]))
-    if target.described is None:
-        raise UserError(f"{target.uri} has no {DATASET_FILE} to compare with; `data index --write` makes one")
+    shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
+    if shard_input.described is None:
+        raise UserError(f"{shard_input.uri} has no {DATASET_FILE} to compare with; `data index --write` makes one")
     check = ImageCheck.PIXELS if arguments["decode"] else ImageCheck.HEADER
     everything = BadSamples(policy=BadSamplePolicy.REPLACE, budget=1.0)
-    found = _scan(target, everything, arguments["num_processes"], check)
+    found = _scan(shard_input, everything, arguments["num_processes"], check)
     bad = {split: scanned.bad.to_json() for split, scanned in found.splits.items() if scanned.bad.total}
     num_bad = sum(scanned.bad.total for scanned in found.splits.values())
-    same = found.entries == dict(target.described.splits)
-    return {**_summary(target.uri, target.described), "is_same": same, "num_bad": num_bad, "bad_samples": bad}
+    same = found.entries == dict(shard_input.described.splits)
+    return {**_summary(shard_input.uri, shard_input.described), "is_same": same, "num_bad": num_bad, "bad_samples": bad}
 
 
 def stats(arguments: Arguments) -> dict[str, Any]:
@@ -120,10 +120,10 @@ def stats(arguments: Arguments) -> dict[str, Any]:
 
 def sample(arguments: Arguments) -> dict[str, Any]:
     """Some samples of a split: their places, classes and sizes; with ``out``, their images as files."""
-    target = open_target(TargetRequest(**arguments["target"]))
+    shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
     out = Path(arguments["out"]) if arguments["out"] else None
     rows = show_samples(
-        target,
+        shard_input,
         arguments["split"],
         num_samples=arguments["num_samples"],
         seed=arguments["seed"],
@@ -133,10 +133,10 @@ def sample(arguments: Arguments) -> dict[str, Any]:
     return {"samples": rows}
 
 
-def _scan(target: Target, policy: BadSamples, num_processes: int, check: ImageCheck) -> ScannedSplits:
-    plan = plan_external(target.splits, target.classes, multi_label=target.multi_label, policy=policy)
+def _scan(shard_input: ShardInput, policy: BadSamples, num_processes: int, check: ImageCheck) -> ScannedSplits:
+    plan = plan_external(shard_input.splits, shard_input.classes, multi_label=shard_input.multi_label, policy=policy)
     with scratch_folder("index") as folder, ShardBar("reading shards") as bar:
-        sizes = [shard.size_bytes for shards in target.splits.values() for shard in shards]
+        sizes = [shard.size_bytes for shards in shard_input.splits.values() for shard in shards]
         bar.start("reading shards", sum(sizes))
         return scan_splits(
             plan,
@@ -147,49 +147,49 @@ def _scan(target: Target, policy: BadSamples, num_processes: int, check: ImageCh
         )
 
 
-def _describe(target: Target, found: ScannedSplits) -> DatasetFile:
+def _describe(shard_input: ShardInput, found: ScannedSplits) -> DatasetFile:
     return DatasetFile(
         splits=found.entries,
-        num_classes=len(target.classes),
-        levels=level_counts(target.classes),
-        classes_sha256=read_class_table(target.classes_uri)[1] if target.classes_uri else "",
+        num_classes=len(shard_input.classes),
+        levels=level_counts(shard_input.classes),
+        classes_sha256=read_class_table(shard_input.classes_uri)[1] if shard_input.classes_uri else "",
         digest=found.digest,
-        multi_label=target.multi_label,
+        multi_label=shard_input.multi_label,
         class_counts={split: scanned.class_counts for split, scanned in found.splits.items()},
-        source=target.described.source if target.described else {"indexed": True},
+        source=shard_input.described.source if shard_input.described else {"indexed": True},
     )
 
 
-def _entry(arguments: Arguments, target: Target, dataset: DatasetFile) -> dict[str, Any]:
+def _entry(arguments: Arguments, shard_input: ShardInput, dataset: DatasetFile) -> dict[str, Any]:
     """What to write into a sweep.yaml, under ``datasets``."""
     passed = {"policy": arguments["policy"], "budget": arguments["budget"]}
     options = {"bad_samples": passed} if arguments["policy"] == BadSamplePolicy.REPLACE else {}
-    if target.described or arguments["write"]:
-        return {"from": next(iter(target.splits.values()))[0].store_uri, **options}
+    if shard_input.described or arguments["write"]:
+        return {"from": next(iter(shard_input.splits.values()))[0].store_uri, **options}
     places = arguments["target"]["splits"]
-    if places or list(target.splits) == ["train"]:
+    if places or list(shard_input.splits) == ["train"]:
         found: dict[str, str | list[str]] = {
             split: to_pattern(place) for split, place in (places or {"train": arguments["target"]["place"]}).items()
         }
     else:
-        found = {split: pattern_of(shards) for split, shards in target.splits.items()}
-    classes = {"classes": target.classes_uri} if target.classes_uri else {"num_classes": dataset.num_classes}
+        found = {split: pattern_of(shards) for split, shards in shard_input.splits.items()}
+    classes = {"classes": shard_input.classes_uri} if shard_input.classes_uri else {"num_classes": dataset.num_classes}
     return {
         "shards": found,
         **classes,
         **{f"num_{split}": dataset.num_samples(split) for split in ("train", "val") if split in dataset.splits},
         "digest": dataset.digest,
-        **({"multi_label": True} if target.multi_label else {}),
+        **({"multi_label": True} if shard_input.multi_label else {}),
         **options,
     }
 
 
-def _write_beside(target: Target, dataset: DatasetFile) -> None:
-    folders = {shard.store_uri for shards in target.splits.values() for shard in shards}
+def _write_beside(shard_input: ShardInput, dataset: DatasetFile) -> None:
+    folders = {shard.store_uri for shards in shard_input.splits.values() for shard in shards}
     if len(folders) != 1:
         raise UserError(f"the shards lie in {len(folders)} folders; {DATASET_FILE} describes those of one folder")
     (folder,) = folders
-    if target.classes_uri != f"{folder}/{CLASSES_FILE}":
+    if shard_input.classes_uri != f"{folder}/{CLASSES_FILE}":
         message = f"the class table must lie beside the shards, as {folder}/{CLASSES_FILE}; copy it there and name it"
         raise UserError(message + " with --classes")
     store = open_store(folder)
@@ -235,7 +235,7 @@ _NUMBERED = re.compile(r"([^{},]*?)([0-9]+)\.tar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ShardInput:
     """Shards by split with their class table."""
 
     uri: str
@@ -248,7 +248,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetRequest:
+class ShardInputRequest:
     """What somebody names."""
 
     place: str
@@ -260,7 +260,7 @@ class TargetRequest:
     multi_label: bool = False
 
 
-def open_target(request: TargetRequest) -> Target:
+def open_shard_input(request: ShardInputRequest) -> ShardInput:
     """Find the shards.
 
     Raises:
@@ -274,7 +274,7 @@ def open_target(request: TargetRequest) -> Target:
         message = f"{uri} has no dataset.json, and nothing says its classes"
         raise UserError(message + ": name the class table with --classes, or count the classes with --num-classes")
     classes = read_class_table(classes_uri)[0] if classes_uri else numbered_classes(request.num_classes)
-    return Target(
+    return ShardInput(
         uri=uri,
         splits=described_shards(uri, described) if described else _listed(uri, request),
         classes=classes,
@@ -300,7 +300,7 @@ def _described(uri: str) -> DatasetFile | None:
         return None
 
 
-def _listed(uri: str, request: TargetRequest) -> dict[str, list[Shard]]:
+def _listed(uri: str, request: ShardInputRequest) -> dict[str, list[Shard]]:
     if request.splits:
         patterns = {split: to_pattern(place) for split, place in request.splits.items()}
         return {split: [unread_shard(shard) for shard in list_shards([found])] for split, found in patterns.items()}
@@ -331,12 +331,12 @@ def pattern_of(shards: Sequence[Shard]) -> str | list[str]:
 
 
 def show_samples(
-    target: Target, split: str, *, num_samples: int, seed: int, key: str = "", out: Path | None = None
+    shard_input: ShardInput, split: str, *, num_samples: int, seed: int, key: str = "", out: Path | None = None
 ) -> list[dict[str, Any]]:
     """Rows of some samples of one shard, drawn by the seed, or of the one with a key.
 
     Args:
-        target: the shards.
+        shard_input: the shards.
         split: one of its splits.
         num_samples: how many to draw.
         seed: draws the shard and the samples.
@@ -347,12 +347,12 @@ def show_samples(
         UserError: there is no such split.
         NotFoundError: there is no sample with this key.
     """
-    if split not in target.splits:
-        raise UserError(f"{target.uri} has no split {split!r}; it has {', '.join(target.splits)}")
-    found = _find(target, split, key) if key else _draw(target, split, num_samples, seed)
+    if split not in shard_input.splits:
+        raise UserError(f"{shard_input.uri} has no split {split!r}; it has {', '.join(shard_input.splits)}")
+    found = _find(shard_input, split, key) if key else _draw(shard_input, split, num_samples, seed)
     rows = []
     for shard, table, row in found:
-        described, encoded = _describe_sample(target, shard, table, row)
+        described, encoded = _describe_sample(shard_input, shard, table, row)
         rows.append(described)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
@@ -362,29 +362,29 @@ def show_samples(
     return rows
 
 
-def _table(target: Target, shard: Shard) -> ShardTable:
-    names = class_names(target.classes)
-    rule = ClassRule(num_classes=len(target.classes), multi_label=target.multi_label, names=names)
+def _table(shard_input: ShardInput, shard: Shard) -> ShardTable:
+    names = class_names(shard_input.classes)
+    rule = ClassRule(num_classes=len(shard_input.classes), multi_label=shard_input.multi_label, names=names)
     return scan_source(streamed(shard), rule)
 
 
-def _draw(target: Target, split: str, num_samples: int, seed: int) -> Iterator[tuple[Shard, ShardTable, int]]:
+def _draw(shard_input: ShardInput, split: str, num_samples: int, seed: int) -> Iterator[tuple[Shard, ShardTable, int]]:
     random = np.random.default_rng(seed)
-    shards = target.splits[split]
+    shards = shard_input.splits[split]
     shard = shards[int(random.integers(len(shards)))]
-    table = _table(target, shard)
+    table = _table(shard_input, shard)
     chosen = random.permutation(table.num_samples)[:num_samples]
     yield from ((shard, table, row) for row in sorted(chosen.tolist()))
 
 
-def _find(target: Target, split: str, key: str) -> Iterator[tuple[Shard, ShardTable, int]]:
-    for shard in target.splits[split]:
-        table = _table(target, shard)
+def _find(shard_input: ShardInput, split: str, key: str) -> Iterator[tuple[Shard, ShardTable, int]]:
+    for shard in shard_input.splits[split]:
+        table = _table(shard_input, shard)
         for row in range(table.num_samples):
             if _key(table, row) == key:
                 yield shard, table, row
                 return
-    raise NotFoundError(f"split {split!r} of {target.uri} has no usable sample with the key {key!r}")
+    raise NotFoundError(f"split {split!r} of {shard_input.uri} has no usable sample with the key {key!r}")
 
 
 def _key(table: ShardTable, row: int) -> str:
@@ -392,7 +392,9 @@ def _key(table: ShardTable, row: int) -> str:
     return table.keys[end - int(table.key_lengths[row]) : end].tobytes().decode(errors="replace")
 
 
-def _describe_sample(target: Target, shard: Shard, table: ShardTable, row: int) -> tuple[dict[str, Any], bytes]:
+def _describe_sample(
+    shard_input: ShardInput, shard: Shard, table: ShardTable, row: int
+) -> tuple[dict[str, Any], bytes]:
     offset, length = int(table.offsets[row]), int(table.lengths[row])
     encoded = open_store(shard.store_uri).get_range(shard.object_name, offset, length)
     with Image.open(BytesIO(encoded)) as image:
@@ -407,7 +409,7 @@ def _describe_sample(target: Target, shard: Shard, table: ShardTable, row: int) 
         "offset_bytes": offset,
         "length_bytes": length,
         "classes": leaves,
-        "names": [str(target.classes[leaf].get("name")) for leaf in leaves],
+        "names": [str(shard_input.classes[leaf].get("name")) for leaf in leaves],
         "width": width,
         "height": height,
         "file": f"{key.replace('/', '_')}.{image_format}",

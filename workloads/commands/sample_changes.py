@@ -92,7 +92,7 @@ def _groupings(
 ) -> Iterator[Grouping]:
     """By class of the target; by every level of the hierarchy, coarser or finer than it; by subset."""
     ordinals = np.arange(split.num_samples)
-    target = Grouping(kind=TARGET, names=labels.class_names, groups=labels.bind(split).take(ordinals))
+    target = Grouping(kind=TARGET, names=labels.class_names, groups=labels.resolve_targets(split).take(ordinals))
     yield target
     levels = level_names(index.classes)
     for column in levels:
@@ -100,7 +100,7 @@ def _groupings(
             continue
         nodes = (node_of(row, column) for row in index.classes)
         level = named_labels([[] if node is None else [node] for node in nodes])
-        found = Grouping(kind=column, names=level.class_names, groups=level.bind(split).take(ordinals))
+        found = Grouping(kind=column, names=level.class_names, groups=level.resolve_targets(split).take(ordinals))
         if not np.array_equal(found.named(), target.named()):
             yield found
     for parents in read_parents(store, labels_key) or ():

@@ -290,7 +290,7 @@ class ConvertRequest:
     """Whether links may lead out of the source."""
 
 
-class Layout(Protocol):
+class ShardingOptions(Protocol):
     """What decides, besides the listing, which image goes into which shard."""
 
     @property
@@ -304,7 +304,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """See `Layout`."""
+    """See `ShardingOptions`."""
 
     shard_bytes: int
     shuffle_seed: int | None
@@ -324,7 +324,7 @@ class WriteRequest:
 
     @property
     def shuffle_seed(self) -> int | None:
-        """See `Layout`."""
+        """See `ShardingOptions`."""
         return self.seed if self.shuffle else None
 
 

@@ -23,7 +23,7 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
 from orchestrator.storage.dataset_files import ClassRows, level_counts, parse_class_table
 from workloads.convert import imagefolder, imagenet, inat, tabular
-from workloads.convert.items import Conversion, ConvertRequest, Layout, ShardLayout, StoredItems
+from workloads.convert.items import Conversion, ConvertRequest, ShardingOptions, ShardLayout, StoredItems
 from workloads.convert.write import VERSION, classes_bytes, shard_rows, source_samples
 from workloads.data.cache import ObjectCache
 from workloads.data.index import CLASSES_PART
@@ -170,7 +170,7 @@ def _absolute(stored: Sequence[str], roots: Mapping[str, Path]) -> str:
 class ListedShards:
     """See `ShardSet`; which image goes into which shard follows from the listing and the layout alone."""
 
-    def __init__(self, listing: Listing, layout: Layout) -> None:
+    def __init__(self, listing: Listing, layout: ShardingOptions) -> None:
         self._listing = listing
         found = {split: shard_rows(items, layout, split) for split, items in listing.splits.items()}
         self._places = [(split, rows) for split, shards in found.items() for rows in shards]

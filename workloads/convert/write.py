@@ -36,7 +36,7 @@ from orchestrator.storage.dataset_files import (
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.regular_files import open_regular, read_regular
 from orchestrator.storage.scratch import scratch_folder
-from workloads.convert.items import WHOLE_FILE, Conversion, Items, Layout, SourceItem, WriteRequest
+from workloads.convert.items import WHOLE_FILE, Conversion, Items, ShardingOptions, SourceItem, WriteRequest
 from workloads.data.images import is_image_form
 from workloads.data.reasons import printable
 from workloads.data.shards import shard_name, write_shard
@@ -100,7 +100,7 @@ def tidy_folder(store: ObjectStore) -> None:
         store.remove_empty_staging()
 
 
-def shard_rows(table: Items, layout: Layout, split: str) -> list[NDArray[np.int64]]:
+def shard_rows(table: Items, layout: ShardingOptions, split: str) -> list[NDArray[np.int64]]:
     """Rows of each shard: the listing's order or one drawn from the seed, cut where a shard would become too large."""
     order: NDArray[np.int64] = np.arange(len(table))
     if layout.shuffle_seed is not None:

@@ -33,7 +33,7 @@ from workloads.data.bad_samples import BadSlot
 from workloads.data.order import Order, rank_slice
 from workloads.data.pixels import Place
 from workloads.data.source import SampleSource
-from workloads.data.split_targets import BoundLabels
+from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
 
 __all__ = ["Batch", "EvalLoader", "SampleSource", "TrainLoader"]
@@ -82,7 +82,7 @@ class TrainLoader:
         self,
         source: SampleSource,
         order: Order,
-        labels: BoundLabels,
+        labels: SplitTargets,
         *,
         batch_size: int,
         start_step: int,
@@ -193,7 +193,7 @@ class EvalLoader:
     def __init__(
         self,
         source: SampleSource,
-        labels: BoundLabels,
+        labels: SplitTargets,
         *,
         batch_size: int,
         ordinals: NDArray[np.int64] | None = None,
@@ -244,7 +244,7 @@ class EvalLoader:
 
 
 def _hand_out(
-    batches: Generator[PlannedBatch, None, None], labels: BoundLabels, source: SampleSource, stats: LoaderStats
+    batches: Generator[PlannedBatch, None, None], labels: SplitTargets, source: SampleSource, stats: LoaderStats
 ) -> Generator[tuple[PlannedBatch, Batch], None, None]:
     with closing(batches):
         while True:
@@ -257,7 +257,7 @@ def _hand_out(
             yield planned, batch
 
 
-def _batch(planned: PlannedBatch, labels: BoundLabels, source: SampleSource) -> Batch:
+def _batch(planned: PlannedBatch, labels: SplitTargets, source: SampleSource) -> Batch:
     ordinals, images_BCHW = planned.ordinals_B, planned.squares_BHWC.permute(0, 3, 1, 2)
     if planned.bad:
         is_good = np.ones(len(ordinals), dtype=np.bool_)

@@ -19,7 +19,7 @@ NO_LABEL: Final = -1
 _ROWS_AT_ONCE = 1 << 18  # bounds the memory of a pass over all samples
 
 
-class BoundLabels(ABC):
+class SplitTargets(ABC):
     """Targets of the N samples of a split, in ``[0, num_classes)`` or ``NO_LABEL``.
 
     Args:
@@ -34,9 +34,9 @@ class BoundLabels(ABC):
         self.max_targets, self.is_multi_label = max_targets, is_multi_label
 
     @staticmethod
-    def of(targets_N: NDArray[Any], num_classes: int) -> BoundLabels:
+    def of(targets_N: NDArray[Any], num_classes: int) -> SplitTargets:
         """One target for each sample, by ordinal."""
-        return TableLabels(targets_N, num_classes=num_classes)
+        return TableTargets(targets_N, num_classes=num_classes)
 
     @abstractmethod
     def take(self, ordinals_B: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -67,7 +67,7 @@ class BoundLabels(ABC):
             yield np.arange(start, min(start + _ROWS_AT_ONCE, self.num_samples))
 
 
-class TableLabels(BoundLabels):
+class TableTargets(SplitTargets):
     """By ordinal: ``targets`` [N]."""
 
     def __init__(self, targets_N: NDArray[Any], *, num_classes: int) -> None:
@@ -78,7 +78,7 @@ class TableLabels(BoundLabels):
         return self._targets_N[ordinals_B].astype(np.int64)
 
 
-class LeafLabels(BoundLabels):
+class LeafTargets(SplitTargets):
     """By leaf class: sample i has the targets ``table[leaves[i]]``.
 
     Args:
@@ -103,12 +103,12 @@ class LeafLabels(BoundLabels):
         return targets
 
 
-class LeafSetLabels(BoundLabels):
+class LeafSetTargets(SplitTargets):
     """By leaf classes of multi-label samples: a sample has the union of its classes' targets.
 
     Args:
         leaf_sets: classes of each sample.
-        table_CM: as in `LeafLabels`.
+        table_CM: as in `LeafTargets`.
     """
 
     def __init__(self, leaf_sets: LeafSets, table_CM: NDArray[np.int32], *, num_classes: int) -> None:
@@ -141,13 +141,13 @@ class LeafSetLabels(BoundLabels):
         return targets_BM
 
 
-class LargestLabels(BoundLabels):
+class LargestTargets(SplitTargets):
     """One target for each multi-label sample: the largest of its classes' targets.
 
     Of targets 0 = no, 1 = yes that is whether any class of the sample says yes.
     """
 
-    def __init__(self, sets: LeafSetLabels) -> None:
+    def __init__(self, sets: LeafSetTargets) -> None:
         super().__init__(num_classes=sets.num_classes, num_samples=sets.num_samples, is_multi_label=False)
         self._sets = sets
 
@@ -162,7 +162,7 @@ def _with_empty_row(table_CM: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def unseen_notes(
-    train: BoundLabels, train_ordinals: NDArray[np.int64], val: BoundLabels, val_ordinals: NDArray[np.int64]
+    train: SplitTargets, train_ordinals: NDArray[np.int64], val: SplitTargets, val_ordinals: NDArray[np.int64]
 ) -> list[str]:
     """What to tell of validation samples that can only be wrong; nothing if there are none.
 
@@ -188,6 +188,6 @@ def unseen_notes(
     return [f"{found}: {num_lost} of {num_val} validation samples ({num_lost / num_val:.1%}) can only be wrong"]
 
 
-def _targets(labels: BoundLabels, ordinals: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _targets(labels: SplitTargets, ordinals: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     for start in range(0, len(ordinals), _ROWS_AT_ONCE):
         yield labels.take(ordinals[start : start + _ROWS_AT_ONCE])

@@ -19,7 +19,7 @@ from workloads.runtime.streams import Purpose, Stage, permutation, random_words,
 
 if TYPE_CHECKING:
     from workloads.data.index import SplitIndex
-    from workloads.data.split_targets import BoundLabels
+    from workloads.data.split_targets import SplitTargets
 
 
 _RANDOM_BITS = 40  # of a sort key; the leaf class has the upper 24
@@ -128,7 +128,7 @@ class SampleView:
         return cls(shard_sizes=np.asarray(split.shard_sizes, dtype=np.int64))
 
     @classmethod
-    def of(cls, split: SplitIndex, labels: BoundLabels | None = None, subset: Subset | None = None) -> Self:
+    def of(cls, split: SplitIndex, labels: SplitTargets | None = None, subset: Subset | None = None) -> Self:
         """The samples that have a label, thinned by a subset.
 
         At 14M samples labels alone cost 0.1 s, a subset 2 s and 0.5 GiB for that time.

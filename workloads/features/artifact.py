@@ -103,7 +103,7 @@ _FEATURES: Final = re.compile(r"features-(\d{12})-(\d{12})\.npy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class RowRange:
     """Finished rows ``start <= i < stop``; ``objects`` by name are what ``folder`` holds."""
 
     start: int
@@ -133,19 +133,19 @@ class FinishedRows:
     def __init__(self, store: ObjectStore, key: str) -> None:
         self._store, self._root = store, checkpoints_folder(key)
 
-    def find(self) -> list[Rows]:
+    def find(self) -> list[RowRange]:
         """Complete and disjoint ones, by ``start``. Damaged ones are passed over."""
         found = [rows for name in self._store.list_children(f"{self._root}/") if (rows := self._open(name))]
-        disjoint: list[Rows] = []
+        disjoint: list[RowRange] = []
         for rows in sorted(found, key=lambda rows: (rows.start, -rows.stop, rows.folder)):
             if not disjoint or rows.start >= disjoint[-1].stop:
                 disjoint.append(rows)
         return disjoint
 
-    def write(self, start: int, features_PD: NDArray[np.float16], missing: NDArray[np.int64]) -> Rows:
+    def write(self, start: int, features_PD: NDArray[np.float16], missing: NDArray[np.int64]) -> RowRange:
         """Store rows; they are found from now on."""
         stop = start + len(features_PD)
-        rows = Rows(start=start, stop=stop, folder=f"{self._root}/{stop:012d}-{secrets.token_hex(8)}", objects={})
+        rows = RowRange(start=start, stop=stop, folder=f"{self._root}/{stop:012d}-{secrets.token_hex(8)}", objects={})
         for name, content in ((rows.features, npy_bytes(features_PD)), (rows.missing, npy_bytes(missing))):
             self._store.put(f"{rows.folder}/{name}", content)
             rows.objects[name] = Entry.of(content)
@@ -153,7 +153,7 @@ class FinishedRows:
         self._store.put(f"{rows.folder}/{_MANIFEST}", encode_manifest(stop, rows.objects))
         return rows
 
-    def _open(self, name: str) -> Rows | None:
+    def _open(self, name: str) -> RowRange | None:
         folder = f"{self._root}/{name}"
         try:
             objects = decode_manifest(self._store.get(f"{folder}/{_MANIFEST}"))
@@ -163,10 +163,10 @@ class FinishedRows:
         named = next((match for part in objects if (match := _FEATURES.fullmatch(part))), None)
         if named is None or any(stats[part] != entry.size_bytes for part, entry in objects.items()):
             return None
-        return Rows(start=int(named[1]), stop=int(named[2]), folder=folder, objects=objects)
+        return RowRange(start=int(named[1]), stop=int(named[2]), folder=folder, objects=objects)
 
 
-def unfinished(finished: Sequence[Rows], num_samples: int, rows_per_part: int) -> Iterator[tuple[int, int]]:
+def unfinished(finished: Sequence[RowRange], num_samples: int, rows_per_part: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows that are still to do, none longer than ``rows_per_part``."""
     edges = [0, *(edge for rows in finished for edge in (rows.start, rows.stop)), num_samples]
     for start, stop in zip(edges[::2], edges[1::2], strict=True):

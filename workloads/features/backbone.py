@@ -27,7 +27,7 @@ PROJECTION: Final = "projection"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Preprocessing:
     """How images become the network's input."""
 
     pixels: PixelSpec
@@ -74,12 +74,14 @@ class Look:
 class FrozenBackbone:
     """A network in evaluation mode on its device."""
 
-    def __init__(self, backbone: nn.Module, num_features: int, look: Look, device: torch.device) -> None:
-        self.num_features, self.look, self._device = num_features, look, device
+    def __init__(
+        self, backbone: nn.Module, num_features: int, preprocessing: Preprocessing, device: torch.device
+    ) -> None:
+        self.num_features, self.preprocessing, self._device = num_features, preprocessing, device
         self._format = memory_format(backbone)
         self._backbone = backbone.eval().to(device=device, memory_format=self._format)  # type: ignore[call-overload]
-        self._mean_C11 = torch.tensor(look.mean, device=device).view(3, 1, 1) * 255
-        self._std_C11 = torch.tensor(look.std, device=device).view(3, 1, 1) * 255
+        self._mean_C11 = torch.tensor(preprocessing.mean, device=device).view(3, 1, 1) * 255
+        self._std_C11 = torch.tensor(preprocessing.std, device=device).view(3, 1, 1) * 255
 
     def weights_sha256(self) -> str:
         """Of all its tensors."""
@@ -90,7 +92,7 @@ class FrozenBackbone:
         on_device_BCHW = images_BCHW.to(self._device, non_blocking=True)
         pixels_BCHW = on_device_BCHW.to(torch.float32, memory_format=self._format)
         pixels_BCHW.sub_(self._mean_C11).div_(self._std_C11)
-        features_BF: Tensor = self._backbone(pixels_BCHW.flip(3) if self.look.is_mirrored else pixels_BCHW)
+        features_BF: Tensor = self._backbone(pixels_BCHW.flip(3) if self.preprocessing.is_mirrored else pixels_BCHW)
         return features_BF
 
 
@@ -118,7 +120,7 @@ def open_backbone(request: JobRequest, context: ExecutionContext, device: torch.
         load_initial(backbone, spec, initial, store)
         if "artifact" in initial:
             document = json.loads(read_part(store, read_record(store, initial["artifact"]), "model.json"))
-    return FrozenBackbone(backbone, num_features, Look.of(parameters, document), device)
+    return FrozenBackbone(backbone, num_features, Preprocessing.of(parameters, document), device)
 
 
 def _open_projected(request: JobRequest, spec: ModelSpec, device: torch.device) -> FrozenBackbone:
@@ -126,7 +128,7 @@ def _open_projected(request: JobRequest, spec: ModelSpec, device: torch.device) 
     size = spec.image_size
     with torch.inference_mode():
         num_outputs = int(network.eval()(torch.zeros(1, 3, size, size)).shape[1])
-    return FrozenBackbone(network, num_outputs, Look.of(request.parameters, None), device)
+    return FrozenBackbone(network, num_outputs, Preprocessing.of(request.parameters, None), device)
 
 
 def _timm_look(model: ModelSpec, parameters: Mapping[str, Any]) -> Mapping[str, Any]:

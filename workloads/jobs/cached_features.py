@@ -18,7 +18,7 @@ from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.data.index import SampleIndex, SplitIndex
-from workloads.data.split_targets import BoundLabels, unseen_notes
+from workloads.data.split_targets import SplitTargets, unseen_notes
 from workloads.data.subset import SampleView, Subset, hold_out
 from workloads.features.artifact import FeatureTable
 from workloads.labels.label_map import LabelMap
@@ -58,7 +58,7 @@ class CachedSplit:
     """A split under a label space, with the features of each of its views."""
 
     split: SplitIndex
-    labels: BoundLabels
+    labels: SplitTargets
     view: SampleView
     """Samples that count and have features."""
     tables: tuple[FeatureTable, ...]
@@ -218,7 +218,7 @@ def _open_split(
             raise UserError(f"{message}{index.key}; plan the sweep again")
     if not split.num_samples:
         raise UserError(f"data set of {index.key} has no {name} samples; a transfer needs some of both splits")
-    labels = label_map.bind(split)
+    labels = label_map.resolve_targets(split)
     ordinals = SampleView.of(split, labels, subset).ordinals()
     present = np.setdiff1d(ordinals, np.concatenate([table.missing for table in tables]), assume_unique=False)
     if not len(present):

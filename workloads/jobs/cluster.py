@@ -136,7 +136,7 @@ def _within(request: JobRequest, index: SampleIndex) -> LabelMap | None:
 
 def _groups(within: LabelMap | None, split: SplitIndex, table: FeatureTable) -> NDArray[np.int64]:
     """Group (N,) of each sample; -1 for those that are not part of the label space, or have no features."""
-    groups_N = np.zeros(split.num_samples, np.int64) if within is None else within.bind(split).targets_N()
+    groups_N = np.zeros(split.num_samples, np.int64) if within is None else within.resolve_targets(split).targets_N()
     groups_N[table.missing] = NO_LABEL
     return groups_N
 

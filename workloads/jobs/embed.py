@@ -18,7 +18,7 @@ from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, EvalLoader
 from workloads.data.source import SampleSource
-from workloads.data.split_targets import BoundLabels
+from workloads.data.split_targets import SplitTargets
 from workloads.features.artifact import FEATURES_PART, FinishedRows, unfinished
 from workloads.features.backbone import FrozenBackbone, open_backbone
 from workloads.runtime.arrays import from_npy_bytes
@@ -55,7 +55,7 @@ def run_embed(request: JobRequest, context: ExecutionContext) -> JobResult:
             index,
             request.parameters["split"],
             cache_dir=context.cache,
-            pixels=backbone.look.pixels,
+            pixels=backbone.preprocessing.pixels,
             cache_bytes=0,
         )
         with closing(source):
@@ -94,7 +94,7 @@ class Embedding:
         self.num_resumed = sum(rows.stop - rows.start for rows in self._finished.find())
         todo = self._shares()
         ordinals = np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in todo)])
-        labels = BoundLabels.of(np.zeros(self._num_samples, dtype=np.int8), 1)
+        labels = SplitTargets.of(np.zeros(self._num_samples, dtype=np.int8), 1)
         loader = EvalLoader(
             self._source,
             labels,
@@ -126,7 +126,7 @@ class Embedding:
             "dtype": "float16",
             "index": index.key,
             "dataset_digest": index.summary.get("dataset_digest", index.key),
-            "look": self._backbone.look.to_json(),
+            "look": self._backbone.preprocessing.to_json(),
             "parts": [
                 {"start": run.start, "stop": run.stop, "features": run.features, "missing": run.missing} for run in rows
             ],

@@ -41,7 +41,7 @@ def measure(request: JobRequest, samples: CachedSamples, poll: Poll) -> Measured
     recipe, train = request.parameters["recipe"], samples.train
     kept, held_out = samples.divided(recipe["select_holdout"], int(request.parameters["seed"]))
     counts = [k for k in sorted(recipe["k"]) if k <= kept.num_samples] or [kept.num_samples]
-    votes = Votes.of(recipe, samples)
+    votes = NeighbourVotes.of(recipe, samples)
     choices = _errors(votes, counts, find_neighbours(train.rows(kept), train.rows(held_out), counts[-1], poll))
     best = min(counts, key=lambda k: (choices[k]["error"], choices[k]["loss"], k))
     neighbours = find_neighbours(train.rows(train.view), samples.val.rows(samples.val.view), counts[-1], poll)
@@ -83,7 +83,7 @@ class Neighbours:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Votes:
+class NeighbourVotes:
     """How neighbours vote; ``temperature`` None = with equal weights."""
 
     num_classes: int
@@ -91,7 +91,7 @@ class Votes:
     temperature: float | None
 
     @classmethod
-    def of(cls, recipe: Mapping[str, Any], samples: CachedSamples) -> Votes:
+    def of(cls, recipe: Mapping[str, Any], samples: CachedSamples) -> NeighbourVotes:
         """As a recipe says."""
         temperature = float(recipe["temperature"]) if recipe["votes"] == "weighted" else None
         is_multi_label = samples.train.labels.is_multi_label
@@ -147,17 +147,17 @@ def _nearest(bank_ND: Tensor, queries_BD: Tensor, k: int) -> tuple[Tensor, Tenso
 class _Voting(nn.Module):
     """Maps rows of queries to logits."""
 
-    def __init__(self, votes: Votes, k: int, neighbours: Neighbours) -> None:
+    def __init__(self, votes: NeighbourVotes, k: int, neighbours: Neighbours) -> None:
         super().__init__()
         self._votes, self._k, self._neighbours = votes, k, neighbours
 
     def forward(self, rows_B: Tensor) -> Tensor:
-        """See ``Votes.logits``."""
+        """See ``NeighbourVotes.logits``."""
         found = self._neighbours
         return self._votes.logits(found.cosines_QK[rows_B, : self._k], found.targets[rows_B, : self._k])
 
 
-def _errors(votes: Votes, counts: Sequence[int], neighbours: Neighbours) -> dict[int, dict[str, float]]:
+def _errors(votes: NeighbourVotes, counts: Sequence[int], neighbours: Neighbours) -> dict[int, dict[str, float]]:
     """Error and loss of each number of neighbours."""
     found = {k: {"error": 0.0, "loss": 0.0} for k in counts}
     for batch in _batches(neighbours):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.data.index import SampleIndex
-from workloads.labels.definition import Setting
+from workloads.labels.definition import LabelInputs
 from workloads.labels.label_map import LabelMap
 from workloads.labels.spaces import make_label_map
 from workloads.labels.taxonomy import find_parents, write_parents
@@ -41,9 +41,9 @@ def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
         label_map = make_label_map(space, index.classes, num_train=num_train, files=files)
     writer = ArtifactWriter(context.store, request)
     label_map.write(writer)
-    setting = Setting(classes=index.classes, num_train=num_train, files=files)
-    write_parents(writer, find_parents(label_map, space, setting))
-    counts = {name: label_map.bind(split).counts() for name, split in index.splits.items()}
+    inputs = LabelInputs(classes=index.classes, num_train=num_train, files=files)
+    write_parents(writer, find_parents(label_map, space, inputs))
+    counts = {name: label_map.resolve_targets(split).counts() for name, split in index.splits.items()}
     for name, counts_K in counts.items():
         writer.add(f"counts/{name}.npy", npy_bytes(counts_K))
     sizes = {name: _class_sizes(counts_K) for name, counts_K in counts.items()}

@@ -24,7 +24,7 @@ from workloads.runtime.streams import Purpose, torch_seed
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.freezing import freeze
 from workloads.train.mixing import build_mixer
-from workloads.train.samples import LabelledSplit, Normalizer, eval_inputs
+from workloads.train.samples import LabelledSplit, PixelNormalizer, eval_inputs
 from workloads.train.task import TrainInputs
 
 
@@ -64,7 +64,7 @@ class ImageTask:
         self.subset_names: Sequence[str] = setting.samples.subset_names
         self.levels: Sequence[EvalLevel] = setting.samples.levels
         self._setting = setting
-        self.normalize = Normalizer(recipe, setting.device, memory_format(backbone))
+        self.normalize = PixelNormalizer(recipe, setting.device, memory_format(backbone))
         """From uint8 images to what the backbone takes."""
         self._mix = build_mixer(recipe, seed=setting.parameters.seed, stage=setting.stage)
 

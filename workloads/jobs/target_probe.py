@@ -21,10 +21,10 @@ from workloads.checkpoint.retention import read_backbone
 from workloads.data.index import SampleIndex
 from workloads.data.loader import EvalLoader
 from workloads.data.source import SampleSource
-from workloads.data.split_targets import BoundLabels
+from workloads.data.split_targets import SplitTargets
 from workloads.data.subset import SampleView, Subset
 from workloads.features.artifact import FeatureTable
-from workloads.features.backbone import FrozenBackbone, Look
+from workloads.features.backbone import FrozenBackbone, Preprocessing
 from workloads.jobs.cached_features import CachedSamples
 from workloads.jobs.embed import BATCH_SIZE
 from workloads.jobs.logistic_probe import measure
@@ -57,7 +57,7 @@ class TargetProbe:
     ) -> None:
         self._context, self._arithmetic = context, arithmetic
         self._request = _probe_request(request, probe)
-        self.look = Look.of(self._request.parameters["look"], document)
+        self.preprocessing = Preprocessing.of(self._request.parameters["look"], document)
         """How the target's images are seen: as those of the pretraining."""
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
@@ -67,7 +67,9 @@ class TargetProbe:
             UserError, BadDataError, NumericsError, PreemptedError, StorageError: why it cannot be judged.
         """
         with torch.random.fork_rng(devices=[]):  # nothing here should draw; should a library do so, nobody notices
-            return self.of_frozen(FrozenBackbone(copy.deepcopy(backbone), 0, self.look, self._arithmetic.device))
+            return self.of_frozen(
+                FrozenBackbone(copy.deepcopy(backbone), 0, self.preprocessing, self._arithmetic.device)
+            )
 
     def of_frozen(self, backbone: FrozenBackbone) -> dict[str, float]:
         """The same of a backbone that nobody trains."""
@@ -84,13 +86,13 @@ class TargetProbe:
 
     def _table(self, index: SampleIndex, label_map: LabelMap, split: str, backbone: FrozenBackbone) -> FeatureTable:
         """Features of a split. Of training samples only those that the probe's subset keeps are computed."""
-        pixels = backbone.look.pixels
+        pixels = backbone.preprocessing.pixels
         source = SampleSource(
             self._context.store, index, split, cache_dir=self._context.cache, pixels=pixels, cache_bytes=0
         )
         with closing(source):
             subset = Subset.of(self._request.parameters.get("subset")) if split == "train" else None
-            ordinals = SampleView.of(source.split, label_map.bind(source.split), subset).ordinals()
+            ordinals = SampleView.of(source.split, label_map.resolve_targets(source.split), subset).ordinals()
             batches = list(self._embedded(source, ordinals, backbone))
             number = source.split.num_samples
         found = np.concatenate([np.empty(0, dtype=np.int64), *(ordinals_B for ordinals_B, _ in batches)])
@@ -114,7 +116,7 @@ class TargetProbe:
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float16]]]:
         loader = EvalLoader(
             source,
-            BoundLabels.of(np.zeros(source.split.num_samples, dtype=np.int8), 1),
+            SplitTargets.of(np.zeros(source.split.num_samples, dtype=np.int8), 1),
             batch_size=BATCH_SIZE,
             ordinals=ordinals,
             num_workers=self._request.execution.num_threads,
@@ -156,7 +158,7 @@ def judge_committed(request: JobRequest, context: ExecutionContext) -> None:
     with deterministic_numerics(request.execution.num_threads), arithmetic.numerics():
         backbone, num_features = build_backbone(ModelSpec.from_mapping(request.parameters["model"]), 0)
         backbone.load_state_dict(decode_tensors(read_backbone(context.store, record, {})))
-        found = probe.of_frozen(FrozenBackbone(backbone, num_features, probe.look, device))
+        found = probe.of_frozen(FrozenBackbone(backbone, num_features, probe.preprocessing, device))
     spent_s = time.perf_counter() - started_s
     step = int(record.metrics["num_steps"])
     metrics = {**record.metrics, **found}

@@ -24,7 +24,7 @@ TABLE_FILE = "table"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class LabelInputs:
     """A data set as far as label spaces depend on it."""
 
     classes: ClassTable

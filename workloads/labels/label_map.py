@@ -21,12 +21,17 @@ from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part, read_record
 from workloads.data.index import SplitIndex
-from workloads.data.split_targets import NO_LABEL, BoundLabels, LargestLabels, LeafLabels, LeafSetLabels, TableLabels
+from workloads.data.split_targets import (
+    NO_LABEL,
+    LargestTargets,
+    LeafSetTargets,
+    LeafTargets,
+    SplitTargets,
+    TableTargets,
+)
 from workloads.data.subset import ranks_in_classes
 from workloads.runtime.arrays import from_npy_bytes, npy_bytes
 from workloads.runtime.streams import Purpose, Stage, random_words, seed_sequence, stable_order
-
-__all__ = ["NO_LABEL", "BoundLabels", "ClassLabels", "LabelMap", "SampleLabels", "Several"]
 
 LABEL_MAP_PART: Final = "label_map.json"
 _BY_CLASS_PART: Final = "targets.npy"
@@ -35,7 +40,7 @@ _BY_SAMPLE_FOLDER: Final = "targets"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelMap(ABC):
-    """A label space of ``num_classes`` targets, bound to a split by `bind`."""
+    """A label space of ``num_classes`` targets, bound to a split by `resolve_targets`."""
 
     num_classes: int
 
@@ -57,7 +62,7 @@ class LabelMap(ABC):
         """One name per target id."""
 
     @abstractmethod
-    def bind(self, split: SplitIndex) -> BoundLabels:
+    def resolve_targets(self, split: SplitIndex) -> SplitTargets:
         """The targets of a split's samples.
 
         Raises:
@@ -113,7 +118,7 @@ class ClassLabels(LabelMap):
         """Targets (C, M) of each class, ascending, then ``NO_LABEL``."""
         return self.targets.reshape(len(self.targets), -1).astype(np.int32)
 
-    def bind(self, split: SplitIndex) -> BoundLabels:
+    def resolve_targets(self, split: SplitIndex) -> SplitTargets:
         sets = split.leaf_sets
         leaves = split.leaves if sets is None else sets.values
         if len(leaves) and int(leaves.max()) >= len(self.targets):
@@ -121,9 +126,9 @@ class ClassLabels(LabelMap):
             message += f"but this label map knows {len(self.targets)} classes: it belongs to another data set"
             raise BadDataError(message)
         if sets is None:
-            return LeafLabels(split.leaves, self.table_CM, num_classes=self.num_classes)
-        bound = LeafSetLabels(sets, self.table_CM, num_classes=self.num_classes)
-        return LargestLabels(bound) if self.several is Several.LARGEST else bound
+            return LeafTargets(split.leaves, self.table_CM, num_classes=self.num_classes)
+        bound = LeafSetTargets(sets, self.table_CM, num_classes=self.num_classes)
+        return LargestTargets(bound) if self.several is Several.LARGEST else bound
 
     def write(self, writer: ArtifactWriter) -> None:
         several = {} if self.several is Several.UNION else {"several": self.several.value}
@@ -152,12 +157,12 @@ class SampleLabels(LabelMap):
     def class_names(self) -> tuple[str, ...]:
         return self.names or numbered(self.num_classes)
 
-    def bind(self, split: SplitIndex) -> BoundLabels:
+    def resolve_targets(self, split: SplitIndex) -> SplitTargets:
         known = {name: len(targets) for name, targets in self.targets.items()}
         if known.get(split.name) != split.num_samples:
             message = f"split {split.name!r} has {split.num_samples} samples, but this label map holds targets for "
             raise BadDataError(f"{message}{known}: it belongs to another data set")
-        return TableLabels(self.targets[split.name], num_classes=self.num_classes)
+        return TableTargets(self.targets[split.name], num_classes=self.num_classes)
 
     def write(self, writer: ArtifactWriter) -> None:
         splits = sorted(self.targets)
@@ -215,17 +220,17 @@ class RandomLabels(LabelMap):
     def class_names(self) -> tuple[str, ...]:
         return self.names or numbered(self.num_classes)
 
-    def bind(self, split: SplitIndex) -> BoundLabels:
+    def resolve_targets(self, split: SplitIndex) -> SplitTargets:
         stream = seed_sequence(self.seed, Stage.LABELS, Purpose.RANDOM_IDS, *split.name.encode())
         words_N = random_words(stream, split.num_samples)
         if self.groups is not None:
-            return TableLabels(self._within_groups(split, words_N), num_classes=self.num_classes)
+            return TableTargets(self._within_groups(split, words_N), num_classes=self.num_classes)
         if self.draw is Draw.INDEPENDENT:
             ids_N = _below(words_N, self.num_classes)
         else:
             ids_N = stable_order(words_N)
             ids_N %= self.num_classes
-        return TableLabels(ids_N.astype(np.int32), num_classes=self.num_classes)
+        return TableTargets(ids_N.astype(np.int32), num_classes=self.num_classes)
 
     def _within_groups(self, split: SplitIndex, words_N: NDArray[np.uint64]) -> NDArray[np.int32]:
         if split.leaf_sets is not None:

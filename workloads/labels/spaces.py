@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
 from workloads.data.split_targets import NO_LABEL
-from workloads.labels.definition import ClassTable, Setting, class_numbers, named_labels, plugin_labels
+from workloads.labels.definition import ClassTable, LabelInputs, class_numbers, named_labels, plugin_labels
 from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, Several
 from workloads.labels.taxonomy import level_labels, level_names, taxonomy_labels
 from workloads.labels.wordnet import Paths, level_of
@@ -43,74 +43,70 @@ def make_label_map(
     Raises:
         UserError: the definition is none of these, or does not fit the data set.
     """
-    return _make(space, Setting(classes=classes, num_train=num_train, files=files or {}))
+    return _make(space, LabelInputs(classes=classes, num_train=num_train, files=files or {}))
 
 
-def _make(space: Definition, setting: Setting) -> LabelMap:
+def _make(space: Definition, inputs: LabelInputs) -> LabelMap:
     rules = space.keys() - _MODIFIERS
     if len(rules) != 1 or not rules <= _RULES.keys():
         raise UserError(f"label space {dict(space)!r} is unknown; it needs exactly one of {', '.join(sorted(_RULES))}")
     (rule,) = rules
-    label_map = _RULES[rule](space[rule], space, setting)
-    return restrict(label_map, chosen_classes(space["classes"], setting)) if "classes" in space else label_map
+    label_map = _RULES[rule](space[rule], space, inputs)
+    return restrict(label_map, chosen_classes(space["classes"], inputs)) if "classes" in space else label_map
 
 
-def _base(rule: str, space: Definition, setting: Setting) -> ClassLabels:
+def _base(rule: str, space: Definition, inputs: LabelInputs) -> ClassLabels:
     if "base" not in space:
-        return leaf_labels(setting.classes)
-    return one_target_each(_make(space["base"], setting), rule)
+        return leaf_labels(inputs.classes)
+    return one_target_each(_make(space["base"], inputs), rule)
 
 
-def _named(space: Definition, setting: Setting) -> ClassTable | None:
+def _named(space: Definition, inputs: LabelInputs) -> ClassTable | None:
     """The class table, where a rule names leaf classes."""
-    return None if "base" in space else setting.classes
+    return None if "base" in space else inputs.classes
 
 
-def _hierarchy(level: str, _: Definition, setting: Setting) -> LabelMap:
-    is_column = level in level_names(setting.classes)
-    return (
-        leaf_level(setting.classes) if level == LEAF_LEVEL and not is_column else level_labels(level, setting.classes)
-    )
+def _hierarchy(level: str, _: Definition, inputs: LabelInputs) -> LabelMap:
+    is_column = level in level_names(inputs.classes)
+    return leaf_level(inputs.classes) if level == LEAF_LEVEL and not is_column else level_labels(level, inputs.classes)
 
 
-def _modulo(divisor: int, space: Definition, setting: Setting) -> LabelMap:
-    return modulo(divisor, _base("modulo", space, setting))
+def _modulo(divisor: int, space: Definition, inputs: LabelInputs) -> LabelMap:
+    return modulo(divisor, _base("modulo", space, inputs))
 
 
-def _binary(members: list[object], space: Definition, setting: Setting) -> LabelMap:
-    return binary(members, _base("binary", space, setting), _named(space, setting))
+def _binary(members: list[object], space: Definition, inputs: LabelInputs) -> LabelMap:
+    return binary(members, _base("binary", space, inputs), _named(space, inputs))
 
 
-def _merge(definition: Definition, space: Definition, setting: Setting) -> LabelMap:
-    base = _base("merge", space, setting)
+def _merge(definition: Definition, space: Definition, inputs: LabelInputs) -> LabelMap:
+    base = _base("merge", space, inputs)
     if "groups" in definition:
-        return merge(definition["groups"], definition["others"], base, _named(space, setting))
+        return merge(definition["groups"], definition["others"], base, _named(space, inputs))
     return merge_randomly(definition["num_classes"], definition["seed"], base)
 
 
-def _split(definition: Definition, space: Definition, setting: Setting) -> LabelMap:
+def _split(definition: Definition, space: Definition, inputs: LabelInputs) -> LabelMap:
     """Each class of the base in ``num`` random parts."""
-    return _within(definition, definition["num"], _base("split", space, setting), setting)
+    return _within(definition, definition["num"], _base("split", space, inputs), inputs)
 
 
-def _random(definition: Definition, _: Definition, setting: Setting) -> LabelMap:
+def _random(definition: Definition, _: Definition, inputs: LabelInputs) -> LabelMap:
     num_classes = definition["num_classes"]
     if "within" in definition:
-        return _within(
-            definition, num_classes, one_target_each(_make(definition["within"], setting), "random"), setting
-        )
-    if num_classes < 2 or 0 < setting.num_train < num_classes:
-        message = f"random: num_classes {num_classes} is not valid; the data set has {setting.num_train} training "
-        raise UserError(f"{message}samples, use 2 to {setting.num_train}")
+        return _within(definition, num_classes, one_target_each(_make(definition["within"], inputs), "random"), inputs)
+    if num_classes < 2 or 0 < inputs.num_train < num_classes:
+        message = f"random: num_classes {num_classes} is not valid; the data set has {inputs.num_train} training "
+        raise UserError(f"{message}samples, use 2 to {inputs.num_train}")
     draw = Draw(definition.get("draw", Draw.BALANCED))
     return RandomLabels(num_classes=num_classes, seed=definition["seed"], draw=draw)
 
 
-def _within(definition: Definition, num_ids: int, base: ClassLabels, setting: Setting) -> RandomLabels:
+def _within(definition: Definition, num_ids: int, base: ClassLabels, inputs: LabelInputs) -> RandomLabels:
     num_classes = num_ids * base.num_classes
-    if num_ids < 2 or 0 < setting.num_train < num_classes:
+    if num_ids < 2 or 0 < inputs.num_train < num_classes:
         message = f"{num_ids} random parts of {base.num_classes} classes are not valid; use 2 or more, and at most one "
-        raise UserError(f"{message}per training sample (there are {setting.num_train})")
+        raise UserError(f"{message}per training sample (there are {inputs.num_train})")
     names = tuple(f"{name}/{number}" for name in base.names for number in range(num_ids))
     draw = Draw(definition.get("draw", Draw.BALANCED))
     return RandomLabels(
@@ -118,8 +114,8 @@ def _within(definition: Definition, num_ids: int, base: ClassLabels, setting: Se
     )
 
 
-def _wordnet(definition: Definition, _: Definition, setting: Setting) -> LabelMap:
-    wordnet, synsets = setting.wordnet(definition["digest"]), setting.synsets(definition["key"])
+def _wordnet(definition: Definition, _: Definition, inputs: LabelInputs) -> LabelMap:
+    wordnet, synsets = inputs.wordnet(definition["digest"]), inputs.synsets(definition["key"])
     if "contains" in definition:
         is_below = wordnet.below(definition["contains"], synsets)
         if len(set(is_below)) < 2:
@@ -135,15 +131,15 @@ def _wordnet(definition: Definition, _: Definition, setting: Setting) -> LabelMa
     return named_labels(level_of(synsets, definition["level"], wordnet, paths=paths, seed=seed))
 
 
-def _taxonomy(definition: Definition, _: Definition, setting: Setting) -> LabelMap:
-    return taxonomy_labels(definition, setting)
+def _taxonomy(definition: Definition, _: Definition, inputs: LabelInputs) -> LabelMap:
+    return taxonomy_labels(definition, inputs)
 
 
-def _plugin(definition: Definition, _: Definition, setting: Setting) -> LabelMap:
-    return plugin_labels(definition, setting.classes)
+def _plugin(definition: Definition, _: Definition, inputs: LabelInputs) -> LabelMap:
+    return plugin_labels(definition, inputs.classes)
 
 
-_RULES: Mapping[str, Callable[[Any, Definition, Setting], LabelMap]] = {
+_RULES: Mapping[str, Callable[[Any, Definition, LabelInputs], LabelMap]] = {
     "binary": _binary,
     "hierarchy": _hierarchy,
     "merge": _merge,
@@ -245,20 +241,20 @@ def one_target_each(base: LabelMap, rule: str) -> ClassLabels:
 # --------------------------------------------------------------------------------------------- parts of a data set
 
 
-def chosen_classes(definition: Mapping[str, Any], setting: Setting) -> NDArray[np.bool_]:
+def chosen_classes(definition: Mapping[str, Any], inputs: LabelInputs) -> NDArray[np.bool_]:
     """Which leaf classes ``{"names"}``, ``{"under"}`` or ``{"num", "seed"}`` keeps.
 
     Raises:
         UserError: a class or synset is unknown, or nothing is kept.
     """
-    num_classes = len(setting.classes)
+    num_classes = len(inputs.classes)
     is_kept = np.zeros(num_classes, dtype=np.bool_)
     if "names" in definition:
-        names = [str(row.get("name", row["class"])) for row in setting.classes]
-        is_kept[class_numbers(definition["names"], names, setting.classes)] = True
+        names = [str(row.get("name", row["class"])) for row in inputs.classes]
+        is_kept[class_numbers(definition["names"], names, inputs.classes)] = True
     elif "under" in definition:
-        synsets = setting.synsets(definition["key"])
-        is_kept[:] = setting.wordnet(definition["digest"]).below(definition["under"], synsets)
+        synsets = inputs.synsets(definition["key"])
+        is_kept[:] = inputs.wordnet(definition["digest"]).below(definition["under"], synsets)
     else:
         number = definition["num"]
         if not 1 <= number <= num_classes:

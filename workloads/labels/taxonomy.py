@@ -33,8 +33,9 @@ from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_recor
 from orchestrator.storage.open import open_store
 from orchestrator.storage.regular_files import read_regular
 from orchestrator.storage.uris import split_object_uri
-from workloads.labels.definition import TABLE_FILE, ClassTable, Setting, named_labels
-from workloads.labels.label_map import NO_LABEL, ClassLabels, LabelMap
+from workloads.data.split_targets import NO_LABEL
+from workloads.labels.definition import TABLE_FILE, ClassTable, LabelInputs, named_labels
+from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.wordnet import Paths, walked_levels
 from workloads.runtime.arrays import from_npy_bytes, npy_bytes
 
@@ -76,22 +77,22 @@ def node_of(row: Row, level: str) -> str | None:
     return None if is_nothing or not (text := str(value)).strip() else text
 
 
-def taxonomy_labels(definition: Mapping[str, Any], setting: Setting) -> ClassLabels:
+def taxonomy_labels(definition: Mapping[str, Any], inputs: LabelInputs) -> ClassLabels:
     """A level of a taxonomy that the class table does not hold.
 
     Args:
         definition: ``level``; and either ``digest``, ``key`` and ``class_key`` (a file whose column ``key`` has the
             texts of the class table's column ``class_key``), or ``folders`` and ``separator`` (levels in class names).
-        setting: the data set, and where the file lies.
+        inputs: the data set, and where the file lies.
 
     Raises:
         UserError: classes are missing from the table.
         BadDataError: the file is no table.
     """
-    return level_labels(definition["level"], taxonomy_rows(definition, setting))
+    return level_labels(definition["level"], taxonomy_rows(definition, inputs))
 
 
-def check_chains(space: Mapping[str, Any], setting: Setting) -> None:
+def check_chains(space: Mapping[str, Any], inputs: LabelInputs) -> None:
     """Check the ``chain`` of a taxonomy: levels that must each be a function of the next finer one.
 
     Raises:
@@ -99,19 +100,19 @@ def check_chains(space: Mapping[str, Any], setting: Setting) -> None:
     """
     definition = space.get("taxonomy", {})
     if "chain" in definition:
-        check_nested(taxonomy_rows(definition, setting), definition["chain"])
+        check_nested(taxonomy_rows(definition, inputs), definition["chain"])
 
 
-def table_digest(setting: Setting) -> str:
+def table_digest(inputs: LabelInputs) -> str:
     """Sha256 of the class table that a taxonomy is read from."""
-    return read_table(setting.files[TABLE_FILE])[1]
+    return read_table(inputs.files[TABLE_FILE])[1]
 
 
-def taxonomy_rows(definition: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
+def taxonomy_rows(definition: Mapping[str, Any], inputs: LabelInputs) -> list[dict[str, Any]]:
     """The class table that a taxonomy brings along, row c for leaf class c; see `taxonomy_labels`."""
     if "folders" in definition:
-        return folder_rows(setting.classes, definition["folders"], definition["separator"])
-    return _joined(definition, setting)
+        return folder_rows(inputs.classes, definition["folders"], definition["separator"])
+    return _joined(definition, inputs)
 
 
 def folder_rows(classes: ClassTable, levels: Sequence[str], separator: str) -> list[dict[str, Any]]:
@@ -201,9 +202,9 @@ def _rows_of(content: bytes, uri: str) -> list[dict[str, Any]]:
     return [_completed(row) for row in rows]
 
 
-def _joined(definition: Mapping[str, Any], setting: Setting) -> list[dict[str, Any]]:
+def _joined(definition: Mapping[str, Any], inputs: LabelInputs) -> list[dict[str, Any]]:
     """The table's rows in the order of the leaf classes."""
-    uri, key, class_key = setting.files[TABLE_FILE], definition["key"], definition["class_key"]
+    uri, key, class_key = inputs.files[TABLE_FILE], definition["key"], definition["class_key"]
     rows, digest = read_table(uri)
     if definition["digest"] not in {"", digest}:
         raise UserError(f"{uri} has changed since the sweep was planned (sha256 {digest[:12]}...); plan it again")
@@ -216,7 +217,7 @@ def _joined(definition: Mapping[str, Any], setting: Setting) -> list[dict[str, A
                 f"{uri} has {row[key]!r} twice in column {key!r}; choose a key that differs between classes"
             )
         found[str(row[key])] = row
-    wanted = [str(row.get(class_key)) for row in setting.classes]
+    wanted = [str(row.get(class_key)) for row in inputs.classes]
     missing = [name for name in wanted if name not in found]
     if missing:
         shown = ", ".join(map(repr, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
@@ -291,7 +292,7 @@ class CoarserLevel:
         return int(self.parents_KP.shape[1]) == 1
 
 
-def find_parents(label_map: LabelMap, space: Definition, setting: Setting) -> tuple[CoarserLevel, ...]:
+def find_parents(label_map: LabelMap, space: Definition, inputs: LabelInputs) -> tuple[CoarserLevel, ...]:
     """The levels above the label map of a definition: steps up WordNet first, then columns in their order.
 
     There are none for random ids and for labels by sample.
@@ -300,11 +301,11 @@ def find_parents(label_map: LabelMap, space: Definition, setting: Setting) -> tu
         UserError: a file that the definition names is missing.
         BadDataError: it is not what it should be.
     """
-    if not isinstance(label_map, ClassLabels) or len(label_map.targets) != len(setting.classes):
+    if not isinstance(label_map, ClassLabels) or len(label_map.targets) != len(inputs.classes):
         return ()
     source = _source(space)
     found: dict[str, CoarserLevel] = {}
-    for level in (*_wordnet_levels(label_map, space, setting), *_column_levels(label_map, source, setting)):
+    for level in (*_wordnet_levels(label_map, space, inputs), *_column_levels(label_map, source, inputs)):
         found.setdefault(level.name, level)
     return tuple(found.values())
 
@@ -351,9 +352,9 @@ def _source(space: Definition) -> Definition:
 # --------------------------------------------------------------------------------------------- columns of a table
 
 
-def _column_levels(labels: ClassLabels, source: Definition, setting: Setting) -> Iterator[CoarserLevel]:
-    own: ClassTable = taxonomy_rows(source["taxonomy"], setting) if "taxonomy" in source else ()
-    for rows in (own, setting.classes):
+def _column_levels(labels: ClassLabels, source: Definition, inputs: LabelInputs) -> Iterator[CoarserLevel]:
+    own: ClassTable = taxonomy_rows(source["taxonomy"], inputs) if "taxonomy" in source else ()
+    for rows in (own, inputs.classes):
         for column in level_names(rows):
             if any(isinstance(row.get(column), (dict, list)) for row in rows):
                 continue
@@ -378,11 +379,11 @@ def _inherited(labels: ClassLabels, coarser: ClassLabels) -> NDArray[np.int64] |
 # --------------------------------------------------------------------------------------------------------- WordNet
 
 
-def _wordnet_levels(labels: ClassLabels, space: Definition, setting: Setting) -> Iterator[CoarserLevel]:
+def _wordnet_levels(labels: ClassLabels, space: Definition, inputs: LabelInputs) -> Iterator[CoarserLevel]:
     rule = _source(space).get("wordnet", {})
     if "level" not in rule:
         return
-    wordnet, synsets = setting.wordnet(rule["digest"]), setting.synsets(rule["key"])
+    wordnet, synsets = inputs.wordnet(rule["digest"]), inputs.synsets(rule["key"])
     walk = partial(walked_levels, wordnet=wordnet, paths=Paths(rule.get("paths", Paths.ALL)), seed=rule.get("seed", 0))
     # Without a base the classes are synsets: the walk goes on from each, also where leaf classes have several.
     on_from_classes = repeat(None) if "base" in space else islice(walk(labels.names), 1, None)

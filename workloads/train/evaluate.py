@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 from workloads.data.index import SplitIndex
-from workloads.labels.definition import Setting
+from workloads.labels.definition import LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.taxonomy import CoarserLevel, find_parents
 from workloads.models.build import Classifier
@@ -389,5 +389,5 @@ def eval_levels(
     if not isinstance(label_map, ClassLabels) or label_map.table_CM.shape[1] != 1:
         return ()
     if parents is None:
-        parents = find_parents(label_map, {}, Setting(classes=classes, num_train=0))
+        parents = find_parents(label_map, {}, LabelInputs(classes=classes, num_train=0))
     return tuple(EvalLevel(name=level.name, coarser_K=level.parents_KP[:, 0]) for level in parents if level.is_tree)

@@ -48,9 +48,9 @@ from workloads.train.safety import (
 from workloads.train.saver import Saver
 from workloads.train.schedule import Calendar, LearningRate
 from workloads.train.step import Update, Votes
-from workloads.train.step_metrics import Clock, Readings, Reads, Tally, Throughput, usage
+from workloads.train.step_metrics import Clock, ReadStats, StepMetrics, Tally, Throughput, usage
 from workloads.train.task import RunMemory, Task, TrainInputs
-from workloads.train.warmup_step import Fitting
+from workloads.train.warmup_step import MicroBatchSearch
 
 _LOG = logging.getLogger(__name__)
 _MOST_REWINDS = 20
@@ -86,7 +86,7 @@ class TrainingLoop:
         self._learner = Learner(task.model, recipe, run.calendar, arithmetic)
         self._objective = build_objective(recipe, task.num_classes, is_multi_label=task.is_multi_label)
         losses_of = loss_of(task.model, self._objective, arithmetic.compiled)
-        self._fitting = Fitting(
+        self._micro_batch_search = MicroBatchSearch(
             learner=self._learner,
             losses_of=losses_of,
             task=task,
@@ -94,10 +94,10 @@ class TrainingLoop:
             cache=run.context.cache,
             setting=run.setting,
         )
-        self._layout = self._fitting.layout(recipe, request.execution)
+        self._layout = self._micro_batch_search.layout(recipe, request.execution)
         self._update = Update(self._learner, losses_of, self._layout, max_norm=recipe.grad_clip, ranks=self._ranks)
         self._learning_rate = LearningRate.of(recipe, run.calendar)
-        self._readings = Readings(run.device, self._ranks.activity)
+        self._step_metrics = StepMetrics(run.device, self._ranks.activity)
         self._losses: dict[int, Tensor] = {}
         self._points = RewindPoints(recipe.rewind_steps)
         self._saver = Saver(request, run.context, self._ranks)
@@ -113,7 +113,7 @@ class TrainingLoop:
         self.state = self._first_state()
         self._resumed_at = self.state.step
         self.keeper = Keeper(run.keep, run.calendar, self.state.kept)
-        self._clock, self._reads = Clock(self._ranks.activity), Reads(self._ranks)
+        self._clock, self._read_stats = Clock(self._ranks.activity), ReadStats(self._ranks)
         self._wants_stop = self._wants_save = False
         self.outcomes = OutcomeTally()
         """Of this attempt's newest evaluation, as this rank sees it."""
@@ -179,7 +179,7 @@ class TrainingLoop:
             stack.enter_context(closing(self._saver))
             stack.enter_context(self._ranks.aborted_on_error())
             train_mode(self._task.model)
-            self.compile_s = stack.enter_context(self._fitting.training(layout))
+            self.compile_s = stack.enter_context(self._micro_batch_search.training(layout))
             self._hold_if_due(is_first=True)
             while self.state.step < total:
                 try:
@@ -234,7 +234,7 @@ class TrainingLoop:
         return Votes(stop=wants_stop, save=self._saver.wants_save(), data_wait_s=self._clock.wait_s)
 
     def _stop(self) -> None:
-        self._take(self._readings.drain())
+        self._take(self._step_metrics.drain())
         step = self.state.step
         self._save(WhenBusy.WAIT)
         self._saver.drain()
@@ -254,7 +254,7 @@ class TrainingLoop:
             self._learner.average.update(step + 1)
         self._losses[step] = self._update.losses_B
         self._clock.count(self._layout.batch_size)
-        self._take(self._readings.put(step, sums))
+        self._take(self._step_metrics.put(step, sums))
 
     def _take(self, readings: Iterable[Reading]) -> None:
         """Book what finished updates say. Raises ``FailedUpdateError``."""
@@ -278,7 +278,7 @@ class TrainingLoop:
         has_line, is_saved = calendar.has_line(step) or is_evaluated, self._is_checkpoint_due()
         if has_line or is_saved or self._points.is_due(step):
             # Only numbers that are known to be right are written down. All ranks come here at the same steps.
-            self._take(self._readings.drain())
+            self._take(self._step_metrics.drain())
         evaluated = self._evaluate() if is_evaluated else {}
         if evaluated and self.on_evaluation is not None:
             self.on_evaluation(step, evaluated)
@@ -323,7 +323,7 @@ class TrainingLoop:
     def _add_line(self, evaluated: dict[str, float]) -> None:
         state = self.state
         calendar, lap = self._run.calendar, self._clock.lap()
-        reads = self._reads.lap(self._task.stats(), ends_epoch=calendar.is_epoch_end(state.step))
+        reads = self._read_stats.lap(self._task.stats(), ends_epoch=calendar.is_epoch_end(state.step))
         used = usage(self._run.throughput, self._run.device, lap["images_per_s"] / self._ranks.world_size)
         measured = {"lr": self._learning_rate.at(state.step - 1)} | state.norms.take_line() | lap | reads | used
         epoch, metrics = calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
@@ -355,7 +355,7 @@ class TrainingLoop:
         state, step = self.state, reading.step
         batch, losses_B = batch_of(step, state.rewinds), self._losses[step]
         samples = failed_samples(self._task, batch, losses_B, self._layout, self._ranks)
-        self._readings.clear()
+        self._step_metrics.clear()
         message = failure_message(self._run.request.job, step, reason, samples)
         rank = rank_at_fault(losses_B, self._ranks)
         if self._run.recipe.rewind_steps is None or len(state.rewinds) >= _MOST_REWINDS:
@@ -383,7 +383,7 @@ class TrainingLoop:
     def _report(self, phase: str) -> None:
         if self._ranks.is_first and self._clock.is_report_due():
             state = self.state
-            read = {**self._task.stats(), **self._reads.of_last_epoch}
+            read = {**self._task.stats(), **self._read_stats.of_last_epoch}
             metrics = {**read, **state.latest, **state.in_epoch.means("train")}
             if state.rewinds:
                 metrics["num_rewinds"] = len(state.rewinds)

@@ -21,8 +21,9 @@ from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
 from workloads.data.order import Order, make_order
 from workloads.data.pixels import PixelSpec
+from workloads.data.split_targets import SplitTargets
 from workloads.data.subset import SampleView, Subset, hold_out
-from workloads.labels.label_map import BoundLabels, LabelMap
+from workloads.labels.label_map import LabelMap
 from workloads.labels.taxonomy import read_parents
 from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Stage
@@ -33,7 +34,7 @@ EVAL_BATCH_SIZE = 256
 """Fixed, because kernels may round differently for other batch sizes."""
 
 
-class Normalizer:
+class PixelNormalizer:
     """Pixels 0..255 to ``(pixel / 255 - mean) / std`` per channel, in float32 on the device."""
 
     def __init__(self, recipe: Recipe, device: torch.device, memory_format: torch.memory_format) -> None:
@@ -54,7 +55,7 @@ class LabelledSplit:
     """A split under a label space: its images, their targets, and which of its samples count."""
 
     source: SampleSource
-    labels: BoundLabels
+    labels: SplitTargets
     view: SampleView
 
 
@@ -92,7 +93,7 @@ class LabelledSamples:
 
         def split(name: str, subset: Subset | None) -> LabelledSplit:
             source = SampleSource(store, index, name, cache_dir=context.cache, pixels=pixels)
-            labels = label_map.bind(source.split)
+            labels = label_map.resolve_targets(source.split)
             return LabelledSplit(source=source, labels=labels, view=SampleView.of(source.split, labels, subset))
 
         val, train, held_out = split("val", None), split("train", Subset.of(request.parameters.get("subset"))), None

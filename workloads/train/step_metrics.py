@@ -35,7 +35,7 @@ from workloads.runtime.ranks import Ranks
 from workloads.train.safety import Reading
 
 
-class Readings:
+class StepMetrics:
     """A queue of steps whose sums are under way; at most one, once ``put`` has returned."""
 
     def __init__(self, device: torch.device, activity: RankActivity | None = None) -> None:
@@ -229,7 +229,7 @@ _COUNTS: Final = ("cache_hits", "cache_misses", "bytes_from_store")
 _GIB: Final = 1024**3
 
 
-class Reads:
+class ReadStats:
     """Differences of a loader's sums between lines of metrics; what validation reads is not among them."""
 
     def __init__(self, ranks: Ranks) -> None:

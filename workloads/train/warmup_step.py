@@ -38,7 +38,7 @@ _FOLDER = "micro-batches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitting:
+class MicroBatchSearch:
     """What decides how many samples fit: ``setting`` names it for the memory of a node."""
 
     learner: Learner
@@ -74,7 +74,7 @@ class Fitting:
                 stack.enter_context(ghost_batchnorm(self.task.model, layout.norm_group))
             stack.enter_context(out_of_memory_at(layout.micro_batch, None if memory is None else memory.failed))
             with self.ranks.activity.during(Activity.COMPILE):
-                compile_s = self._rehearsal().compile(layout.micro_batch)
+                compile_s = self._warmup_step().compile(layout.micro_batch)
             yield compile_s
 
     def _micro_batch(self, execution: Execution, layout: Layout) -> int:
@@ -103,11 +103,11 @@ class Fitting:
         # Two moments of an optimiser at most, and averaged weights.
         later_bytes = (2 + (learner.average is not None)) * state_bytes
         memory = CudaMemory(learner.arithmetic.device)
-        step = self._rehearsal().step
+        step = self._warmup_step().step
         return find_micro_batch(step, unit=unit, limit=share, memory=memory, later_bytes=later_bytes)
 
-    def _rehearsal(self) -> Rehearsal:
-        return Rehearsal(self.task.model, self.losses_of, self.learner.arithmetic, self._example)
+    def _warmup_step(self) -> WarmupStep:
+        return WarmupStep(self.task.model, self.losses_of, self.learner.arithmetic, self._example)
 
     def _example(self, num_samples: int) -> tuple[Tensor, Targets]:
         batch = self.task.trial_batch(num_samples)
@@ -118,7 +118,7 @@ Example = Callable[[int], tuple[Tensor, Targets]]
 """Inputs and targets of so many made-up samples, on the device."""
 
 
-class Rehearsal:
+class WarmupStep:
     """Forward and backward passes after which weights, buffers, gradients and random states are as before."""
 
     def __init__(self, model: nn.Module, losses_of: LossOf, arithmetic: Arithmetic, example: Example) -> None:

@@ -190,7 +190,7 @@ _TRIES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CachedFile:
     """A file that counts."""
 
     path: Path
@@ -332,9 +332,9 @@ class CacheFolder:
         for folder in (self.root, self._objects, self._partial, self._suspect):
             folder.mkdir(mode=0o700, exist_ok=True)
 
-    def _evict(self, entries: list[Entry], excess_bytes: int) -> bool:
+    def _evict(self, entries: list[CachedFile], excess_bytes: int) -> bool:
         """Evict at least so many bytes, or nothing: what is not enough would be lost for nothing."""
-        chosen: list[Entry] = []
+        chosen: list[CachedFile] = []
         for entry in sorted(entries, key=lambda entry: entry.used_at_ns):
             if excess_bytes <= 0:
                 break
@@ -346,7 +346,7 @@ class CacheFolder:
             return False
         return all(self._remove(entry) for entry in chosen)
 
-    def _remove(self, entry: Entry) -> bool:
+    def _remove(self, entry: CachedFile) -> bool:
         """Delete a file unless somebody has pinned it meanwhile."""
         descriptor = _open_unpinned(entry.path)
         if descriptor is None:
@@ -356,10 +356,10 @@ class CacheFolder:
         self._stats.add("evictions")
         return True
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[CachedFile]:
         for folder in (self._objects, self._suspect):
             for path, found in _files(folder):
-                yield Entry(path=path, size_bytes=found.st_size, used_at_ns=found.st_mtime_ns)
+                yield CachedFile(path=path, size_bytes=found.st_size, used_at_ns=found.st_mtime_ns)
 
     def _partial_sizes(self) -> Iterator[int]:
         """Of downloads under way; those of dead processes are deleted."""
