@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -25,9 +24,10 @@ from workloads.labels.label_map import ClassLabels, LabelMap, SampleLabels
 from workloads.labels.spaces import make_label_map
 from workloads.labels.taxonomy import CoarserLevel, find_parents, read_parents, write_parents
 from workloads.runtime.arrays import from_npy_bytes
+from workloads.runtime.streams import Stage
 from workloads.train.evaluate import eval_levels
-from workloads.train.recipe import Recipe
 from workloads.train.samples import LabelledSamples
+from workloads.train.task import JobContext
 
 Space = dict[str, Any]
 
@@ -243,10 +243,10 @@ def test_labels_artifact_holds_parents_for_each_level(plane: DataPlane, index: S
 
 
 def opened(plane: DataPlane, index: SampleIndex, labels_key: str) -> LabelledSamples:
-    recipe = Recipe.from_mapping(RECIPE)
-    request = plane.request(JobKind.PRETRAIN, {}, {"index": index.key, "labels": labels_key})
+    parameters = {"model": {"name": "resnet18", "image_size": 16}, "recipe": RECIPE, "seed": 0}
+    request = plane.request(JobKind.PRETRAIN, parameters, {"index": index.key, "labels": labels_key})
     context = ExecutionContext(store=plane.store, scratch=plane.folder, cache=plane.cache)
-    return LabelledSamples.open(request, context, recipe, image_size=16, device=torch.device("cpu"))
+    return LabelledSamples.open(JobContext.of(request, context, Stage.PRETRAIN))
 
 
 def written(plane: DataPlane, index: SampleIndex, parents: list[CoarserLevel] | None) -> str:

@@ -145,7 +145,9 @@ def test_embedding_job_takes_the_output_it_is_asked_for(output: str, dim: int, t
     pixels_BCHW = torch.arange(3 * 32 * 32, dtype=torch.uint8).view(1, 3, 32, 32)
     with torch.no_grad():
         found = backbone(pixels_BCHW)
-        mean, std = (torch.tensor(channel).view(3, 1, 1) for channel in (backbone.preprocessing.mean, backbone.look.std))
+        mean, std = (
+            torch.tensor(channel).view(3, 1, 1) for channel in (backbone.preprocessing.mean, backbone.preprocessing.std)
+        )
         seen_BCHW = (pixels_BCHW / 255 - mean) / std
         (head,) = (layer for name, layer in whole.named_children() if name == "head")
         inputs: list[Tensor] = []

@@ -11,11 +11,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, Self
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import timm
-import torch
 from torch import Tensor, nn
 
 from orchestrator.core.activity import Activity
@@ -32,57 +31,21 @@ from orchestrator.core.contract import (
 )
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
-from workloads.checkpoint.retention import KeepPolicy, add_kept_parts
+from workloads.checkpoint.retention import add_kept_parts
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.models.build import timm_kwargs
-from workloads.models.spec import ModelSpec
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
-from workloads.runtime.fingerprint import deterministic_numerics, pick_device
+from workloads.runtime.fingerprint import deterministic_numerics
 from workloads.runtime.precision import Arithmetic, keep_compiled_code
-from workloads.runtime.ranks import Ranks, check_same_request
+from workloads.runtime.ranks import check_same_request
 from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, evaluate
 from workloads.train.learner import RunState
-from workloads.train.loop import Run, TrainingLoop
+from workloads.train.loop import TrainingLoop
 from workloads.train.objective import build_objective
-from workloads.train.recipe import Recipe
 from workloads.train.samples import LabelledSamples, LabelledSplit
 from workloads.train.schedule import Calendar
-from workloads.train.step_metrics import Throughput
-from workloads.train.task import Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingParameters:
-    """The identity's parameters of a job that trains."""
-
-    model: ModelSpec
-    recipe: Recipe
-    seed: int
-
-    @classmethod
-    def of(cls, request: JobRequest) -> Self:
-        """From a request. Raises ``UserError`` naming the field that is wrong."""
-        parameters = request.parameters
-        return cls(
-            model=ModelSpec.from_mapping(parameters["model"]),
-            recipe=Recipe.from_mapping(parameters["recipe"]),
-            seed=int(parameters["seed"]),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """All that a task is built from."""
-
-    request: JobRequest
-    context: ExecutionContext
-    stage: Stage
-    parameters: TrainingParameters
-    samples: LabelledSamples
-    device: torch.device
-    notes: list[str] = field(default_factory=list)
-    """What whoever reads the result should know; stands in the record."""
+from workloads.train.task import JobContext, Task
 
 
 class TrainedModel(Task, Protocol):
@@ -105,12 +68,12 @@ class TrainedModel(Task, Protocol):
         """What the record says of where the weights came from."""
 
     def held_out_batches(self, split: LabelledSplit) -> Iterable[EvalInputs]:
-        """The samples of ``LabelledSamples.held_out``, each once on some rank."""
+        """Samples that are evaluated without being validation, each once on some rank."""
 
 
 _OPTIONAL = ("rewinds", "notes", "bad_samples")
 """Of a record's summary: only there if there is something to say."""
-TaskFactory = Callable[[Setting], TrainedModel]
+TaskFactory = Callable[[JobContext, LabelledSamples], TrainedModel]
 
 
 def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, make_task: TaskFactory) -> JobResult:
@@ -121,33 +84,37 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
     """
     started_s = time.perf_counter()
     context.report(Progress(phase="setup"))
-    parameters, device, ranks = TrainingParameters.of(request), pick_device(), Ranks.of(context)
-    arithmetic = Arithmetic.of(parameters.recipe, request.execution, device)
+    job = JobContext.of(request, context, stage)
+    ranks, arithmetic = job.ranks, Arithmetic.of(job.recipe, request.execution, job.device)
     with ranks.aborted_on_error(), deterministic_numerics(request.execution.num_threads), arithmetic.numerics():
         context.activity.stage = "setup"
         check_same_request(ranks, request)
         with context.activity.during(Activity.STORE):
-            setting = _open(request, context, stage, parameters, device)
+            samples = LabelledSamples.open(job)
         # Only now: opening the data has made sure that the node's folder is ours, and compiled code is executed.
         keep_compiled_code(context.cache / "compiled")
         with context.activity.during(Activity.STORE):  # weights to begin from
-            task = make_task(setting)
+            task = make_task(job, samples)
         initial = weights_sha256(task.backbone.state_dict())
-        loop = TrainingLoop(task, _run_of(setting), arithmetic)
-        loop.on_evaluation = _judge_of(setting, task, loop, arithmetic)
+        loop = TrainingLoop(task, job, arithmetic)
+
+        def select() -> dict[str, float]:
+            return _select_metrics(job, samples.held_out, task, arithmetic)
+
+        loop.on_evaluation = _judge_of(job, task, loop, select)
         state = loop.run()
         setup_s = loop.first_step_at_s - started_s
         measured = {"setup_s": setup_s, "train_s": time.perf_counter() - loop.first_step_at_s}
-        bad_samples, notes = setting.samples.bad_samples(), [*setting.notes, *loop.notes]
+        bad_samples, notes = samples.bad.summary(), [*job.notes, *loop.notes]
         summary = _summary(state, notes, task.origin, bad_samples, initial) | {
             "measured": measured | {"images_per_s": loop.images_per_s, "compile_s": loop.compile_s}
         }
         with loop.learner.averaged():
-            state.latest.update(_select_metrics(setting, task, arithmetic))
+            state.latest.update(select())
             # No checkpoint is of the last step: this attempt has evaluated the weights that it commits.
-            outcomes = loop.outcomes.of_split(setting.samples.val.source.split, ranks)
+            outcomes = loop.outcomes.of_split(samples.val.source.split, ranks)
             summary |= _hashes(task) | {SUMMARY_FIELD: outcomes.summary()}
-            outcome = _commit(setting, task, loop, summary, outcomes) if ranks.is_first else Outcome.ALREADY_COMMITTED
+            outcome = _commit(job, task, loop, summary, outcomes) if ranks.is_first else Outcome.ALREADY_COMMITTED
         # No rank leaves before the record is there: a launcher may end a gang with its first rank.
         ranks.barrier()
     return JobResult(
@@ -160,88 +127,47 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
     )
 
 
-def _open(
-    request: JobRequest,
-    context: ExecutionContext,
-    stage: Stage,
-    parameters: TrainingParameters,
-    device: torch.device,
-) -> Setting:
-    samples = LabelledSamples.open(
-        request, context, parameters.recipe, image_size=parameters.model.image_size, device=device
-    )
-    return Setting(request=request, context=context, stage=stage, parameters=parameters, samples=samples, device=device)
-
-
-def _run_of(setting: Setting) -> Run:
-    recipe = setting.parameters.recipe
-    return Run(
-        request=setting.request,
-        context=setting.context,
-        recipe=recipe,
-        calendar=Calendar.of(recipe, setting.samples.num_train),
-        stage=setting.stage,
-        seed=setting.parameters.seed,
-        device=setting.device,
-        keep=KeepPolicy.of(setting.request.parameters),
-        throughput=Throughput.of(
-            setting.parameters.model,
-            setting.device,
-            recipe.precision,
-            tf32=recipe.tf32,
-            num_classes=setting.samples.num_classes,
-        ),
-        memory=setting.samples,
-        setting={
-            "kind": setting.request.kind.value,
-            "model": setting.parameters.model.to_json(),
-            "num_classes": setting.samples.num_classes,
-            "recipe": {name: getattr(recipe, name) for name in ("precision", "tf32", "norm_group", "loss")},
-            "compile": setting.request.execution.compile,
-        },
-    )
-
-
-def _judge_of(setting: Setting, task: TrainedModel, loop: TrainingLoop, arithmetic: Arithmetic) -> Judge | None:
+def _judge_of(
+    job: JobContext, task: TrainedModel, loop: TrainingLoop, select: Callable[[], dict[str, float]]
+) -> Judge | None:
     """Who tells a search how this training is going; None if it is no trial."""
-    watch, recipe = setting.context.watch, setting.parameters.recipe
-    if watch is None:
+    if job.context.watch is None:
         return None
-    from workloads.jobs.target_probe import (
-        target_probe_of,  # which knows jobs of other kinds, and they know this module
-    )
+    # Not above: it knows jobs of other kinds, and they know this module.
+    from workloads.jobs.target_probe import target_probe_of
 
     subject = Subject(
-        calendar=Calendar.of(recipe, setting.samples.num_train),
-        epochs=recipe.epochs,
+        calendar=loop.calendar,
+        epochs=job.recipe.epochs,
         backbone=task.backbone,
         averaged=loop.learner.averaged,
-        select=lambda: _select_metrics(setting, task, arithmetic),
+        select=select,
     )
-    look = {"mean": recipe.mean, "std": recipe.std}
-    probe = target_probe_of(setting.request, setting.context, document=look, arithmetic=arithmetic)
-    return Judge(watch, subject, probe)
+    document = {"mean": job.recipe.mean, "std": job.recipe.std}
+    arithmetic = loop.learner.arithmetic
+    probe = target_probe_of(job.request, job.context, document=document, arithmetic=arithmetic)
+    return Judge(job.context.watch, subject, probe)
 
 
 def _commit(
-    setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any], outcomes: SampleOutcomes
+    job: JobContext, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any], outcomes: SampleOutcomes
 ) -> Outcome:
     """Write the artifact; inside, the model holds the weights to commit."""
-    state, context = loop.state, setting.context
+    state, context = loop.state, job.context
     told = Progress(
         phase="write", step=state.step, total_steps=state.step, metrics=state.latest, counters=loop.counters()
     )
     context.report(told)
     with context.activity.during(Activity.STORE):
-        return _write(setting, task, loop, summary, outcomes.parts())
+        return _write(job, task, loop, summary, outcomes.parts())
 
 
 def _write(
-    setting: Setting, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any], outcomes: Mapping[str, bytes]
+    job: JobContext, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any], outcomes: Mapping[str, bytes]
 ) -> Outcome:
-    state, context = loop.state, setting.context
-    writer = ArtifactWriter(context.store, setting.request)
-    for name, content in {**_parts(setting, task), **outcomes}.items():
+    state, context = loop.state, job.context
+    writer = ArtifactWriter(context.store, job.request)
+    for name, content in {**_parts(job, task), **outcomes}.items():
         writer.add(name, content)
     # The record hashes the final weights; kept ones are loaded over them.
     metrics = _metrics(state, task)
@@ -269,8 +195,8 @@ def _add_kept(writer: ArtifactWriter, task: TrainedModel, loop: TrainingLoop) ->
     )
 
 
-def _parts(setting: Setting, task: TrainedModel) -> dict[str, bytes]:
-    document = json.dumps(_model_document(setting, task), indent=1, sort_keys=True).encode()
+def _parts(job: JobContext, task: TrainedModel) -> dict[str, bytes]:
+    document = json.dumps(_model_document(job, task), indent=1, sort_keys=True).encode()
     return _weights(task) | {"model.json": document}
 
 
@@ -281,14 +207,14 @@ def _weights(task: TrainedModel) -> dict[str, bytes]:
     return parts
 
 
-def _model_document(setting: Setting, task: TrainedModel) -> dict[str, Any]:
-    parameters, inputs = setting.parameters, setting.request.inputs
+def _model_document(job: JobContext, task: TrainedModel) -> dict[str, Any]:
+    inputs = job.request.inputs
     return {
-        **parameters.model.to_json(),
-        "timm_kwargs": timm_kwargs(parameters.model),
+        **job.model.to_json(),
+        "timm_kwargs": timm_kwargs(job.model),
         "timm_version": timm.__version__,
-        "mean": parameters.recipe.mean,
-        "std": parameters.recipe.std,
+        "mean": job.recipe.mean,
+        "std": job.recipe.std,
         "num_features": task.head.in_features,
         "num_classes": task.head.out_features,
         "labels": inputs["labels"],
@@ -296,9 +222,10 @@ def _model_document(setting: Setting, task: TrainedModel) -> dict[str, Any]:
     }
 
 
-def _select_metrics(setting: Setting, task: TrainedModel, arithmetic: Arithmetic) -> dict[str, float]:
+def _select_metrics(
+    job: JobContext, held_out: LabelledSplit | None, task: TrainedModel, arithmetic: Arithmetic
+) -> dict[str, float]:
     """Error and loss on the training samples that were held out, if any were; all ranks call this."""
-    held_out, recipe = setting.samples.held_out, setting.parameters.recipe
     if held_out is None:
         return {}
     with arithmetic.autocast():
@@ -306,8 +233,8 @@ def _select_metrics(setting: Setting, task: TrainedModel, arithmetic: Arithmetic
             task.model,
             task.held_out_batches(held_out),
             (),
-            objective=build_objective(recipe, task.num_classes, is_multi_label=task.is_multi_label),
-            ranks=setting.samples.ranks,
+            objective=build_objective(job.recipe, task.num_classes, is_multi_label=task.is_multi_label),
+            ranks=job.ranks,
         )
     return {f"select_{name}": found[f"val_{name}"] for name in ("error", "loss") if f"val_{name}" in found}
 

@@ -6,10 +6,9 @@ Both take training steps that leave no trace: to find what fits into memory, and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from orchestrator.core.activity import Activity
 from orchestrator.core.contract import Execution
 from workloads.models.batchnorm import ghost_batchnorm
 from workloads.runtime.precision import Arithmetic, is_compile_failure
-from workloads.runtime.ranks import Ranks
 from workloads.train.learner import Learner
 from workloads.train.linear_form import Targets
 from workloads.train.micro_batch import (
@@ -30,36 +28,33 @@ from workloads.train.micro_batch import (
     find_micro_batch,
     out_of_memory_at,
 )
-from workloads.train.recipe import Recipe
 from workloads.train.step import LossOf
-from workloads.train.task import Task
+from workloads.train.task import JobContext, Task
 
 _FOLDER = "micro-batches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchSearch:
-    """What decides how many samples fit: ``setting`` names it for the memory of a node."""
+    """What decides how many samples fit into the device's memory."""
 
     learner: Learner
     losses_of: LossOf
     task: Task
-    ranks: Ranks
-    cache: Path
-    setting: Mapping[str, Any]
+    job: JobContext
 
-    def layout(self, recipe: Recipe, execution: Execution) -> Layout:
+    def layout(self) -> Layout:
         """The layout, with the same micro-batch on all ranks.
 
         Raises:
             UserError: see ``Layout.of``.
             OutOfMemoryError: not even one norm group fits.
         """
-        plain = Layout.of(self.task.model, recipe, ranks=self.ranks)
-        with self.ranks.activity.during(Activity.COMPILE):
-            mine = self._micro_batch(execution, plain)
-        micro_batch = self._smallest(mine)
-        return Layout.of(self.task.model, recipe, micro_batch=micro_batch, ranks=self.ranks)
+        recipe, ranks = self.job.recipe, self.job.ranks
+        plain = Layout.of(self.task.model, recipe, ranks=ranks)
+        with ranks.activity.during(Activity.COMPILE):
+            mine = self._micro_batch(self.job.request.execution, plain)
+        return Layout.of(self.task.model, recipe, micro_batch=self._smallest(mine), ranks=ranks)
 
     @contextmanager
     def training(self, layout: Layout) -> Iterator[float]:
@@ -73,7 +68,7 @@ class MicroBatchSearch:
             if layout.has_batchnorm and layout.micro_batch > layout.norm_group:
                 stack.enter_context(ghost_batchnorm(self.task.model, layout.norm_group))
             stack.enter_context(out_of_memory_at(layout.micro_batch, None if memory is None else memory.failed))
-            with self.ranks.activity.during(Activity.COMPILE):
+            with self.job.ranks.activity.during(Activity.COMPILE):
                 compile_s = self._warmup_step().compile(layout.micro_batch)
             yield compile_s
 
@@ -85,9 +80,9 @@ class MicroBatchSearch:
         return chosen_micro_batch(execution, unit=unit, share=layout.share, search=search, memory=memory)
 
     def _smallest(self, mine: int) -> int:
-        sizes = torch.zeros(self.ranks.world_size, dtype=torch.int64)
-        sizes[self.ranks.rank] = mine
-        return int(self.ranks.sum_(sizes).min())
+        sizes = torch.zeros(self.job.ranks.world_size, dtype=torch.int64)
+        sizes[self.job.ranks.rank] = mine
+        return int(self.job.ranks.sum_(sizes).min())
 
     def _memory(self) -> MicroBatchMemory | None:
         """What this node remembers; None on CPUs, where nothing is searched."""
@@ -95,7 +90,18 @@ class MicroBatchSearch:
         if device.type != "cuda":
             return None
         here = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
-        return MicroBatchMemory(self.cache / _FOLDER, {**self.setting, **here})
+        return MicroBatchMemory(self.job.context.cache / _FOLDER, {**self._what_decides(), **here})
+
+    def _what_decides(self) -> dict[str, Any]:
+        """Besides the device, how many samples fit: a node remembers a size under it."""
+        job = self.job
+        return {
+            "kind": job.request.kind.value,
+            "model": job.model.to_json(),
+            "num_classes": self.task.num_classes,
+            "recipe": {name: getattr(job.recipe, name) for name in ("precision", "tf32", "norm_group", "loss")},
+            "compile": job.request.execution.compile,
+        }
 
     def _search(self, unit: int, share: int) -> int:
         learner = self.learner
