@@ -59,6 +59,16 @@ def net() -> WordNet:
     return WordNet.parse(NET)
 
 
+def ancestors(net: WordNet, synset: str) -> set[str]:
+    """All synsets on any path upwards, with the synset itself."""
+    found, frontier = {synset}, [synset]
+    while frontier:
+        fresh = set(net.hypernyms[frontier.pop()]) - found
+        found |= fresh
+        frontier += fresh
+    return found
+
+
 @pytest.mark.parametrize(("level", "num_classes"), PUBLISHED.items())
 def test_wordnet_levels_of_imagenet21k_have_the_published_numbers_of_classes(
     real: WordNet, imagenet21k: list[str], level: int, num_classes: int
@@ -84,7 +94,7 @@ def test_wordnet_other_lists_of_imagenet_are_known(real: WordNet, name: str, cou
 
 def test_wordnet_living_things_are_those_with_it_on_any_path(real: WordNet, imagenet21k: list[str]) -> None:
     is_living = real.below(LIVING_THING, imagenet21k)
-    assert is_living == [LIVING_THING in real.ancestors(synset) for synset in imagenet21k]
+    assert is_living == [LIVING_THING in ancestors(real, synset) for synset in imagenet21k]
     assert sum(is_living) == 10899
     assert real.lemmas[LIVING_THING] == "living_thing"
 
@@ -98,7 +108,7 @@ def test_wordnet_subtree_leaves_other_classes_out(real: WordNet) -> None:
     }
     label_map = make_label_map(space, classes, num_train=0)
     assert label_map.num_classes == 59  # ImageNet's birds
-    assert all(BIRD in real.ancestors(name) for name in label_map.class_names)
+    assert all(BIRD in ancestors(real, name) for name in label_map.class_names)
 
 
 def test_wordnet_levels_are_all_end_points_and_roots_stay(net: WordNet) -> None:

@@ -1,32 +1,36 @@
 """The job ``probe``: a linear head on the features of a frozen backbone, of images or of ``embed`` jobs.
 
-With ``features: online`` each batch of images goes through the backbone or, without augmentation, its features are
-computed once. With ``features: cached`` they come from ``embed`` jobs; then ``solver: sgd`` trains as any probe does,
-and ``solver: lbfgs`` is in ``logistic_probe``.
+Each batch of images goes through the backbone; where a sample has the same features in every epoch, they are computed
+once. With ``features: cached`` they come from ``embed`` jobs; then ``solver: sgd`` trains as any probe does, and
+``solver: lbfgs`` is in ``logistic_probe``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.errors import BadDataError
 from workloads.data.augment import Augment
 from workloads.data.loader import Batch
-from workloads.data.order import rank_slice
+from workloads.data.order import Order, rank_slice
+from workloads.data.subset import SampleView
 from workloads.features.artifact import FeatureTable
-from workloads.features.gathered import Features
 from workloads.jobs.logistic_probe import run_logistic_probe
 from workloads.jobs.networks import ImageTask, new_head, pretrained_backbone, unseen_class_notes, zero_targets
 from workloads.jobs.training import run_training
 from workloads.models.batchnorm import batchnorm_layers
 from workloads.runtime.precision import Arithmetic
+from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Purpose, Stage, seed_device, torch_seed
 from workloads.train.evaluate import EvalInputs
 from workloads.train.samples import EVAL_BATCH_SIZE, LabelledSamples, LabelledSplit, eval_inputs
@@ -82,7 +86,7 @@ class ProbeTask(ImageTask):
 
     def eval_batches(self) -> Iterable[EvalInputs]:
         """See ``Task``."""
-        return self._val_features
+        yield from self._val_features  # not before the first one is asked for: ``evaluate`` sets how they are computed
 
     def held_out_batches(self, split: LabelledSplit) -> Iterable[EvalInputs]:
         """See ``TrainedModel``."""
@@ -220,3 +224,64 @@ def run_probe(request: JobRequest, context: ExecutionContext) -> JobResult:
     if recipe.get("features") != "cached":
         return run_online_probe(request, context)
     return run_cached_probe(request, context) if recipe["solver"] == "sgd" else run_logistic_probe(request, context)
+
+
+_MAX_REPLACEMENTS = 16
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Features:
+    """``features_NF`` float32 on the device, and the row of each ordinal; -1 = it could not be decoded."""
+
+    features_NF: Tensor
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def gather(
+        cls,
+        mine: Iterable[tuple[NDArray[np.int64], Tensor]],
+        view: SampleView,
+        num_features: int,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> Self:
+        """Of the samples of a view, from this rank's pairs of ordinals (B,) and features (B, num_features)."""
+        ordinals = view.ordinals()
+        rows = np.full(int(ordinals.max(initial=_NONE)) + 1, _NONE, dtype=np.int64)
+        rows[ordinals] = np.arange(len(ordinals))
+        features_NF = torch.zeros(len(ordinals), num_features, device=device)
+        is_there_N = torch.zeros(len(ordinals), device=device)
+        for ordinals_B, features_BF in mine:
+            rows_B = torch.from_numpy(rows[ordinals_B]).to(device)
+            features_NF[rows_B] = features_BF.float()
+            is_there_N[rows_B] = 1
+        # Every row is zero on all ranks but one, so the sum is a copy.
+        ranks.sum_(features_NF)
+        rows[ordinals[~ranks.sum_(is_there_N).bool().cpu().numpy()]] = _NONE
+        return cls(features_NF=features_NF, rows=rows)
+
+    def take(self, ordinals_B: NDArray[np.int64]) -> Tensor:
+        """Features (B, num_features) of samples that are there."""
+        return self.features_NF[torch.from_numpy(self.rows[ordinals_B]).to(self.features_NF.device)]
+
+    def present(self, order: Order, start: int, stop: int) -> NDArray[np.int64]:
+        """Ordinals at the positions ``start <= p < stop``; what could not be decoded is replaced as in loading.
+
+        Raises:
+            BadDataError: the samples to replace it cannot be decoded either.
+        """
+        ordinals_B = order.ordinals(start, stop)
+        for slot in np.flatnonzero(self.rows[ordinals_B] == _NONE):
+            ordinals_B[slot] = self._replacement(order, start + int(slot))
+        return ordinals_B
+
+    def _replacement(self, order: Order, position: int) -> int:
+        for attempt in range(_MAX_REPLACEMENTS):
+            ordinal = int(order.replacement(position, attempt))
+            if self.rows[ordinal] != _NONE:
+                return ordinal
+        message = (
+            f"the sample at position {position} cannot be decoded, and none of {_MAX_REPLACEMENTS} others either; "
+        )
+        raise BadDataError(message + "look at the shards")

@@ -111,15 +111,6 @@ class WordNet:
             return lambda synset: (_chosen(synset, self.hypernyms[synset], seed),)
         return lambda synset: self.hypernyms[synset] or (synset,)
 
-    def ancestors(self, synset: Synset) -> set[Synset]:
-        """All synsets on any path upwards, with the synset itself."""
-        found, frontier = {synset}, [synset]
-        while frontier:
-            fresh = set(self.hypernyms[frontier.pop()]) - found
-            found |= fresh
-            frontier += fresh
-        return found
-
     def below(self, root: Synset, synsets: Iterable[Synset]) -> list[bool]:
         """Which of the synsets have ``root`` on any path upwards, or are it. Raises ``UserError`` for unknown ones."""
         asked = list(synsets)

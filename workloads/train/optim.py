@@ -106,12 +106,6 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
             optimizer.state[parameter][entry] = _like_parameter(tensor, parameter)
 
 
-def clip_gradients(model: nn.Module, max_norm: float) -> None:
-    """Scale all gradients so that their joint norm is at most ``max_norm``; 0 = leave them."""
-    if max_norm > 0:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-
-
 def _parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
     """Parameters that learn; those without weight decay in a group of their own."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
