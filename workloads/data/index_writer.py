@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError
 from orchestrator.storage.digests import Digests
-from workloads.data.index import (
-    NO_LEAF,
-    NO_SUBSET,
-    BadSamplePolicy,
-    BadSamples,
-    Column,
-)
+from workloads.data.index import NO_LEAF, NO_SUBSET, BadSamplePolicy, BadSamples, Column
 from workloads.data.reasons import NUM_NAMED, BadCount, BadSample, Reason, printable
 from workloads.data.scan import ClassRule, ShardTable
 

@@ -40,7 +40,7 @@ _BY_SAMPLE_FOLDER: Final = "targets"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelMap(ABC):
-    """A label space of ``num_classes`` targets, bound to a split by `resolve_targets`."""
+    """A label space of ``num_classes`` targets; `resolve_targets` gives those of a split."""
 
     num_classes: int
 

@@ -22,10 +22,7 @@ from torch import Tensor
 
 from orchestrator.core.activity import Activity, RankActivity
 from orchestrator.core.code import package_digest
-from orchestrator.core.contract import (
-    ExecutionContext,
-    JobRequest,
-)
+from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.core.errors import FailureKind, OrchestratorError, PreemptedError, UserError, is_lost_peer
 
 _LOG = logging.getLogger(__name__)
