@@ -10,12 +10,11 @@ import numpy as np
 
 from orchestrator.storage.dataset_files import DatasetFile, read_class_table
 from tests.data_jobs import encoded
-from workloads.data.commands import CONVERTERS
-from workloads.data.convert.request import ConvertRequest, WriteRequest
-from workloads.data.convert.write import write_dataset
-from workloads.data.labels_in_shards import ClassRule
-from workloads.data.read_shards import file_chunks
-from workloads.data.scan import scan_shard
+from workloads.commands.data import CONVERTERS
+from workloads.convert.items import ConvertRequest, WriteRequest
+from workloads.convert.write import write_dataset
+from workloads.data.scan import ClassRule, scan_shard
+from workloads.data.scan_splits import file_chunks
 
 
 def photo(seed: int) -> bytes:

@@ -18,8 +18,9 @@ from orchestrator.core.ids import make_key
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_record
 from orchestrator.storage.local import LocalStore
 from workloads.data.index import SampleIndex
-from workloads.data.jobs import run_dataset, run_index
-from workloads.labels.jobs import run_labels
+from workloads.jobs.dataset import run_dataset
+from workloads.jobs.index import run_index
+from workloads.jobs.labels import run_labels
 from workloads.labels.label_map import LabelMap
 
 TREE = {

@@ -28,7 +28,7 @@ from orchestrator.storage.trials import Trial, TrialState, write_trial
 from orchestrator.sweeps import client
 from orchestrator.testing import FakeClock, SimulatedCrash
 from orchestrator.testing.memory_store import MemoryStore
-from workloads.checkpoint.manifest import Entry, encode_manifest
+from workloads.runtime.manifest import Entry, encode_manifest
 
 GRACE_S = 3600.0
 TRASH_S = 7200.0

@@ -15,14 +15,14 @@ from orchestrator.core.contract import Execution, ExecutionContext, JobKind, Job
 from orchestrator.storage import ObjectStore
 from tests.tiny_training import RECIPE
 from workloads.data.order import rank_slice
-from workloads.data.streams import Stage
 from workloads.models.build import Classifier
+from workloads.models.spec import ModelSpec
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel
-from workloads.train.loop import Run, TrainingLoop
-from workloads.train.ranks import Ranks
+from workloads.train.loop import TrainingLoop
 from workloads.train.recipe import Recipe
-from workloads.train.schedule import Calendar
-from workloads.train.task import TrainInputs
+from workloads.train.task import JobContext, TrainInputs
 
 KEY = "pretrain-0123456789abcdef"
 NUM_CLASSES = 3
@@ -61,6 +61,7 @@ class MemoryImages:
         self.images = torch.randn(num_samples, 3, image_size, image_size, generator=generator)
         self.targets = torch.randint(0, NUM_CLASSES, (num_samples,), generator=generator)
         self.seen: list[int] = []
+        self.num_train = num_samples
         self._batch_size, self._ranks, self._poisoned = batch_size, ranks or Ranks(), poisoned
 
     def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
@@ -94,6 +95,12 @@ class MemoryImages:
     def sample_names(self, ordinals: Sequence[int]) -> list[str]:
         return [f"sample{ordinal}" for ordinal in ordinals]
 
+    def bad_samples(self) -> dict[str, Any]:
+        return {}
+
+    def recall_bad_samples(self, document: Mapping[str, Any]) -> None:
+        assert not document
+
 
 def memory_loop(
     task: MemoryImages,
@@ -122,13 +129,14 @@ def memory_loop(
     context = ExecutionContext(
         store=store, scratch=folder, cache=folder, rank=mine.rank, world_size=mine.world_size, **callbacks
     )
-    run = Run(
+    job = JobContext(
         request=request,
         context=context,
-        recipe=parsed,
-        calendar=Calendar.of(parsed, len(task.images)),
         stage=Stage.PRETRAIN,
+        model=ModelSpec(name="memory", image_size=1),
+        recipe=parsed,
         seed=0,
         device=torch.device("cpu"),
+        ranks=Ranks.of(context),
     )
-    return TrainingLoop(task, run)
+    return TrainingLoop(task, job)

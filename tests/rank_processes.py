@@ -24,7 +24,7 @@ class Rank:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.tiny_training", "workloads.train.pretrain", "workloads.transfer.probe"])
+        context.set_forkserver_preload(["tests.tiny_training", "workloads.jobs.pretrain", "workloads.jobs.probe"])
         self._mine, theirs = context.Pipe()
         self.process: ForkServerProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()

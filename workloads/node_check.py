@@ -229,7 +229,7 @@ def _memory(device: torch.device) -> Iterator[Tensor]:
 
 def compile_kernel(device: str) -> str:
     """Compile and run one small function; the reason if it cannot be compiled, else empty."""
-    from workloads.train.compiled import CompiledForward, CompileMode
+    from workloads.runtime.precision import CompiledForward, CompileMode
 
     inputs = torch.linspace(0.0, 1.0, 1024, device=device)
     module = _Kernel()

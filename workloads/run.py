@@ -12,13 +12,13 @@ from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, 
 from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.storage.artifacts import is_committed, read_record
-from workloads import stopwatch
+from workloads.runtime.publish import stopwatch
 
 Handler = Callable[[JobRequest, ExecutionContext], JobResult]
 
 # By name, so that a job imports only what its kind needs: torch and timm take seconds.
 _HANDLERS = {kind: row.handler for kind, row in KINDS.items() if row.handler}
-_JUDGE = "workloads.search.target:judge_committed"
+_JUDGE = "workloads.jobs.target_probe:judge_committed"
 
 
 def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -37,7 +37,7 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     request = _with_choice(request, context)
     handler = _load_handler(request.kind)
     import_s = time.perf_counter() - started_s
-    with stopwatch.running():
+    with stopwatch():
         result = handler(request, context)
     setup_s = result.timings.setup_s and import_s + result.timings.setup_s
     timings = Timings(import_s=import_s, setup_s=setup_s, work_s=time.perf_counter() - started_s - import_s)

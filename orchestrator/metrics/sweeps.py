@@ -35,7 +35,7 @@ class SlowRank:
 
     @classmethod
     def of(cls, progress: Progress, worker_nodes: Sequence[str]) -> SlowRank | None:
-        """From the counters of ``workloads.train.stragglers``; none of one worker, or before they can tell."""
+        """From the counters of ``workloads.train.step``; none of one worker, or before they can tell."""
         told = progress.counters
         if "slow_rank" not in told:
             return None

@@ -436,7 +436,7 @@ def _check_patches(path: Path, entry: SyntheticHierarchy, complaints: Complaints
 
 # ----------------------------------------------------------------------- shards that jobs of the sweep make of a source
 
-WRITER_VERSION = 1  # as in workloads.data.convert.write, which a test compares
+WRITER_VERSION = 1  # as in workloads.convert.write, which a test compares
 _LISTED = ("num_train", "num_val", "num_classes", "multi_label")
 
 

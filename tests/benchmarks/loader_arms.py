@@ -32,8 +32,8 @@ def ours(folder: Path, decoder: str) -> Iterator[int]:
     from workloads.data.loader import SampleSource, TrainLoader
     from workloads.data.order import SampleOrder
     from workloads.data.pixels import PixelSpec
-    from workloads.data.streams import Stage
-    from workloads.labels.bound import BoundLabels
+    from workloads.data.split_targets import SplitTargets
+    from workloads.runtime.streams import Stage
 
     plane = DataPlane(folder=folder / "plane")
     index = SampleIndex.open(plane.store, (folder / "index").read_text(), plane.cache)
@@ -42,7 +42,7 @@ def ours(folder: Path, decoder: str) -> Iterator[int]:
     loader = TrainLoader(
         source,
         SampleOrder(source.split.shard_sizes, 0, 2),
-        BoundLabels.of(source.split.leaves, 2),
+        SplitTargets.of(source.split.leaves, 2),
         batch_size=BATCH_SIZE,
         start_step=0,
         total_steps=10**6,
@@ -80,7 +80,7 @@ def decoding_alone(folder: Path, num_threads: int) -> Iterator[int]:
     from workloads.data.augment import Augment, Augmenter
     from workloads.data.decode import DecoderName
     from workloads.data.pixels import PixelSpec
-    from workloads.data.streams import Stage
+    from workloads.runtime.streams import Stage
 
     photographs = [path.read_bytes() for path in sorted((folder / "photographs").iterdir())]
     augmenter = Augmenter(Augment.RANDOM_RESIZED_CROP_FLIP, seed=0, stage=Stage.PRETRAIN, image_size=IMAGE_SIZE)

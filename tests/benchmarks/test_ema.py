@@ -13,7 +13,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 
 from tests.tiny_training import RECIPE
-from workloads.train.averaging import build_average
+from workloads.train.learner import build_average
 from workloads.train.optim import build_optimizer
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar

@@ -30,9 +30,9 @@ from tests.benchmarks.training_arms import (
 from workloads.checkpoint.store import CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter, WhenBusy
 from workloads.models.spec import ModelSpec
-from workloads.train.choices import Precision
-from workloads.train.state import RunState
-from workloads.train.throughput import Throughput
+from workloads.runtime.enums import Precision
+from workloads.train.learner import RunState
+from workloads.train.step_metrics import Throughput
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 HAS_GPU = torch.cuda.is_available()

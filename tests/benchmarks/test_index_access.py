@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.data_jobs import encoded, tar_of
-from workloads.data.columns import SplitColumns
-from workloads.data.commands import index
+from workloads.commands.data import index
 from workloads.data.index import BadSamples, Shard, SplitIndex
-from workloads.data.labels_in_shards import ClassRule
-from workloads.data.read_shards import ShardSource, scan_sources
+from workloads.data.index_writer import SplitColumns
+from workloads.data.scan import ClassRule
+from workloads.data.scan_splits import ShardSource, scan_sources
 
 pytestmark = pytest.mark.bench
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from tests.unit.test_kmeans import Held
-from workloads.labels.kmeans import Settings, kmeans
-from workloads.labels.kmeans_search import Library, one_thread_per_call, open_search
+from workloads.solvers.kmeans import Library, Settings, kmeans, one_thread_per_call, open_search
 
 NUM_POINTS = int(os.environ.get("KMEANS_POINTS", "200000"))
 NUM_CLUSTERS = max(2, NUM_POINTS // 200)

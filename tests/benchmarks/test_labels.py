@@ -23,12 +23,12 @@ RANDOM_IDS = """
 import resource, sys, time
 import numpy as np
 from workloads.data.index import SplitIndex
-from workloads.labels.random_ids import RandomLabels
+from workloads.labels.label_map import RandomLabels
 split = SplitIndex.in_memory(leaves=np.zeros(1))
 split.first_ordinals = np.array([0, int(sys.argv[1])])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began_s = time.perf_counter()
-bound = RandomLabels(num_classes=21_841, seed=0).bind(split)
+bound = RandomLabels(num_classes=21_841, seed=0).resolve_targets(split)
 taken_s = time.perf_counter() - began_s
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 cpu_s = time.process_time()
@@ -71,7 +71,9 @@ def test_labels_lookup_in_batches(form: str) -> None:
     if form == "samples with several classes":
         offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 4, len(leaves)))])
         leaf_sets = LeafSets(offsets=offsets, values=rng.integers(0, NUM_CLASSES, offsets[-1]).astype(np.int32))
-    bound = label_map.bind(SplitIndex.in_memory(leaves=leaves, keys=("",) * len(leaves), leaf_sets=leaf_sets))
+    bound = label_map.resolve_targets(
+        SplitIndex.in_memory(leaves=leaves, keys=("",) * len(leaves), leaf_sets=leaf_sets)
+    )
     times_us = []
     for _ in range(200):
         ordinals = rng.integers(0, len(leaves), BATCH_SIZE)

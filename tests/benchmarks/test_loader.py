@@ -23,7 +23,7 @@ from tests.photographs import jpeg, photograph
 from workloads.data.augment import Augment, Augmenter
 from workloads.data.decode import DecoderName
 from workloads.data.pixels import PixelSpec
-from workloads.data.streams import Stage
+from workloads.runtime.streams import Stage
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 7

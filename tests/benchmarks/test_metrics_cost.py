@@ -24,7 +24,7 @@ from tests.integration.conftest import ray_cluster  # noqa: F401 - a fixture
 from tests.live_sweep import SWEEP, write_live_sweep
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from workloads.models.build import Classifier
-from workloads.train import clock
+from workloads.train import step_metrics
 from workloads.train.loop import TrainingLoop
 
 ROUNDS, STEPS, BATCH_SIZE, IMAGE_SIZE = 11, 400, 8, 16
@@ -79,8 +79,8 @@ def test_training_step_with_metrics_and_without(ray_cluster, tmp_path) -> None: 
         f"\nCPU per step with metrics / without: median {statistics.median(ratios):.4f} "
         f"({min(ratios):.3f} to {max(ratios):.3f}); step {statistics.median(arms['without']) * 1e3:.2f} ms\n"
         f"of that, in the code of metrics: {100 * share:.3f} % (asked: 0.5 %)\n"
-        f"a report costs {cost_s * 1e6:.0f} us, one every {clock._REPORT_EVERY_S:g} s: "
-        f"{100 * cost_s / clock._REPORT_EVERY_S:.4f} % of the time\n"
+        f"a report costs {cost_s * 1e6:.0f} us, one every {step_metrics._REPORT_EVERY_S:g} s: "
+        f"{100 * cost_s / step_metrics._REPORT_EVERY_S:.4f} % of the time\n"
     )
 
 

@@ -20,7 +20,7 @@ from tests.benchmarks.s3_arms import MIB, NUM_ROUNDS, Arm, in_parallel, open_ser
 from tests.s3_proxy import Damage, Faults, faulty_proxy
 from tests.shard_cases import Fleet, Run, write_shards
 from workloads.data.cache import ShardCache
-from workloads.data.cache.settings import CacheSettings
+from workloads.data.cache.folder import CacheSettings
 from workloads.data.index import Shard
 
 pytestmark = pytest.mark.bench

@@ -15,19 +15,18 @@ from orchestrator.core.contract import Execution, ExecutionContext, JobKind
 from tests.data_jobs import DataPlane, tar_of
 from tests.photographs import jpeg, photograph
 from tests.tiny_training import RECIPE
-from workloads.data.streams import Stage
-from workloads.train.arithmetic import Arithmetic
-from workloads.train.images import ImageTask, new_backbone, new_head
-from workloads.train.job import Setting, TrainingParameters
+from workloads.jobs.networks import ImageTask, new_backbone, new_head
+from workloads.runtime.precision import Arithmetic
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.large_head import loss_of
-from workloads.train.layout import Layout
 from workloads.train.learner import Learner
+from workloads.train.micro_batch import Layout
 from workloads.train.objective import SoftmaxObjective
-from workloads.train.ranks import Ranks
 from workloads.train.samples import LabelledSamples
 from workloads.train.schedule import Calendar
 from workloads.train.step import Update
-from workloads.train.task import TrainInputs
+from workloads.train.task import JobContext, TrainInputs
 
 pytestmark = pytest.mark.bench
 
@@ -63,14 +62,11 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> ImageTask:
     parameters = {"model": MODEL, "recipe": {**RECIPE, **PHOTOGRAPHS}, "seed": 0}
     request = plane.request(JobKind.PRETRAIN, parameters, {"index": index.key, "labels": labels})
     object.__setattr__(request, "execution", Execution(num_threads=NUM_CORES))
-    parsed, device = TrainingParameters.of(request), torch.device("cpu")
     context = ExecutionContext(store=plane.store, scratch=plane.folder, cache=plane.cache)
-    samples = LabelledSamples.open(request, context, parsed.recipe, image_size=IMAGE_SIZE, device=device)
-    setting = Setting(
-        request=request, context=context, stage=Stage.PRETRAIN, parameters=parsed, samples=samples, device=device
-    )
-    backbone, num_features = new_backbone(setting)
-    return ImageTask(setting, backbone, new_head(setting, num_features))
+    job = JobContext.of(request, context, Stage.PRETRAIN)
+    samples = LabelledSamples.open(job)
+    backbone, num_features = new_backbone(job)
+    return ImageTask(job, samples, backbone, new_head(job, num_features, samples.num_classes))
 
 
 def _seconds(update: Update, batches: Iterable[TrainInputs]) -> tuple[float, float]:
@@ -86,7 +82,7 @@ def _seconds(update: Update, batches: Iterable[TrainInputs]) -> tuple[float, flo
 def test_training_fed_by_the_loader_beside_one_batch_in_memory(task: ImageTask) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(NUM_CORES)
-    recipe = TrainingParameters.of(task._setting.request).recipe
+    recipe = task._job.recipe
     learner = Learner(task.model, recipe, Calendar.of(recipe, 512), Arithmetic(torch.device("cpu")))
     losses_of = loss_of(task.model, SoftmaxObjective(2))
     update = Update(learner, losses_of, Layout.of(task.model, recipe, ranks=Ranks()))

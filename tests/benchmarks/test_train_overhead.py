@@ -23,8 +23,8 @@ from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.rank_processes import RankPool, raise_errors
 from workloads.models.build import Classifier
-from workloads.train.gradients import GradientSum
-from workloads.train.ranks import Ranks
+from workloads.runtime.ranks import Ranks
+from workloads.train.step import GradientSum
 
 ROUNDS = 7
 STEPS, BATCH_SIZE, IMAGE_SIZE = 6, 32, 64

@@ -21,8 +21,8 @@ from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.recipe import LOOK_FIELDS, LogisticSpec
 from tests.tiny_training import RECIPE, TinyTraining
-from workloads.data.arrays import npy_bytes
 from workloads.data.index import SampleIndex
+from workloads.runtime.arrays import npy_bytes
 
 NUM_SAMPLES = int(os.environ.get("PROBE_SAMPLES", "50000"))
 NUM_VAL = 5000

@@ -27,19 +27,19 @@ from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder
 from workloads.data.pixels import PixelSpec
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import SplitTargets
 from workloads.models.batchnorm import ghost_batchnorm
 from workloads.models.build import Classifier, build_backbone, build_head, memory_format
 from workloads.models.spec import ModelSpec
-from workloads.train.arithmetic import Arithmetic
+from workloads.runtime.precision import Arithmetic
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.large_head import loss_of
-from workloads.train.layout import Layout
 from workloads.train.learner import Learner
+from workloads.train.micro_batch import Layout
 from workloads.train.objective import build_objective
-from workloads.train.ranks import Ranks
 from workloads.train.recipe import Recipe
-from workloads.train.samples import Normalizer
+from workloads.train.samples import PixelNormalizer
 from workloads.train.schedule import Calendar
 from workloads.train.step import Update
 from workloads.train.task import TrainInputs
@@ -73,7 +73,7 @@ class OwnStep:
         self.learner = Learner(model.train(), parsed, Calendar.of(parsed, 10**7), self.arithmetic)
         losses_of = loss_of(model, build_objective(parsed, NUM_CLASSES), self.arithmetic.compiled)
         layout = Layout.of(model, parsed, micro_batch=batch_size, ranks=Ranks())
-        self._normalize = Normalizer(parsed, device(), memory)
+        self._normalize = PixelNormalizer(parsed, device(), memory)
         self._groups = layout.norm_group if layout.micro_batch > layout.norm_group else 0
         self._update = Update(self.learner, losses_of, layout, max_norm=parsed.grad_clip)
         self._batch = batch(batch_size, spec.image_size, memory)
@@ -175,7 +175,7 @@ def photograph_batches(folder: Path, *, num_images: int, batch_size: int, image_
         TrainLoader(
             source,
             SampleOrder(source.split.shard_sizes, 0, 1),
-            BoundLabels.of(source.split.leaves, NUM_CLASSES),
+            SplitTargets.of(source.split.leaves, NUM_CLASSES),
             batch_size=batch_size,
             start_step=0,
             total_steps=10**6,

@@ -51,7 +51,7 @@ from orchestrator.tracking import provenance
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
 from tests.sample_sweep import sample_metrics, sample_plan
 from tests.scripted_sweep import CLUSTER, World, make_job
-from workloads.train.metrics import MetricsLog
+from workloads.train.step_metrics import MetricsLog
 
 SWEEP, FORMER = "sample", "former"
 _MAX_TICKS = 400

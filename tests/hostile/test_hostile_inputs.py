@@ -19,13 +19,12 @@ from orchestrator.storage.uris import find_objects
 from orchestrator.sweepfile import load_sweep
 from tests.hostile import archives, objects, pictures, places, sweeps, weights
 from tests.hostile.guard import watched
-from workloads.data.arrays import from_npy_bytes
 from workloads.data.decode import DecoderName, decoder_of
 from workloads.data.images import ImageCheck, check_image
-from workloads.data.labels_in_shards import ClassRule
 from workloads.data.reasons import BadSampleError
-from workloads.data.scan import scan_shard
-from workloads.models.weights_file import decode_weights
+from workloads.data.scan import ClassRule, scan_shard
+from workloads.models.weights import decode_weights
+from workloads.runtime.arrays import from_npy_bytes
 
 MIN_INPUTS = 300
 DECODERS = (DecoderName.PILLOW, DecoderName.TURBO)

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.core.activity import Activity
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
 from orchestrator.storage.artifacts import ArtifactWriter
-from workloads.train.ranks import Ranks
+from workloads.runtime.ranks import Ranks
 
 ENTRY_POINT = "tests.integration.hang_jobs:execute"
 STEPS = 20

@@ -15,8 +15,8 @@ from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
+from workloads.commands.labels import nesting
 from workloads.data.index import SampleIndex
-from workloads.labels.describe import nesting
 from workloads.labels.label_map import LabelMap
 
 KINDS = {
@@ -41,14 +41,14 @@ def test_shipped_clusters_sweep_runs_to_its_report(tmp_path: Path) -> None:
         name.removeprefix("labels/"): LabelMap.open(store, key) for name, key in keys.items() if name[:7] == "labels/"
     }
     for split in index.splits.values():
-        bound = {name: label_map.bind(split) for name, label_map in maps.items()}
+        bound = {name: label_map.resolve_targets(split) for name, label_map in maps.items()}
         refines = {name: nesting(labels, bound["levels/depth1"])["refines"] for name, labels in bound.items()}
         assert all(refines[name] for name in ("within/4", "within/16", "rebalanced", "levels/depth4"))
         assert not any(refines[name] for name in ("whole/8", "whole/32"))
     granularities = {name: label_map.num_classes for name, label_map in maps.items()}
     assert (granularities["within/4"], granularities["within/16"], granularities["whole/32"]) == (8, 32, 32)
     train = index.splits["train"]
-    assert np.min(maps["rebalanced"].bind(train).counts()) >= 16
+    assert np.min(maps["rebalanced"].resolve_targets(train).counts()) >= 16
     embedded = read_record(store, keys["embed/within/train"])
     assert embedded.identity["inputs"]["backbone"] == keys["pretrain/levels/depth4/seed0"]
     assert sum(name.startswith("embed/") for name in keys) == 2, "once for all entries: train and val"

@@ -27,9 +27,10 @@ from workloads.data.index import BadSamplePolicy, BadSamples, SampleIndex
 from workloads.data.pixels import PixelSpec, Place
 from workloads.data.reasons import BadSampleError, Reason
 from workloads.data.source import SampleSource
-from workloads.embed.features import FeatureTable
-from workloads.labels.cluster_space import Group
-from workloads.labels.label_map import NO_LABEL, LabelMap, SampleLabels
+from workloads.data.split_targets import NO_LABEL
+from workloads.features.artifact import FeatureTable
+from workloads.jobs.cluster import Group
+from workloads.labels.label_map import LabelMap, SampleLabels
 from workloads.models.build import build_backbone
 from workloads.models.spec import ModelSpec
 from workloads.run import execute

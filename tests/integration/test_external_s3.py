@@ -12,8 +12,8 @@ from orchestrator.storage.listing import list_shards, listing_digest
 from orchestrator.storage.s3 import S3Store
 from tests.data_jobs import encoded, tar_of
 from tests.s3_server import s3_server, s3_store
-from workloads.data.commands import index, stats
-from workloads.data.read_shards import CHUNK_BYTES
+from workloads.commands.data import index, stats
+from workloads.data.scan_splits import CHUNK_BYTES
 
 __all__ = ["s3_server"]
 

@@ -21,8 +21,8 @@ from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder
 from workloads.data.pixels import PixelSpec
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import SplitTargets
+from workloads.runtime.streams import Stage
 
 ROOT = Path(__file__).parents[2]
 NUM_SHARDS, SHARD_SAMPLES, BATCH_SIZE, NUM_STEPS = 4, 9, 8, 11  # two and a half epochs of 36 samples
@@ -59,7 +59,7 @@ def loader_of(plane: DataPlane, index: SampleIndex, recipe: str, cache: Path, **
     return TrainLoader(
         source,
         SampleOrder(source.split.shard_sizes, 7, 2),
-        BoundLabels.of(source.split.leaves, 5),
+        SplitTargets.of(source.split.leaves, 5),
         batch_size=BATCH_SIZE,
         total_steps=NUM_STEPS,
         seed=7,

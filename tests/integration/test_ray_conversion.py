@@ -23,9 +23,9 @@ from orchestrator.sweeps.client import load_snapshot, read_progress, submit
 from tests.conversions import fill
 from tests.integration.conversion_runs import ENTRY_POINT, VICTIM
 from tests.shared_writing import Written, shard_digests
-from workloads.data.convert.formats import CONVERTERS
-from workloads.data.convert.request import ConvertRequest, WriteRequest
-from workloads.data.convert.write import write_dataset
+from workloads.convert.items import ConvertRequest, WriteRequest
+from workloads.convert.listing import CONVERTERS
+from workloads.convert.write import write_dataset
 
 CLUSTER = "conversion"
 NUM_JOBS, NUM_IMAGES = 3, {"train": 24, "val": 8}

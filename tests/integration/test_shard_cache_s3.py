@@ -20,7 +20,7 @@ from tests.s3_proxy import Damage, Faults, faulty_proxy
 from tests.s3_server import SMALL_PARTS_BYTES, running_server, s3_server, s3_store
 from tests.shard_cases import NUM_SAMPLES, sample, write_shards
 from workloads.data.cache import ShardCache
-from workloads.data.cache.settings import CacheSettings
+from workloads.data.cache.folder import CacheSettings
 
 __all__ = ["s3_server"]
 

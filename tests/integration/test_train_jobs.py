@@ -18,11 +18,12 @@ from orchestrator.storage.local import LocalStore
 from tests.tiny_training import BATCHNORM, NO_BATCHNORM, RECIPE, TinyTraining
 from workloads.data.index import SampleIndex
 from workloads.data.source import SampleSource
+from workloads.jobs import probe
+from workloads.jobs.networks import pretrained_backbone
 from workloads.labels.label_map import LabelMap
 from workloads.models.batchnorm import batchnorm_layers
-from workloads.train.job import Setting
-from workloads.transfer import probe
-from workloads.transfer.backbone import pretrained_backbone
+from workloads.train.samples import LabelledSamples
+from workloads.train.task import JobContext
 
 DEPTH1 = {"hierarchy": "depth1"}
 RANDOM = {"random": {"num_classes": 8, "seed": 0}}
@@ -62,7 +63,7 @@ def _logits_on_val(tiny: TinyTraining, record: Record, backbone_record: Record, 
 def _val_targets(tiny: TinyTraining, record: Record) -> torch.Tensor:
     index = SampleIndex.open(tiny.store, tiny.index, tiny.folder / "cache")
     label_map = LabelMap.open(tiny.store, record.identity["inputs"]["labels"])
-    return torch.from_numpy(label_map.bind(index.split("val")).targets_N())
+    return torch.from_numpy(label_map.resolve_targets(index.split("val")).targets_N())
 
 
 @pytest.mark.parametrize("model", [NO_BATCHNORM, BATCHNORM], ids=["vit", "resnet"])
@@ -170,8 +171,8 @@ def test_probe_in_bf16_computes_all_features_in_it(
 ) -> None:
     seen: list[tuple[bool, bool]] = []
 
-    def backbone_of(setting: Setting) -> tuple[torch.nn.Module, int]:
-        backbone, num_features = pretrained_backbone(setting)
+    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
+        backbone, num_features = pretrained_backbone(job, samples)
         backbone.register_forward_pre_hook(
             lambda *_: seen.append((torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
         )
@@ -191,8 +192,8 @@ def test_probe_with_dropout_drops_while_the_head_learns_and_keeps_the_statistics
     origin = tiny.run(tiny.training(model=plain, recipe={"epochs": 0.5}))
     seen: list[tuple[bool, bool, bool]] = []
 
-    def backbone_of(setting: Setting) -> tuple[torch.nn.Module, int]:
-        backbone, num_features = pretrained_backbone(setting)
+    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
+        backbone, num_features = pretrained_backbone(job, samples)
         layers = batchnorm_layers(backbone)
         backbone.register_forward_pre_hook(
             lambda *_: seen.append(

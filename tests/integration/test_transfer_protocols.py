@@ -26,11 +26,10 @@ from orchestrator.storage.sample_outcomes import SampleOutcomes
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from tests.rank_processes import RankPool, raise_errors
 from workloads.data.index import SampleIndex
-from workloads.embed.features import FeatureTable
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import SplitTargets, unseen_notes
+from workloads.features.artifact import FeatureTable
 from workloads.labels.label_map import LabelMap
 from workloads.run import execute
-from workloads.transfer.unseen import unseen_notes
 
 SWEEP = """\
 version: 1
@@ -149,7 +148,7 @@ def test_kept_outcome_is_that_of_the_image_with_this_ordinal(ran: Ran) -> None:
     record, table = ran.record(PROBE), ran.table("embed/levels/depth2/seed0/tree/val")
     head = load(read_part(ran.store, record, "head.safetensors"))
     split = SampleIndex.open(ran.store, ran.job("index/tree").key, ran.folder / "cache").split("val")
-    targets_N = LabelMap.open(ran.store, ran.job("labels/levels/depth2").key).bind(split).targets_N()
+    targets_N = LabelMap.open(ran.store, ran.job("labels/levels/depth2").key).resolve_targets(split).targets_N()
     features_ND = torch.from_numpy(table.take(np.arange(split.num_samples))).float()
     guesses_N = (features_ND @ head["weight"].T + head["bias"]).argmax(1).numpy()
     found = SampleOutcomes.read(ran.store, record)
@@ -182,7 +181,7 @@ def test_logistic_probe_beats_chance_and_its_head_gives_its_error(ran: Ran) -> N
 def targets(ran: Ran, split: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     index = SampleIndex.open(ran.store, ran.job("index/tree").key, ran.folder / "cache")
     label_map = LabelMap.open(ran.store, ran.job("labels/levels/depth2").key)
-    return label_map.bind(index.split(split)).targets_N()
+    return label_map.resolve_targets(index.split(split)).targets_N()
 
 
 def test_logistic_probe_chose_what_its_record_says_was_best(ran: Ran) -> None:
@@ -268,7 +267,7 @@ def test_probe_on_too_few_samples_notes_the_classes_that_it_never_saw(ran: Ran) 
 
 
 def test_targets_that_no_training_sample_shows_are_refused() -> None:
-    train, val = BoundLabels.of(np.array([0, 0, 1]), 4), BoundLabels.of(np.array([2, 3, 2]), 4)
+    train, val = SplitTargets.of(np.array([0, 0, 1]), 4), SplitTargets.of(np.array([2, 3, 2]), 4)
     with pytest.raises(UserError, match="none of the 2 classes of the 3 validation samples has a training sample"):
         unseen_notes(train, np.arange(3), val, np.arange(3))
     assert unseen_notes(train, np.arange(3), train, np.arange(2)) == []

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.data.augment import Augment, Augmenter
-from workloads.data.streams import Stage
+from workloads.runtime.streams import Stage
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
 POSITIONS = st.integers(0, 2**40)

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import UserError
-from workloads.data.holdout import hold_out
 from workloads.data.index import SplitIndex
-from workloads.data.subset import SampleView, Subset
+from workloads.data.subset import SampleView, Subset, hold_out
 
 CLASS_SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 

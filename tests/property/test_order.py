@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.data.order import SampleOrder, rank_slice, total_steps
-from workloads.data.streams import stable_order, stable_order_between
+from workloads.runtime.streams import stable_order, stable_order_between
 
 SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(any)
 SEEDS = st.integers(0, 2**63 - 1)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import UserError
 from workloads.data.index import MixtureShares
-from workloads.data.mixture import WINDOW, MixtureOrder, make_order, quotas
-from workloads.data.order import SampleOrder
+from workloads.data.order import WINDOW, MixtureOrder, SampleOrder, make_order, quotas
 from workloads.data.subset import SampleView
 
 SIZES = ((30, 50), (7, 8, 9))

@@ -12,9 +12,9 @@ from workloads.data.augment import Augment, Augmenter, AugmentSpec
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder, rank_slice
-from workloads.data.streams import Stage
+from workloads.data.split_targets import SplitTargets
 from workloads.data.subset import SampleView
-from workloads.labels.label_map import BoundLabels
+from workloads.runtime.streams import Stage
 
 NUM_SCHEDULES = 1000
 NUM_LOADER_SCHEDULES = 15  # of the same ones, in `make test`; all of them take two minutes
@@ -72,7 +72,7 @@ def loader_of(source: SampleSource, attempt: Attempt, rank: int) -> TrainLoader:
     loader = TrainLoader(
         source,
         SampleOrder.over(SampleView.whole(source.split), SEED, 2),
-        BoundLabels.of(np.zeros(NUM_SAMPLES, dtype=np.int64), 2),
+        SplitTargets.of(np.zeros(NUM_SAMPLES, dtype=np.int64), 2),
         batch_size=BATCH_SIZE,
         start_step=0,
         total_steps=NUM_STEPS,

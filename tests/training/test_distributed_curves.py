@@ -20,7 +20,7 @@ from orchestrator.storage.local import LocalStore
 from tests.memory_images import KEY, MemoryImages, memory_loop, network
 from tests.rank_processes import RankPool, raise_errors
 from workloads.models.batchnorm import batchnorm_layers
-from workloads.train.ranks import Ranks
+from workloads.runtime.ranks import Ranks
 
 BATCH_SIZE, NORM_GROUP, STEPS = 16, 4, 4
 LR, CLIP = 0.05, 1.0

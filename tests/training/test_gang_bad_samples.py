@@ -20,7 +20,7 @@ from tests.data_jobs import encoded, tar_of
 from tests.rank_processes import RankPool, raise_errors
 from tests.tiny_training import NO_BATCHNORM, TinyTraining
 from tests.training.gang_jobs import Gang
-from workloads.train.ranks import PeerLostError, Ranks
+from workloads.runtime.ranks import PeerLostError, Ranks
 
 NUM_TRAIN, NUM_VAL = 64, 32
 BAD = {"train": {3, 9, 20, 31, 33, 42, 50, 63}, "val": {2, 11}}

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from tests.rank_processes import RankPool, raise_errors
-from workloads.train.ranks import Ranks
-from workloads.train.reads import Reads
+from workloads.runtime.ranks import Ranks
+from workloads.train.step_metrics import ReadStats
 
 GIB = 1024**3
 
 
 def _laps(rank: int, world_size: int) -> list[dict[str, float]]:
-    reads = Reads(Ranks(rank=rank, world_size=world_size))
+    reads = ReadStats(Ranks(rank=rank, world_size=world_size))
     first = {"cache_hits": 1.0 + rank, "cache_misses": 3.0, "bytes_from_store": rank * GIB}
     second = {name: 2 * value for name, value in first.items()}
     return [reads.lap(first, ends_epoch=False), reads.lap(second, ends_epoch=True)]

@@ -22,7 +22,7 @@ from orchestrator.core.errors import FailureKind, NumericsError, UserError
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
-from workloads.train.ranks import PeerLostError, Ranks, flight_record
+from workloads.runtime.ranks import PeerLostError, Ranks, flight_record
 
 POISONED = {"epochs": 5, "batch_size": 8, "lr": 0.01}
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.rank_processes import RankPool, raise_errors
-from workloads.train.ranks import Ranks
-from workloads.train.stragglers import RankTimes
+from workloads.runtime.ranks import Ranks
+from workloads.train.step import RankTimes
 from workloads.train.task import TrainInputs
 
 DELAY_S = 0.03

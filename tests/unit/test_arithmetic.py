@@ -17,14 +17,13 @@ from torch.optim import SGD, Adam
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import UserError
 from workloads.models.spec import ModelSpec
-from workloads.train import arithmetic as arithmetic_module
-from workloads.train.arithmetic import Arithmetic
-from workloads.train.choices import Precision
-from workloads.train.compiled import CompiledForward, CompileMode, is_compile_failure, keep_compiled_code
+from workloads.runtime import precision as arithmetic_module
+from workloads.runtime.enums import Precision
+from workloads.runtime.precision import Arithmetic, CompiledForward, CompileMode, is_compile_failure, keep_compiled_code
 from workloads.train.large_head import loss_of
 from workloads.train.objective import SoftmaxObjective
-from workloads.train.rehearsal import Rehearsal
-from workloads.train.throughput import PEAKS, Throughput, gpu_usage, peak_flops, training_flops
+from workloads.train.step_metrics import PEAKS, Throughput, gpu_usage, peak_flops, training_flops
+from workloads.train.warmup_step import WarmupStep
 
 CPU = torch.device("cpu")
 
@@ -276,21 +275,21 @@ def test_rehearsal_leaves_no_trace(fails: bool) -> None:
         raise MemoryError
 
     model(torch.ones(2, 3, 8, 8)).sum().backward()
-    rehearsal = Rehearsal(model, failing if fails else losses_of, arithmetic, _example)
+    warmup_step = WarmupStep(model, failing if fails else losses_of, arithmetic, _example)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     randomness = torch.get_rng_state()
     if fails:
         with pytest.raises(MemoryError):
-            rehearsal.step(4)
+            warmup_step.step(4)
     else:
-        rehearsal.step(4)
+        warmup_step.step(4)
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     now = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert len(gradients) == len(now)
     assert all(torch.equal(before, after) for before, after in zip(gradients, now, strict=True))
     assert torch.equal(randomness, torch.get_rng_state())
-    assert rehearsal.compile(4) == 0.0
+    assert warmup_step.compile(4) == 0.0
 
 
 def test_rehearsal_compile_failure_in_the_backward_pass_falls_back() -> None:
@@ -300,8 +299,8 @@ def test_rehearsal_compile_failure_in_the_backward_pass_falls_back() -> None:
     def losses_of(inputs: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         raise torch._dynamo.exc.BackendCompilerFailed(_traced, ArithmeticError("no backward kernel"), None)
 
-    rehearsal = Rehearsal(model, losses_of, arithmetic, _example)
-    assert rehearsal.compile(2) > 0
+    warmup_step = WarmupStep(model, losses_of, arithmetic, _example)
+    assert warmup_step.compile(2) > 0
     assert not arithmetic.is_compiled
     assert "no backward kernel" in arithmetic.notes[0]
 

@@ -15,10 +15,9 @@ from torchvision.transforms import ColorJitter, RandomResizedCrop, v2
 from tests.photographs import jpeg, photograph
 from workloads.data.augment import Augment, Augmenter, AugmentSpec
 from workloads.data.decode import DecoderName
-from workloads.data.geometry import NUM_CROP_UNIFORMS, Placement, center_view, random_crop, random_resized_crop
 from workloads.data.jitter import Jitter
-from workloads.data.pixels import PixelSpec
-from workloads.data.streams import Stage
+from workloads.data.pixels import NUM_CROP_UNIFORMS, PixelSpec, Placement, center_view, random_crop, random_resized_crop
+from workloads.runtime.streams import Stage
 
 SIDES = st.integers(1, 600)
 UNIFORM = st.floats(0, 1, exclude_max=True)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import CorruptObjectError
 from tests.tiny_training import RECIPE
-from workloads.train.averaging import WeightAverage, build_average
 from workloads.train.freezing import freeze
+from workloads.train.learner import WeightAverage, build_average
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar
 

@@ -8,8 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from workloads.checkpoint.image import _TYPES, SafetensorsImage
-from workloads.checkpoint.snapshot import Checkpoint, Snapshot
+from workloads.checkpoint.snapshot import _TYPES, Checkpoint, SafetensorsImage, Snapshot
 
 
 def _tensors() -> dict[str, Tensor]:

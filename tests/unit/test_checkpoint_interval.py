@@ -5,7 +5,7 @@ import math
 import pytest
 
 from orchestrator.core.contract import Execution, JobKind, JobRequest
-from workloads.checkpoint.interval import AutoInterval, young_interval_s
+from workloads.checkpoint.writer import AutoInterval, young_interval_s
 
 
 def test_young_interval_is_the_formula() -> None:

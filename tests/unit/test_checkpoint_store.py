@@ -26,8 +26,8 @@ from tests.checkpoint_cases import (
     object_of,
     raise_interrupt,
 )
-from workloads.checkpoint.manifest import Entry, decode_manifest, encode_manifest
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
+from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 
 NUM_DAMAGES = 1000
 

@@ -12,8 +12,8 @@ import pytest
 from orchestrator.core.contract import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part
 from tests.data_jobs import DataPlane, encoded, tar_of
-from workloads.data.arrays import from_npy_bytes
 from workloads.data.index import counts_part
+from workloads.runtime.arrays import from_npy_bytes
 
 IMAGE = encoded()
 REPLACE = {"policy": "replace", "budget": 0.5}

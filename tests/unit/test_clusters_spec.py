@@ -11,8 +11,8 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.data_checks import kmeans_operations, long_clusterings
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile import load_sweep, parse_sweep
-from workloads.labels.cluster_space import LADDER
-from workloads.labels.kmeans import Settings, operations
+from workloads.jobs.cluster import LADDER
+from workloads.solvers.kmeans import Settings, operations
 
 TEXT = """\
 version: 1

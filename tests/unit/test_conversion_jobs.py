@@ -12,10 +12,9 @@ from orchestrator.sweepfile.datasets import WRITER_VERSION
 from orchestrator.sweepfile.survey import ask_listing
 from tests.conversions import fill, photo
 from tests.shared_writing import Written, shard_digests
-from workloads.data.convert.formats import CONVERTERS, list_source
-from workloads.data.convert.listing import describe_conversion
-from workloads.data.convert.request import ConvertRequest, WriteRequest
-from workloads.data.convert.write import VERSION, write_dataset
+from workloads.convert.items import ConvertRequest, WriteRequest
+from workloads.convert.listing import CONVERTERS, describe_conversion, list_source
+from workloads.convert.write import VERSION, write_dataset
 
 NUM_IMAGES = 24
 
@@ -62,7 +61,7 @@ def test_spec_and_data_plane_agree_on_the_version_of_shards() -> None:
 def test_conversion_has_the_shards_of_the_command_whatever_the_number_of_jobs(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workloads.data.convert.listed_shards.ShardLayout", _small_layout)
+    monkeypatch.setattr("workloads.convert.listing.ShardLayout", _small_layout)
     conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
     request = WriteRequest(destination_uri=(tmp_path / "out").as_uri(), shard_bytes=20_000)
     dataset = write_dataset(conversion, request, lambda _: None)

@@ -14,9 +14,8 @@ import pytest
 from orchestrator.core.errors import UserError
 from tests.conversions import convert, fill, photo, table_of
 from tests.data_jobs import encoded, tar_of
-from workloads.data.commands import CONVERTERS
-from workloads.data.convert.items import ItemTable, hold_out, key_of
-from workloads.data.convert.request import ConvertRequest
+from workloads.commands.data import CONVERTERS
+from workloads.convert.items import ConvertRequest, ItemTable, hold_out, key_of
 
 PHOTO = encoded("JPEG", size=(12, 10))
 

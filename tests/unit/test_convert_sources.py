@@ -14,14 +14,13 @@ from orchestrator.sweepfile.datasets import ConversionSpec, source_arguments
 from orchestrator.sweepfile.survey import ask_listing
 from tests.conversions import convert, fill, photo
 from tests.data_jobs import encoded
-from workloads.data.commands import CONVERTERS
-from workloads.data.convert.request import ConvertRequest, WriteRequest
-from workloads.data.convert.write import write_dataset
+from workloads.commands.data import CONVERTERS
+from workloads.convert.items import ConvertRequest, WriteRequest
+from workloads.convert.write import write_dataset
 from workloads.data.images import is_image_form
-from workloads.data.labels_in_shards import ClassRule
-from workloads.data.read_shards import file_chunks
 from workloads.data.reasons import Reason
-from workloads.data.scan import scan_shard
+from workloads.data.scan import ClassRule, scan_shard
+from workloads.data.scan_splits import file_chunks
 
 SECRET = b"root:x:0:0:root:/root:/bin/bash\n" * 8
 

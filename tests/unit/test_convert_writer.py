@@ -12,11 +12,10 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import DatasetFile
 from tests.conversions import convert, fill, photo, read_back
 from tests.data_jobs import encoded
-from workloads.data.commands import CONVERTERS
-from workloads.data.convert import write
-from workloads.data.convert.items import WHOLE_FILE, Conversion, SourceItem
-from workloads.data.convert.request import ConvertRequest, WriteRequest
-from workloads.data.convert.write import SourceFiles, shard_rows, write_dataset
+from workloads.commands.data import CONVERTERS
+from workloads.convert import write
+from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, SourceItem, WriteRequest
+from workloads.convert.write import SourceFiles, shard_rows, write_dataset
 
 PHOTO = encoded("JPEG", size=(12, 10))
 

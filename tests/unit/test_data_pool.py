@@ -12,14 +12,14 @@ import pytest
 
 from orchestrator.core.errors import OrchestratorError
 from tests.data_jobs import Member, encoded, tar_of
-from workloads.data.labels_in_shards import ClassRule
-from workloads.data.pool import owned_pool
-from workloads.data.read_shards import ShardSource, scan_sources
+from workloads.data.scan import ClassRule
+from workloads.data.scan_splits import ShardSource, scan_sources
+from workloads.runtime.processes import owned_pool
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import os, sys, time
-from workloads.data.pool import owned_pool
+from workloads.runtime.processes import owned_pool
 if __name__ == "__main__":
     with owned_pool(2) as pool:
         for _ in range(2):

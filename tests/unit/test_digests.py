@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core.errors import CorruptObjectError
 from orchestrator.storage.artifacts import Part, Record
 from orchestrator.storage.digests import Algorithm, Digests, descriptor_digest, digest_of, digests_of, file_digests
-from workloads.checkpoint.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
 

@@ -21,7 +21,7 @@ from orchestrator.planning.graph.reuse import repeated_jobs
 from orchestrator.services.preview import make_preview
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from tests.planning_cases import TEXT, plan_of
-from workloads.train import throughput
+from workloads.train import step_metrics
 
 PRETRAIN = "pretrain/levels/depth2/seed0"
 RESNET18_MACS = 1_813_561_344  # at 224 pixels, the table's
@@ -50,7 +50,7 @@ def measurement(kind: JobKind, subject: str, ratio: float, accelerator: str = ""
 
 def test_accelerators_are_those_of_the_training_code() -> None:
     ours = {name: (peak.half, peak.tf32, peak.fp32) for name, peak in PEAKS.items()}
-    assert ours == {name: (peak.half, peak.tf32, peak.fp32) for name, peak in throughput.PEAKS.items()}
+    assert ours == {name: (peak.half, peak.tf32, peak.fp32) for name, peak in step_metrics.PEAKS.items()}
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.data.index import SplitIndex
-from workloads.train.evaluate import EvalInputs, EvalLevel, evaluate
+from workloads.runtime.ranks import Ranks
+from workloads.train.evaluate import EvalInputs, EvalLevel, OutcomeTally, evaluate, order_digest
 from workloads.train.freezing import freeze, train_mode
 from workloads.train.linear_form import Targets
 from workloads.train.objective import SigmoidObjective, SoftmaxObjective
-from workloads.train.outcomes import OutcomeTally, order_digest
-from workloads.train.ranks import Ranks
 
 CLASSES = 8
 NAMES = ("easy", "hard", "absent")

@@ -17,9 +17,9 @@ from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
 from tests.data_jobs import Member, encoded, tar_of
-from workloads.data.commands import index as index_command
+from workloads.commands.data import index as index_command
 from workloads.data.index import NO_LEAF, BadSamplePolicy, SampleIndex, store_of
-from workloads.data.jobs import run_index
+from workloads.jobs.index import run_index
 
 IMAGES = [encoded("JPEG", size=(20, 16), seed=seed) for seed in range(3)]
 CLASSES = [{"class": leaf, "name": f"c{leaf}", "group": f"g{leaf // 2}"} for leaf in range(4)]

@@ -13,7 +13,7 @@ from orchestrator.storage.artifacts import Record
 from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.local import LocalStore
 from tests.gc_store import Lab, make_job
-from workloads.checkpoint.manifest import Entry, encode_manifest
+from workloads.runtime.manifest import Entry, encode_manifest
 
 JOB = make_job(3)
 RECORD = record_name(JOB.key)

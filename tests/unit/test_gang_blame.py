@@ -26,7 +26,7 @@ from orchestrator.state.failure_policy import signature_of
 from orchestrator.state.snapshot import Attempt
 from orchestrator.testing.memory_store import MemoryStore
 from tests.integration.ray_jobs import job, request
-from workloads.train.ranks import PeerLostError
+from workloads.runtime.ranks import PeerLostError
 
 NUM_RANKS = 16
 """On eight nodes, two each."""

@@ -21,10 +21,9 @@ from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_rec
 from orchestrator.storage.digests import Digests
 from tests.data_jobs import TREE, DataPlane, Member, encoded, tar_of
 from workloads.data import synthetic
-from workloads.data.columns import ColumnFile, SplitColumns
 from workloads.data.index import BadSamples, Column, LeafSets, SampleIndex, Shard, SplitIndex
-from workloads.data.labels_in_shards import ClassRule
-from workloads.data.scan import ShardTable
+from workloads.data.index_writer import ColumnFile, SplitColumns
+from workloads.data.scan import ClassRule, ShardTable
 
 IMAGE = encoded()
 

@@ -15,7 +15,7 @@ from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from workloads.data.cache import ObjectCache
-from workloads.data.cache.settings import CacheSettings
+from workloads.data.cache.folder import CacheSettings
 
 CONTENT = b"shard" * 1000
 DIGEST = digests_of(CONTENT)

@@ -11,8 +11,16 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from orchestrator.core.errors import UserError
-from workloads.labels.kmeans import Settings, assign, kmeans, operations
-from workloads.labels.kmeans_search import Library, Search, one_thread_per_call, open_search
+from workloads.solvers.kmeans import (
+    Library,
+    Search,
+    Settings,
+    assign,
+    kmeans,
+    one_thread_per_call,
+    open_search,
+    operations,
+)
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from workloads.jobs import knn
+from workloads.jobs.cached_features import Rows
+from workloads.jobs.knn import NeighbourVotes, find_neighbours
 from workloads.train.objective import is_wrong
-from workloads.transfer import knn
-from workloads.transfer.cached import Rows
-from workloads.transfer.knn import Votes, find_neighbours
 
 
 def rows(num_samples: int, *, seed: int, num_classes: int = 4, num_targets: int = 1) -> Rows:
@@ -43,7 +43,7 @@ def test_votes_are_those_of_a_search_by_hand(temperature: float | None) -> None:
     similarity = cosines(bank.features_ND, queries.features_ND)
     order = similarity.argsort(1, descending=True)[:, :20]
     assert torch.equal(found.targets, bank.targets[order])
-    votes = Votes(num_classes=4, is_multi_label=False, temperature=temperature)
+    votes = NeighbourVotes(num_classes=4, is_multi_label=False, temperature=temperature)
     for k in (1, 7, 20):
         shares = votes.logits(found.cosines_QK[:, :k], found.targets[:, :k]).softmax(1)
         for query in range(40):
@@ -58,7 +58,7 @@ def test_votes_are_those_of_a_search_by_hand(temperature: float | None) -> None:
 def test_votes_of_sets_are_shares_of_each_class() -> None:
     bank, queries = rows(60, seed=1, num_targets=2), rows(10, seed=2, num_targets=2)
     found = find_neighbours(bank, queries, 5, lambda _: None)
-    votes = Votes(num_classes=4, is_multi_label=True, temperature=None)
+    votes = NeighbourVotes(num_classes=4, is_multi_label=True, temperature=None)
     shares = votes.logits(found.cosines_QK, found.targets).sigmoid()
     expected = torch.stack([(found.targets == k).any(2).float().mean(1) for k in range(4)], 1)
     assert shares.numpy() == pytest.approx(expected.numpy(), abs=1e-5)
@@ -68,7 +68,9 @@ def test_votes_of_sets_are_shares_of_each_class() -> None:
 def test_votes_of_a_cold_temperature_are_finite_and_those_of_the_nearest() -> None:
     bank, queries = rows(60, seed=1), rows(10, seed=2)
     found = find_neighbours(bank, queries, 20, lambda _: None)
-    logits = Votes(num_classes=4, is_multi_label=False, temperature=1e-4).logits(found.cosines_QK, found.targets)
+    logits = NeighbourVotes(num_classes=4, is_multi_label=False, temperature=1e-4).logits(
+        found.cosines_QK, found.targets
+    )
     assert torch.isfinite(logits).all()
     assert torch.equal(logits.argmax(1), found.targets[:, 0])
 

@@ -12,9 +12,8 @@ from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from tests.data_jobs import DIGITS, TREE, DataPlane, encoded, tar_of
 from workloads.data.index import LeafSets, SampleIndex, SplitIndex
-from workloads.labels.bound import BoundLabels
-from workloads.labels.label_map import ClassLabels, LabelMap, SampleLabels
-from workloads.labels.random_ids import Draw, RandomLabels
+from workloads.data.split_targets import SplitTargets
+from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, SampleLabels
 from workloads.labels.spaces import make_label_map
 
 CLASSES = [
@@ -54,36 +53,38 @@ def test_labels_level_groups_the_leaves_below_each_node(
     label_map = plane.labels(index, {"hierarchy": level})
     split = index.split("val")
     assert label_map.num_classes == len(label_map.class_names) == num_classes
-    assert np.array_equal(label_map.bind(split).targets_N(), split.leaves // leaves_per_node)
-    assert label_map.bind(split).targets_N().dtype == np.int64
+    assert np.array_equal(label_map.resolve_targets(split).targets_N(), split.leaves // leaves_per_node)
+    assert label_map.resolve_targets(split).targets_N().dtype == np.int64
 
 
 def test_labels_level_ids_count_nodes_by_first_appearance() -> None:
     label_map = make_label_map({"hierarchy": "order"}, CLASSES, num_train=3)
     assert label_map.class_names == ("plant", "animal")
-    assert label_map.bind(split_of([0, 1, 2, 1])).targets_N().tolist() == [0, 1, 0, 1]
+    assert label_map.resolve_targets(split_of([0, 1, 2, 1])).targets_N().tolist() == [0, 1, 0, 1]
 
 
 def test_labels_modulo_takes_the_leaf_modulo_the_divisor(plane: DataPlane) -> None:
     digits = plane.builtin(DIGITS)
     split = digits.split("train")
-    assert np.array_equal(plane.labels(digits, {"modulo": 5}).bind(split).targets_N(), split.leaves % 5)
+    assert np.array_equal(plane.labels(digits, {"modulo": 5}).resolve_targets(split).targets_N(), split.leaves % 5)
 
 
 @pytest.mark.parametrize("num_classes", [2, 7, 128, 600])
 def test_labels_random_ids_are_balanced_in_each_split(plane: DataPlane, index: SampleIndex, num_classes: int) -> None:
     label_map = plane.labels(index, {"random": {"num_classes": num_classes, "seed": 0}})
     for split in index.splits.values():
-        counts = label_map.bind(split).counts()
+        counts = label_map.resolve_targets(split).counts()
         assert counts.max() - counts.min() <= 1
 
 
 def test_labels_random_seed_and_split_name_different_permutations() -> None:
     train, val = (split_of([0] * 500, name=name) for name in ("train", "val"))
-    first, again, other = (RandomLabels(num_classes=10, seed=seed).bind(train).targets_N() for seed in (0, 0, 1))
+    first, again, other = (
+        RandomLabels(num_classes=10, seed=seed).resolve_targets(train).targets_N() for seed in (0, 0, 1)
+    )
     assert np.array_equal(first, again)
     assert np.mean(first == other) < 0.3
-    assert np.mean(first == RandomLabels(num_classes=10, seed=0).bind(val).targets_N()) < 0.3
+    assert np.mean(first == RandomLabels(num_classes=10, seed=0).resolve_targets(val).targets_N()) < 0.3
 
 
 def test_labels_record_counts_classes_and_their_samples(plane: DataPlane, index: SampleIndex) -> None:
@@ -147,7 +148,9 @@ def test_labels_written_map_opens_as_the_same_map(tmp_path: Path, label_map: Lab
     opened = LabelMap.open(plane.store, request.key)
     split = split_of([0, 1, 2])
     assert (opened.num_classes, opened.class_names) == (label_map.num_classes, label_map.class_names)
-    assert np.array_equal(opened.bind(split).take(ALL_THREE), label_map.bind(split).take(ALL_THREE))
+    assert np.array_equal(
+        opened.resolve_targets(split).take(ALL_THREE), label_map.resolve_targets(split).take(ALL_THREE)
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_labels_written_map_opens_as_the_same_map(tmp_path: Path, label_map: Lab
 )
 def test_labels_of_another_data_set_are_refused(label_map: LabelMap) -> None:
     with pytest.raises(BadDataError, match="another data set"):
-        label_map.bind(split_of([0, 1, 2]))
+        label_map.resolve_targets(split_of([0, 1, 2]))
 
 
 def test_labels_foreign_level_column_is_a_label_space(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_labels_foreign_level_column_is_a_label_space(tmp_path: Path) -> None:
     members = [member for leaf in range(4) for member in ((f"{leaf}.png", encoded()), (f"{leaf}.cls", b"%d" % leaf))]
     index = plane.index(plane.foreign({"train-0.tar": tar_of(members)}, num_classes=4))
     label_map = plane.labels(index, {"hierarchy": "level"})
-    assert label_map.bind(index.split("train")).targets_N().tolist() == [0, 0, 1, 1]
+    assert label_map.resolve_targets(index.split("train")).targets_N().tolist() == [0, 0, 1, 1]
     assert read_record(plane.store, index.key).metrics["num_val"] == 0
 
 
@@ -175,7 +178,7 @@ SETS = ClassLabels.of_sets([[3, 0], [1], [], [0, 2, 3]], ["a", "b", "c", "d"])
 
 
 def test_labels_class_with_several_targets_gives_padded_rows() -> None:
-    bound = SETS.bind(split_of([1, 0, 3, 2, 0]))
+    bound = SETS.resolve_targets(split_of([1, 0, 3, 2, 0]))
     assert (bound.is_multi_label, bound.max_targets, bound.num_classes) == (True, 3, 4)
     expected = [[1, -1, -1], [0, 3, -1], [0, 2, 3], [-1, -1, -1], [0, 3, -1]]
     assert bound.take(np.arange(5)).tolist() == expected
@@ -190,7 +193,7 @@ def test_labels_class_with_several_targets_gives_padded_rows() -> None:
 
 def test_labels_sample_with_several_leaves_has_the_union_of_their_targets() -> None:
     leaf_sets = [[0, 3], [], [1, 0], [2], [3, 1]]
-    bound = SETS.bind(split_of([0, -1, 1, 2, 3], leaf_sets=leaf_sets))
+    bound = SETS.resolve_targets(split_of([0, -1, 1, 2, 3], leaf_sets=leaf_sets))
     rows = [
         sorted({target for leaf in leaves for target in (SETS.targets[leaf]) if target >= 0}) for leaves in leaf_sets
     ]
@@ -205,7 +208,7 @@ def test_labels_sample_with_several_leaves_has_the_union_of_their_targets() -> N
 
 def test_labels_multi_label_samples_stay_multi_label_in_a_space_of_single_targets() -> None:
     label_map = ClassLabels(num_classes=2, names=("a", "b"), targets=np.array([0, 1, 0]))
-    bound = label_map.bind(split_of([0, 1], leaf_sets=[[0, 2], [1, 2]]))
+    bound = label_map.resolve_targets(split_of([0, 1], leaf_sets=[[0, 2], [1, 2]]))
     assert bound.is_multi_label
     assert bound.take(np.arange(2)).tolist() == [[0, -1], [0, 1]]
 
@@ -215,16 +218,18 @@ def test_labels_random_ids_within_groups_stay_within_them(draw: Draw) -> None:
     groups = np.array([0, 1, -1, 0])
     leaves = np.random.default_rng(0).integers(0, 4, 900)
     label_map = RandomLabels(num_classes=6, seed=1, draw=draw, groups=groups, num_ids=3, names=tuple("abcdef"))
-    targets = label_map.bind(split_of(leaves.tolist())).targets_N()
+    targets = label_map.resolve_targets(split_of(leaves.tolist())).targets_N()
     assert np.array_equal(targets // 3, np.where(groups[leaves] < 0, -1, groups[leaves]))
-    counts = label_map.bind(split_of(leaves.tolist())).counts().reshape(2, 3)
+    counts = label_map.resolve_targets(split_of(leaves.tolist())).counts().reshape(2, 3)
     spread = counts.max(axis=1) - counts.min(axis=1)
     assert spread.max() <= 1 if draw is Draw.BALANCED else 1 < spread.max() < 60
 
 
 def test_labels_independent_random_ids_leave_classes_empty_where_balanced_ones_do_not() -> None:
     split = split_of([0] * 2000)
-    balanced, independent = (RandomLabels(num_classes=2000, seed=0, draw=draw).bind(split).counts() for draw in Draw)
+    balanced, independent = (
+        RandomLabels(num_classes=2000, seed=0, draw=draw).resolve_targets(split).counts() for draw in Draw
+    )
     assert balanced.tolist() == [1] * 2000
     assert 0.3 < np.mean(independent == 0) < 0.44  # 1/e
 
@@ -237,10 +242,10 @@ def test_labels_random_ids_never_change() -> None:
         RandomLabels(num_classes=3, seed=5, draw=Draw.INDEPENDENT),
         RandomLabels(num_classes=4, seed=5, groups=groups, num_ids=2),
     ]
-    assert [label_map.bind(split).targets_N().tolist() for label_map in maps] == KNOWN_IDS
+    assert [label_map.resolve_targets(split).targets_N().tolist() for label_map in maps] == KNOWN_IDS
 
 
 def test_labels_bound_table_serves_tests() -> None:
-    bound = BoundLabels.of(np.array([1, 0, 1]), 2)
+    bound = SplitTargets.of(np.array([1, 0, 1]), 2)
     assert bound.take(np.array([2, 1])).tolist() == [1, 0]
     assert (bound.num_samples, bound.is_multi_label, bound.is_labelled_N()) == (3, False, None)

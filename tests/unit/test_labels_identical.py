@@ -19,12 +19,12 @@ from orchestrator.core.contract import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from tests.data_jobs import DataPlane
 from workloads.data.index import SplitIndex
-from workloads.embed.features import FeatureTable
-from workloads.labels.cluster_space import Clustering, Rule
-from workloads.labels.kmeans import Settings
-from workloads.labels.kmeans_search import Library, one_thread_per_call, open_search
-from workloads.labels.parents import find_parents, write_parents
-from workloads.labels.setting import Setting
+from workloads.features.artifact import FeatureTable
+from workloads.jobs.cluster import Clustering, Rule
+from workloads.solvers.kmeans import Settings
+from workloads.solvers.kmeans import Library, one_thread_per_call, open_search
+from workloads.labels.taxonomy import find_parents, write_parents
+from workloads.labels.definition import LabelInputs
 from workloads.labels.spaces import make_label_map
 
 LIBRARIES = [library for library in Library if library is not Library.FAISS or find_spec("faiss")]
@@ -56,16 +56,16 @@ split = SplitIndex.in_memory(leaves=np.arange(600) % 6)
 plane = DataPlane(folder=folder / "plane")
 for number, space in enumerate(spaces):
     files = {"wordnet": str(folder / "data.noun"), "table": str(folder / "table.csv")}
-    setting = Setting(classes=classes, num_train=600, files=files)
-    label_map = make_label_map(space, classes, num_train=600, files=setting.files)
+    inputs = LabelInputs(classes=classes, num_train=600, files=files)
+    label_map = make_label_map(space, classes, num_train=600, files=inputs.files)
     request = plane.request(JobKind.LABELS, {"number": number}, {})
     writer = ArtifactWriter(plane.store, request)
     label_map.write(writer)
-    write_parents(writer, find_parents(label_map, space, setting))
+    write_parents(writer, find_parents(label_map, space, inputs))
     writer.commit(now=0.0)
     record = read_record(plane.store, request.key)
     parts = {name: part.sha256 for name, part in record.parts.items()}
-    bound = label_map.bind(split).take(np.arange(600)).tobytes()
+    bound = label_map.resolve_targets(split).take(np.arange(600)).tobytes()
     print(json.dumps([space, parts, sha256(bound).hexdigest()], sort_keys=True))
 
 features = np.random.default_rng(0).normal(size=(600, 8)).astype(np.float16)

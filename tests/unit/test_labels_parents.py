@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -18,16 +17,17 @@ from tests.data_jobs import TREE, DataPlane
 from tests.tiny_training import RECIPE
 from tests.unit import test_wordnet
 from tests.unit.test_wordnet import ENTITY, FAMOUS, OAK, PLANT, THING, TOOL
-from workloads.data.arrays import from_npy_bytes
+from workloads.commands.labels import describe_spaces
 from workloads.data.index import SampleIndex
-from workloads.labels.describe import describe_spaces
+from workloads.labels.definition import ClassTable, LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap, SampleLabels
-from workloads.labels.parents import CoarserLevel, find_parents, read_parents, write_parents
-from workloads.labels.setting import ClassTable, Setting
 from workloads.labels.spaces import make_label_map
-from workloads.train.levels import eval_levels
-from workloads.train.recipe import Recipe
+from workloads.labels.taxonomy import CoarserLevel, find_parents, read_parents, write_parents
+from workloads.runtime.arrays import from_npy_bytes
+from workloads.runtime.streams import Stage
+from workloads.train.evaluate import eval_levels
 from workloads.train.samples import LabelledSamples
+from workloads.train.task import JobContext
 
 Space = dict[str, Any]
 
@@ -57,25 +57,25 @@ def synset_rows(synsets: list[str]) -> ClassTable:
     return [{"class": number, "name": synset, "synset": synset} for number, synset in enumerate(synsets)]
 
 
-def setting_of(classes: ClassTable, folder: Path, net: str = NET) -> Setting:
+def setting_of(classes: ClassTable, folder: Path, net: str = NET) -> LabelInputs:
     (folder / "data.noun").write_text(net)
-    return Setting(classes=classes, num_train=0, files={"wordnet": str(folder)})
+    return LabelInputs(classes=classes, num_train=0, files={"wordnet": str(folder)})
 
 
-def levels_of(space: Space, setting: Setting) -> dict[str, CoarserLevel]:
-    label_map = make_label_map(space, setting.classes, num_train=0, files=setting.files)
-    return {level.name: level for level in find_parents(label_map, space, setting)}
+def levels_of(space: Space, inputs: LabelInputs) -> dict[str, CoarserLevel]:
+    label_map = make_label_map(space, inputs.classes, num_train=0, files=inputs.files)
+    return {level.name: level for level in find_parents(label_map, space, inputs)}
 
 
-def named(space: Space, setting: Setting) -> dict[str, dict[str, set[str]]]:
+def named(space: Space, inputs: LabelInputs) -> dict[str, dict[str, set[str]]]:
     """Level -> class -> its parents, by name."""
-    label_map = make_label_map(space, setting.classes, num_train=0, files=setting.files)
+    label_map = make_label_map(space, inputs.classes, num_train=0, files=inputs.files)
     return {
         name: {
             child: {level.class_names[node] for node in row if node >= 0}
             for child, row in zip(label_map.class_names, level.parents_KP.tolist(), strict=True)
         }
-        for name, level in levels_of(space, setting).items()
+        for name, level in levels_of(space, inputs).items()
     }
 
 
@@ -83,7 +83,7 @@ def named(space: Space, setting: Setting) -> dict[str, dict[str, set[str]]]:
 
 
 def test_parents_of_leaf_classes_are_the_columns_with_fewer_nodes() -> None:
-    found = levels_of({"merge": {"groups": [], "others": "keep"}}, Setting(classes=TABLE, num_train=0))
+    found = levels_of({"merge": {"groups": [], "others": "keep"}}, LabelInputs(classes=TABLE, num_train=0))
     assert list(found) == ["group", "size"]  # not `other`, which some class lacks
     assert found["group"].class_names == ("plant", "animal")
     assert found["group"].parents_KP.tolist() == [[0], [0], [1], [1], [1]]
@@ -104,7 +104,7 @@ def test_parents_are_there_only_where_the_space_refines_a_level(space: Space, ex
     rows = [{name: value for name, value in row.items() if name != "other"} for row in TABLE]
     if "classes" in space:
         rows = [{name: value for name, value in row.items() if name != "size"} for row in rows]
-    found = levels_of(space, Setting(classes=rows, num_train=0))
+    found = levels_of(space, LabelInputs(classes=rows, num_train=0))
     assert {name: level.parents_KP[:, 0].tolist() for name, level in found.items()} == expected
 
 
@@ -112,13 +112,13 @@ def test_parents_of_a_taxonomy_are_the_levels_of_its_own_table(tmp_path: Path) -
     table = tmp_path / "table.csv"
     table.write_text("name,genus,family\noak,quercus,beeches\nfir,abies,pines\ncat,felis,cats\ndog,canis,dogs\n")
     rule = {"digest": "", "key": "name", "class_key": "name"}
-    setting = Setting(classes=TABLE[:4], num_train=0, files={"table": str(table)})
-    found = named({"taxonomy": {"level": "genus", **rule}}, setting)
+    inputs = LabelInputs(classes=TABLE[:4], num_train=0, files={"table": str(table)})
+    found = named({"taxonomy": {"level": "genus", **rule}}, inputs)
     assert list(found) == ["group", "size"]  # here families are no fewer than genera
     table.write_text(table.read_text().replace("dogs", "cats"))
-    assert list(named({"taxonomy": {"level": "genus", **rule}}, setting)) == ["family", "group", "size"]
+    assert list(named({"taxonomy": {"level": "genus", **rule}}, inputs)) == ["family", "group", "size"]
     merge = {"merge": {"groups": [{"name": "a", "classes": ["felis", "canis"]}], "others": "keep"}}
-    assert named({**merge, "base": {"taxonomy": {"level": "genus", **rule}}}, setting) == {
+    assert named({**merge, "base": {"taxonomy": {"level": "genus", **rule}}}, inputs) == {
         "group": {"a": {"animal"}, "quercus": {"plant"}, "abies": {"plant"}},
         "size": {"a": {"1"}, "quercus": {"3"}, "abies": {"3"}},
     }
@@ -128,8 +128,8 @@ def test_parents_of_a_taxonomy_are_the_levels_of_its_own_table(tmp_path: Path) -
 
 
 def test_parents_of_synsets_are_all_that_walks_upwards_lead_to(tmp_path: Path) -> None:
-    setting = setting_of(synset_rows(SYNSETS), tmp_path)
-    found = named(nouns(0), setting)
+    inputs = setting_of(synset_rows(SYNSETS), tmp_path)
+    found = named(nouns(0), inputs)
     assert list(found) == ["wordnet1", "wordnet2", "wordnet3", "wordnet4"]  # at level 5 nothing has changed
     assert found["wordnet1"] == {
         OAK: {GROWN},
@@ -141,7 +141,7 @@ def test_parents_of_synsets_are_all_that_walks_upwards_lead_to(tmp_path: Path) -
         FAMOUS: {FAMOUS},
     }
     # At level 1 a leaf class has several targets, each with parents of its own.
-    assert named(nouns(1), setting)["wordnet3"] == {
+    assert named(nouns(1), inputs)["wordnet3"] == {
         GROWN: {THING},
         THING: {ENTITY},
         PLANT: {ENTITY},
@@ -151,12 +151,12 @@ def test_parents_of_synsets_are_all_that_walks_upwards_lead_to(tmp_path: Path) -
 
 
 def test_parents_of_merged_synsets_are_those_of_their_members(tmp_path: Path) -> None:
-    setting = setting_of(synset_rows(SYNSETS), tmp_path)
-    found = named({**LOW, "base": nouns(0)}, setting)
+    inputs = setting_of(synset_rows(SYNSETS), tmp_path)
+    found = named({**LOW, "base": nouns(0)}, inputs)
     assert found["wordnet1"]["low"] == {THING}
     assert found["wordnet1"][GROWN] == {PLANT, TOOL}
     mixed = {"merge": {"groups": [{"name": "mixed", "classes": [OAK, TOOL]}], "others": "keep"}}
-    assert "wordnet1" not in named({**mixed, "base": nouns(0)}, setting)
+    assert "wordnet1" not in named({**mixed, "base": nouns(0)}, inputs)
 
 
 @st.composite
@@ -186,13 +186,13 @@ def test_parents_folded_give_the_targets_of_the_coarser_space(
     text, synsets = net
     modifiers = {"classes": {"names": synsets[-num_kept:]}}
     with tempfile.TemporaryDirectory() as folder:
-        setting = setting_of(synset_rows(synsets), Path(folder), text)
-        made = partial(make_label_map, classes=setting.classes, num_train=0, files=setting.files)
+        inputs = setting_of(synset_rows(synsets), Path(folder), text)
+        made = partial(make_label_map, classes=inputs.classes, num_train=0, files=inputs.files)
         try:
             below, above = (made(nouns(level, paths, **modifiers)) for level in (fine, fine + steps))
         except UserError:  # a single class is left at such a level
             assume(False)
-        found = levels_of(nouns(fine, paths, **modifiers), setting).get(f"wordnet{fine + steps}")
+        found = levels_of(nouns(fine, paths, **modifiers), inputs).get(f"wordnet{fine + steps}")
         last, whole = (made(nouns(level, paths)).class_names for level in (fine + steps - 1, fine + steps))
     assert isinstance(below, ClassLabels)
     assert isinstance(above, ClassLabels)
@@ -224,7 +224,7 @@ def test_labels_artifact_counts_samples_per_class(plane: DataPlane, index: Sampl
     label_map = LabelMap.open(plane.store, record.key)
     for name, split in index.splits.items():
         counts_K = from_npy_bytes(read_part(plane.store, record, f"counts/{name}.npy"))
-        expected = np.bincount(label_map.bind(split).targets_N(), minlength=label_map.num_classes)
+        expected = np.bincount(label_map.resolve_targets(split).targets_N(), minlength=label_map.num_classes)
         assert counts_K.dtype == np.int64
         assert np.array_equal(counts_K, expected)
 
@@ -243,10 +243,10 @@ def test_labels_artifact_holds_parents_for_each_level(plane: DataPlane, index: S
 
 
 def opened(plane: DataPlane, index: SampleIndex, labels_key: str) -> LabelledSamples:
-    recipe = Recipe.from_mapping(RECIPE)
-    request = plane.request(JobKind.PRETRAIN, {}, {"index": index.key, "labels": labels_key})
+    parameters = {"model": {"name": "resnet18", "image_size": 16}, "recipe": RECIPE, "seed": 0}
+    request = plane.request(JobKind.PRETRAIN, parameters, {"index": index.key, "labels": labels_key})
     context = ExecutionContext(store=plane.store, scratch=plane.folder, cache=plane.cache)
-    return LabelledSamples.open(request, context, recipe, image_size=16, device=torch.device("cpu"))
+    return LabelledSamples.open(JobContext.of(request, context, Stage.PRETRAIN))
 
 
 def written(plane: DataPlane, index: SampleIndex, parents: list[CoarserLevel] | None) -> str:
@@ -277,12 +277,12 @@ def test_training_on_an_artifact_without_parents_uses_the_class_table(plane: Dat
 
 
 def test_training_folds_up_wordnet_and_merges_where_every_class_has_one_parent(tmp_path: Path) -> None:
-    setting = setting_of(synset_rows(SYNSETS), tmp_path)
+    inputs = setting_of(synset_rows(SYNSETS), tmp_path)
 
     def names(space: Space) -> list[str]:
-        label_map = make_label_map(space, setting.classes, num_train=0, files=setting.files)
-        found = find_parents(label_map, space, setting)
-        return [level.name for level in eval_levels(label_map, setting.classes, found)]
+        label_map = make_label_map(space, inputs.classes, num_train=0, files=inputs.files)
+        found = find_parents(label_map, space, inputs)
+        return [level.name for level in eval_levels(label_map, inputs.classes, found)]
 
     assert names(nouns(0, "first")) == ["wordnet1", "wordnet2", "wordnet3", "wordnet4"]
     assert names(nouns(0)) == ["wordnet3", "wordnet4"]  # below them the tree has two parents
@@ -292,16 +292,16 @@ def test_training_folds_up_wordnet_and_merges_where_every_class_has_one_parent(t
 
 def test_training_on_labels_by_sample_has_no_levels() -> None:
     by_sample = SampleLabels(num_classes=2, targets={"train": np.zeros(3, dtype=np.int64)})
-    assert find_parents(by_sample, {"clusters": {}}, Setting(classes=TABLE, num_train=0)) == ()
+    assert find_parents(by_sample, {"clusters": {}}, LabelInputs(classes=TABLE, num_train=0)) == ()
     assert eval_levels(by_sample, TABLE, None) == eval_levels(by_sample, TABLE, ()) == ()
 
 
 def test_labels_show_lists_parents_when_asked(tmp_path: Path) -> None:
-    setting = setting_of(synset_rows(SYNSETS), tmp_path)
+    inputs = setting_of(synset_rows(SYNSETS), tmp_path)
     asked = {"spaces": [{"name": "nouns/0", "space": nouns(0)}], "targets": [], "tree": [], "index": {}, "plot": ""}
-    (plain,) = describe_spaces(asked, setting)["spaces"]
+    (plain,) = describe_spaces(asked, inputs)["spaces"]
     assert "parents" not in plain
-    (shown,) = describe_spaces(asked | {"parents": True}, setting)["spaces"]
+    (shown,) = describe_spaces(asked | {"parents": True}, inputs)["spaces"]
     first = shown["parents"][0]
     assert (first["level"], first["num_classes"]) == ("wordnet1", 5)
     assert [{first["class_names"][node] for node in parents} for parents in first["parents"]] == [
@@ -314,5 +314,5 @@ def test_labels_show_lists_parents_when_asked(tmp_path: Path) -> None:
         {FAMOUS},
     ]
     asked["spaces"] = [{"name": "low", "space": {**LOW, "base": nouns(0, "first")}}]
-    (shown,) = describe_spaces(asked | {"parents": True}, setting)["spaces"]
+    (shown,) = describe_spaces(asked | {"parents": True}, inputs)["spaces"]
     assert [type(node) for node in shown["parents"][0]["parents"]] == [int] * 6  # one parent each

@@ -13,9 +13,8 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from tests.data_jobs import DataPlane
 from workloads.data.index import NO_LEAF, LeafSets, SplitIndex
-from workloads.labels import plugins
-from workloads.labels.label_map import ClassLabels, LabelMap
-from workloads.labels.random_ids import RandomLabels
+from workloads.labels import definition
+from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.spaces import make_label_map
 
 GROUPS = ["plant", "plant", "animal", "animal", "animal", "stone"]
@@ -89,7 +88,7 @@ def test_labels_of_samples_with_several_classes_are_their_union_or_a_yes_or_no(
     made(space).write(writer)
     writer.commit(now=0.0)
     for label_map in (made(space), LabelMap.open(plane.store, request.key)):
-        bound = label_map.bind(split)
+        bound = label_map.resolve_targets(split)
         assert bound.take(np.arange(4)).tolist() == expected
         assert bound.is_multi_label == isinstance(expected[0], list)
 
@@ -99,16 +98,16 @@ def test_labels_split_makes_random_parts_of_each_class() -> None:
     assert label_map.class_names[:3] == ("plant/0", "plant/1", "animal/0")
     leaves = np.repeat(np.arange(6), 10)
     split = SplitIndex.in_memory(leaves=leaves)
-    found = label_map.bind(split).targets_N()
+    found = label_map.resolve_targets(split).targets_N()
     assert np.array_equal(found // 2, np.array([0, 0, 1, 1, 1, 2])[leaves])
-    assert label_map.bind(split).counts().tolist() == [10, 10, 15, 15, 5, 5]
+    assert label_map.resolve_targets(split).counts().tolist() == [10, 10, 15, 15, 5, 5]
 
 
 def test_labels_random_ids_within_a_level() -> None:
     label_map = made({"random": {"num_classes": 5, "seed": 3, "within": GROUP}})
     assert isinstance(label_map, RandomLabels)
     assert label_map.num_classes == 15
-    counts = label_map.bind(SplitIndex.in_memory(leaves=np.repeat(np.arange(6), 10))).counts()
+    counts = label_map.resolve_targets(SplitIndex.in_memory(leaves=np.repeat(np.arange(6), 10))).counts()
     assert counts.tolist() == [4] * 5 + [6] * 5 + [2] * 5
 
 
@@ -133,7 +132,7 @@ def test_labels_random_choices_of_classes_are_nested() -> None:
 def test_labels_chosen_classes_of_random_ids_keep_whole_groups(space: dict[str, Any]) -> None:
     label_map = made({**space, "classes": {"names": ["oak", "cat"]}})
     split = SplitIndex.in_memory(leaves=np.repeat(np.arange(6), 12))
-    found = label_map.bind(split).targets_N()
+    found = label_map.resolve_targets(split).targets_N()
     assert np.array_equal(found >= 0, np.isin(split.leaves, [0, 2]))
     assert set(found.tolist()) - {-1} == set(range(label_map.num_classes))
     assert len(label_map.class_names) == label_map.num_classes
@@ -180,7 +179,7 @@ def test_labels_impossible_rule_is_a_user_error(space: dict[str, Any], message: 
 class Point:
     """An entry point."""
 
-    group, name = plugins.GROUP, "first-letter"
+    group, name = definition.GROUP, "first-letter"
 
     def load(self) -> Any:
         return lambda classes, arguments: [
@@ -199,7 +198,7 @@ def plugin(name: str = "letters==1.2:first-letter", **arguments: Any) -> dict[st
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "distribution", lambda name: Package() if name == "letters" else missing(name))
+    monkeypatch.setattr(definition, "distribution", lambda name: Package() if name == "letters" else missing(name))
 
 
 def missing(name: str) -> Package:

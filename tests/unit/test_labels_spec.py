@@ -22,7 +22,7 @@ from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.parse.tree import parse_tree
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
-from workloads.labels.commands import count
+from workloads.commands.labels import count
 
 HEAD = """\
 version: 1

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 from tests.data_jobs import TREE, DataPlane
 from workloads.data.augment import Augment
-from workloads.data.batches import PlannedBatch, batches_ahead
 from workloads.data.index import SampleIndex
-from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
+from workloads.data.loader import Batch, EvalLoader, PlannedBatch, Prefetcher, SampleSource, TrainLoader, batches_ahead
 from workloads.data.order import SampleOrder
-from workloads.data.prefetch import Prefetcher
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import SplitTargets
+from workloads.runtime.streams import Stage
 
 BATCH_SIZE = 50
 NUM_STEPS = 12  # two and a half epochs of 240 samples
@@ -50,11 +48,11 @@ def source(plane: DataPlane, index: SampleIndex) -> SampleSource:
 
 
 @pytest.fixture(scope="module")
-def labels(plane: DataPlane, index: SampleIndex, source: SampleSource) -> BoundLabels:
-    return plane.labels(index, {"hierarchy": "depth2"}).bind(source.split)
+def labels(plane: DataPlane, index: SampleIndex, source: SampleSource) -> SplitTargets:
+    return plane.labels(index, {"hierarchy": "depth2"}).resolve_targets(source.split)
 
 
-def loader_of(source: SampleSource, labels: BoundLabels, start_step: int = 0, **options: Any) -> TrainLoader:
+def loader_of(source: SampleSource, labels: SplitTargets, start_step: int = 0, **options: Any) -> TrainLoader:
     fixed: dict[str, Any] = {"batch_size": BATCH_SIZE, "total_steps": NUM_STEPS, "seed": 5, "stage": Stage.PRETRAIN}
     order = SampleOrder(source.split.shard_sizes, 5, 2)
     return TrainLoader(source, order, labels, start_step=start_step, **{**fixed, **options})
@@ -74,7 +72,7 @@ def loader_threads() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_loader_batches_follow_the_order(source: SampleSource, labels: BoundLabels, num_workers: int) -> None:
+def test_loader_batches_follow_the_order(source: SampleSource, labels: SplitTargets, num_workers: int) -> None:
     batches = list(loader_of(source, labels, num_workers=num_workers))
     order = SampleOrder(source.split.shard_sizes, 5, 2)
     assert [batch.step for batch in batches] == list(range(NUM_STEPS))
@@ -92,7 +90,7 @@ def test_loader_batches_follow_the_order(source: SampleSource, labels: BoundLabe
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_loader_any_number_of_workers_makes_the_same_batches(
-    source: SampleSource, labels: BoundLabels, augment: Augment
+    source: SampleSource, labels: SplitTargets, augment: Augment
 ) -> None:
     arms = [loader_of(source, labels, augment=augment, num_workers=number) for number in (0, 1, 2, 5)]
     for first, *others in zip(*arms, strict=True):
@@ -101,7 +99,7 @@ def test_loader_any_number_of_workers_makes_the_same_batches(
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_loader_started_at_any_step_continues_the_sequence(
-    source: SampleSource, labels: BoundLabels, augment: Augment
+    source: SampleSource, labels: SplitTargets, augment: Augment
 ) -> None:
     whole = list(loader_of(source, labels, augment=augment))
     for start_step in range(NUM_STEPS + 1):
@@ -110,7 +108,7 @@ def test_loader_started_at_any_step_continues_the_sequence(
         assert all(same(left, right) for left, right in zip(resumed, whole[start_step:], strict=True))
 
 
-def test_loader_state_is_the_number_of_batches_handed_out(source: SampleSource, labels: BoundLabels) -> None:
+def test_loader_state_is_the_number_of_batches_handed_out(source: SampleSource, labels: SplitTargets) -> None:
     loader = loader_of(source, labels, augment="crop_flip")
     first = list(islice(loader, 7))
     assert loader.state_dict() == {"step": 7}  # whatever was prepared beyond does not count
@@ -124,7 +122,7 @@ def test_loader_state_is_the_number_of_batches_handed_out(source: SampleSource, 
 @settings(max_examples=20)
 @given(st.integers(1, 7), st.sampled_from([1, 2, 5]), st.integers(0, NUM_STEPS - 1))
 def test_loader_ranks_share_each_global_batch(
-    source: SampleSource, labels: BoundLabels, world_size: int, group_size: int, step: int
+    source: SampleSource, labels: SplitTargets, world_size: int, group_size: int, step: int
 ) -> None:
     """Also numbers of ranks that do not divide the batch; together they are the batch of a single rank."""
     options = {"augment": "random_resized_crop_flip", "total_steps": step + 1, "num_workers": 0}
@@ -140,9 +138,9 @@ def test_loader_ranks_share_each_global_batch(
 
 
 def test_loader_other_label_space_shows_the_same_images(
-    plane: DataPlane, index: SampleIndex, source: SampleSource, labels: BoundLabels
+    plane: DataPlane, index: SampleIndex, source: SampleSource, labels: SplitTargets
 ) -> None:
-    other = plane.labels(index, {"random": {"num_classes": 9, "seed": 0}}).bind(source.split)
+    other = plane.labels(index, {"random": {"num_classes": 9, "seed": 0}}).resolve_targets(source.split)
     for augment in AUGMENTS:
         batches = list(zip(*(loader_of(source, one, augment=augment) for one in (labels, other)), strict=True))
         assert all(torch.equal(left.images_BCHW, right.images_BCHW) for left, right in batches)
@@ -151,7 +149,7 @@ def test_loader_other_label_space_shows_the_same_images(
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_loader_abandoned_iteration_ends_its_threads(
-    source: SampleSource, labels: BoundLabels, num_workers: int
+    source: SampleSource, labels: SplitTargets, num_workers: int
 ) -> None:
     for batch in loader_of(source, labels, num_workers=num_workers):
         assert loader_threads()
@@ -163,13 +161,13 @@ def test_loader_abandoned_iteration_ends_its_threads(
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_loader_finished_iteration_ends_its_threads(
-    source: SampleSource, labels: BoundLabels, num_workers: int
+    source: SampleSource, labels: SplitTargets, num_workers: int
 ) -> None:
     assert len(list(loader_of(source, labels, num_workers=num_workers))) == NUM_STEPS
     assert not loader_threads()
 
 
-def test_loader_without_workers_starts_no_thread(source: SampleSource, labels: BoundLabels) -> None:
+def test_loader_without_workers_starts_no_thread(source: SampleSource, labels: SplitTargets) -> None:
     batches = iter(loader_of(source, labels, num_workers=0))
     next(batches)
     assert not loader_threads()
@@ -180,7 +178,7 @@ def test_loader_evaluation_sees_each_sample_once_with_its_subset(
     plane: DataPlane, index: SampleIndex, world_size: int
 ) -> None:
     source = source_of(plane, index, "val")
-    labels = plane.labels(index, {"hierarchy": "depth2"}).bind(source.split)
+    labels = plane.labels(index, {"hierarchy": "depth2"}).resolve_targets(source.split)
     ranks = [EvalLoader(source, labels, batch_size=20, rank=rank, world_size=world_size) for rank in range(world_size)]
     batches = sorted((batch for loader in ranks for batch in loader), key=lambda batch: batch.step)
     assert [len(loader) for loader in ranks] == [len(range(rank, 4, world_size)) for rank in range(world_size)]
@@ -194,14 +192,14 @@ def test_loader_evaluation_sees_each_sample_once_with_its_subset(
 
 def test_loader_evaluation_of_a_part_keeps_its_order(plane: DataPlane, index: SampleIndex) -> None:
     source = source_of(plane, index, "val")
-    labels, part = BoundLabels.of(source.split.leaves, 12), np.array([5, 3, 70, 3], dtype=np.int64)
+    labels, part = SplitTargets.of(source.split.leaves, 12), np.array([5, 3, 70, 3], dtype=np.int64)
     batches = list(EvalLoader(source, labels, batch_size=3, ordinals=part))
     assert np.concatenate([batch.ordinals_B for batch in batches]).tolist() == part.tolist()
     assert [batch.positions for batch in batches] == [(0, 3), (3, 4)]
 
 
 def test_loader_multi_label_targets_are_rows(source: SampleSource) -> None:
-    class Pairs(BoundLabels):
+    class Pairs(SplitTargets):
         def take(self, ordinals_B: np.ndarray) -> np.ndarray:
             return np.stack([ordinals_B % 5, np.full(len(ordinals_B), -1)], axis=1)
 
@@ -234,7 +232,7 @@ def test_loader_split_larger_than_the_cache_is_decoded_each_time(
     assert source.shards.stats.snapshot()["bytes_served"] == num_reads * source.split.lengths[ordinals].sum()
 
 
-def test_loader_stats_count_what_was_handed_out(source: SampleSource, labels: BoundLabels) -> None:
+def test_loader_stats_count_what_was_handed_out(source: SampleSource, labels: SplitTargets) -> None:
     loader = loader_of(source, labels)
     assert loader.stats.snapshot()["images_per_s"] == 0
     list(islice(loader, 4))

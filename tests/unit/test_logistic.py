@@ -17,10 +17,9 @@ from sklearn.linear_model import LogisticRegression as Sklearn
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.train.fingerprint import deterministic_numerics
-from workloads.transfer.hessian import LearnedHessian
-from workloads.transfer.logistic import LogisticRegression, Scaling
-from workloads.transfer.minimize import End, Minimum, Pair, minimize, newest_pairs
+from workloads.runtime.fingerprint import deterministic_numerics
+from workloads.solvers.lbfgs import End, Minimum, Pair, minimize, newest_pairs
+from workloads.solvers.logistic import LearnedHessian, LogisticRegression, Scaling
 
 NUM_CLASSES = 5
 

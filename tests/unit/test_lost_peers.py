@@ -9,7 +9,7 @@ import torch.distributed as dist
 from orchestrator.backends.classify import classify
 from orchestrator.core.errors import FailureKind
 from orchestrator.state.failure_policy import signature_of
-from workloads.train.ranks import PeerLostError, Ranks
+from workloads.runtime.ranks import PeerLostError, Ranks
 
 _NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690, {}, NCCL version 2.30.7\n{}"
 _NCCL += "\nLast error:\n{}"

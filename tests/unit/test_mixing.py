@@ -16,7 +16,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import UserError
 from tests.tiny_training import RECIPE
-from workloads.data.streams import Stage
+from workloads.runtime.streams import Stage
 from workloads.train.mixing import Mixer, build_mixer
 from workloads.train.recipe import Recipe
 

@@ -16,9 +16,9 @@ from orchestrator.sweepfile.parse.tree import parse_tree
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from tests.data_jobs import DataPlane, encoded, tar_of
+from workloads.commands.labels import table
 from workloads.data.index import MixtureShares, SampleIndex
 from workloads.data.loader import EvalLoader, SampleSource
-from workloads.labels.commands import table
 
 FIRST = [
     {"class": 0, "name": "cat", "group": "animal", "own": 1},
@@ -101,7 +101,7 @@ def test_mixture_index_is_its_components_one_after_the_other(plane: DataPlane, p
 def test_mixture_images_are_those_of_the_components(plane: DataPlane, parts: list[SampleIndex]) -> None:
     def images(index: SampleIndex) -> np.ndarray:
         source = SampleSource(plane.store, index, "train", cache_dir=plane.cache, image_size=16)
-        labels = plane.labels(index, {"modulo": 2}).bind(source.split)
+        labels = plane.labels(index, {"modulo": 2}).resolve_targets(source.split)
         return np.concatenate([batch.images_BCHW.numpy() for batch in EvalLoader(source, labels, batch_size=4)])
 
     assert np.array_equal(images(mixed(plane, parts)), np.concatenate([images(part) for part in parts]))

@@ -11,12 +11,12 @@ from torch.nn import functional
 from orchestrator.core.errors import UserError
 from tests.tiny_training import RECIPE
 from workloads.models.batchnorm import ghost_batchnorm, resolve_norm_group
-from workloads.train.arithmetic import Arithmetic
+from workloads.runtime.precision import Arithmetic
+from workloads.runtime.ranks import Ranks
 from workloads.train.large_head import loss_of
-from workloads.train.layout import Layout
 from workloads.train.learner import Learner
+from workloads.train.micro_batch import Layout
 from workloads.train.objective import SoftmaxObjective
-from workloads.train.ranks import Ranks
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar
 from workloads.train.step import Update

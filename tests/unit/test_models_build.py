@@ -8,7 +8,7 @@ from orchestrator.core.errors import UserError
 from workloads.models.build import build_backbone, build_head, memory_format
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors, encode_tensors, weights_sha256
-from workloads.train.choices import HeadInit
+from workloads.runtime.enums import HeadInit
 
 RESNET = ModelSpec(name="test_resnet", image_size=16)
 VIT = ModelSpec(name="test_vit", image_size=32)

@@ -14,8 +14,7 @@ from PIL import Image
 from orchestrator.core.errors import UserError
 from tests.data_jobs import TREE, DataPlane
 from tests.photographs import photograph
-from workloads.data.decode import DecoderName, Interpolation, decoder_of
-from workloads.data.nvjpeg import NvJpegDecoder
+from workloads.data.decode import DecoderName, Interpolation, NvJpegDecoder, decoder_of
 from workloads.data.pixels import PixelSpec
 from workloads.data.reasons import BadSampleError, Reason
 from workloads.data.source import SampleSource

@@ -5,7 +5,7 @@ import pytest
 
 from orchestrator.core.errors import UserError
 from workloads.data.order import SampleOrder, rank_slice, total_steps
-from workloads.data.streams import Purpose, Stage, random_words, seed_sequence, stable_order
+from workloads.runtime.streams import Purpose, Stage, random_words, seed_sequence, stable_order
 
 KNOWN_REPLACEMENTS = [48, 58, 64]
 

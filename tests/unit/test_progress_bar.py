@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 PROGRAM = """
-from workloads.data.progress_bar import ShardBar
+from workloads.commands.data import ShardBar
 with ShardBar("listing the source") as bar:
     bar.start("writing shards", 4 * 2**20)
     bar.advance(3 * 2**20)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
 from orchestrator.core.errors import UserError
 from orchestrator.storage.local import LocalStore
-from workloads.embed.backbone import open_backbone
-from workloads.models.projection import open_projected
+from workloads.features.backbone import open_backbone
+from workloads.models.initial import open_projected
 from workloads.models.spec import ModelSpec
 
 SMALL: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
@@ -145,7 +145,9 @@ def test_embedding_job_takes_the_output_it_is_asked_for(output: str, dim: int, t
     pixels_BCHW = torch.arange(3 * 32 * 32, dtype=torch.uint8).view(1, 3, 32, 32)
     with torch.no_grad():
         found = backbone(pixels_BCHW)
-        mean, std = (torch.tensor(channel).view(3, 1, 1) for channel in (backbone.look.mean, backbone.look.std))
+        mean, std = (
+            torch.tensor(channel).view(3, 1, 1) for channel in (backbone.preprocessing.mean, backbone.preprocessing.std)
+        )
         seen_BCHW = (pixels_BCHW / 255 - mean) / std
         (head,) = (layer for name, layer in whole.named_children() if name == "head")
         inputs: list[Tensor] = []
@@ -153,4 +155,4 @@ def test_embedding_job_takes_the_output_it_is_asked_for(output: str, dim: int, t
         projected = whole(seen_BCHW)
         expected = inputs[0] if output == "features" else projected
     assert torch.allclose(found, expected, atol=1e-4)
-    assert backbone.look.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))  # CLIP's own
+    assert backbone.preprocessing.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))  # CLIP's own

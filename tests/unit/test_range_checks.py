@@ -10,8 +10,8 @@ from orchestrator.core.errors import CorruptObjectError
 from tests.data_jobs import DataPlane, encoded, tar_of
 from tests.shard_cases import NUM_SAMPLES, SAMPLE_BYTES, CountingStore, sample, write_shards
 from workloads.data.cache import ShardCache
-from workloads.data.cache.settings import CacheSettings
-from workloads.data.checks import check_of
+from workloads.data.cache.folder import CacheSettings
+from workloads.data.images import check_of
 
 CHECKS = np.array([check_of(sample(0, row)) for row in range(NUM_SAMPLES)], dtype=np.uint32)
 

@@ -15,9 +15,8 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.content import _points
 from tests.tiny_training import TinyTraining
 from workloads.data.source import _EAGER_READS
-from workloads.train.clock import Clock
-from workloads.train.ranks import Ranks
-from workloads.train.reads import Reads
+from workloads.runtime.ranks import Ranks
+from workloads.train.step_metrics import Clock, ReadStats
 
 GIB = 1024**3
 PLACED = {"augment": "random_resized_crop"}  # decoded anew in every epoch
@@ -28,7 +27,7 @@ def sums(hits: float, misses: float, gib: float) -> dict[str, float]:
 
 
 def test_reads_between_two_lines_are_differences_and_bytes_are_told_at_the_end_of_an_epoch() -> None:
-    reads = Reads(Ranks())
+    reads = ReadStats(Ranks())
     assert reads.lap(sums(1, 3, 2), ends_epoch=False) == {"cache_hit_rate": 0.25}
     assert reads.of_last_epoch == {}
     assert reads.lap(sums(4, 4, 3), ends_epoch=True) == {"cache_hit_rate": 0.75, "store_gib_per_epoch": 3}
@@ -38,7 +37,7 @@ def test_reads_between_two_lines_are_differences_and_bytes_are_told_at_the_end_o
 
 
 def test_reads_of_a_task_without_sums_are_not_told() -> None:
-    assert Reads(Ranks()).lap({}, ends_epoch=True) == {}
+    assert ReadStats(Ranks()).lap({}, ends_epoch=True) == {}
 
 
 def test_clock_tells_waiting_per_step() -> None:

@@ -35,9 +35,9 @@ from orchestrator.sweepfile.values import Dataset, LabelSpace
 from workloads.data.augment import Augment
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.order import total_steps
+from workloads.runtime.enums import HeadInit, Precision
 from workloads.train import objective, optim, schedule
-from workloads.train.averaging import AverageName
-from workloads.train.choices import HeadInit, Precision
+from workloads.train.learner import AverageName
 from workloads.train.recipe import Recipe
 
 BOOK: Mapping[str, Mapping[str, Any]] = {

@@ -19,9 +19,8 @@ from PIL import Image
 
 from tests.data_jobs import Member, encoded, tar_of
 from workloads.data.images import ImageCheck
-from workloads.data.labels_in_shards import ClassRule, class_names
 from workloads.data.reasons import Reason
-from workloads.data.scan import ShardTable, scan_shard
+from workloads.data.scan import ClassRule, ShardTable, class_names, scan_shard
 
 IMAGE, PHOTO, WEBP = encoded(), encoded("JPEG", size=(64, 48)), encoded("WEBP", size=(64, 48))
 RULE = ClassRule(num_classes=3, names={"cat": 1, "great grey owl, Strix nebulosa": 2})

@@ -27,8 +27,8 @@ from tests.shard_cases import (
     write_shards,
 )
 from workloads.data.cache import ShardCache
-from workloads.data.cache.ranges import spans
-from workloads.data.cache.settings import CacheSettings
+from workloads.data.cache.folder import CacheSettings
+from workloads.data.cache.shards import spans
 
 DEADLINE_S = 30.0
 

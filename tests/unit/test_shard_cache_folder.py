@@ -13,9 +13,7 @@ from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from tests.shard_cases import SHARD_BYTES, content, read, sample, shard_of, write_shards
 from workloads.data.cache import ObjectCache, ShardCache
-from workloads.data.cache.folder import CacheFolder
-from workloads.data.cache.pins import Hold, LockTimeoutError, lock
-from workloads.data.cache.settings import CacheSettings
+from workloads.data.cache.folder import CacheFolder, CacheSettings, Hold, LockTimeoutError, lock
 
 LARGE = CacheSettings(bytes=10**9)
 

@@ -15,8 +15,7 @@ from orchestrator.core.errors import StorageError
 from tests.shard_cases import NUM_SAMPLES, SHARD_BYTES, CountingStore, Gate, read, write_shards
 from workloads.data.cache import ShardCache
 from workloads.data.cache.ahead import Ahead
-from workloads.data.cache.pins import Check, Pin
-from workloads.data.cache.settings import CacheSettings
+from workloads.data.cache.folder import CacheSettings, Check, Pin
 
 DEADLINE_S = 30.0
 

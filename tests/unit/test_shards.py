@@ -11,7 +11,7 @@ from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.artifacts import is_committed, part_object, read_part
 from tests.data_jobs import DIGITS, TREE, DataPlane
 from workloads.data import synthetic
-from workloads.data.jobs import run_dataset
+from workloads.jobs.dataset import run_dataset
 
 
 def test_shards_webdataset_pipeline_reads_images_and_classes(tmp_path: Path) -> None:

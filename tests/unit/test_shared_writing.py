@@ -14,7 +14,7 @@ from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.layout import checkpoints_folder
 from tests.data_jobs import DataPlane
 from tests.shared_writing import TREE, Written, shard_digests
-from workloads.data.dataset_job import Part
+from workloads.jobs.dataset import Part
 
 
 def copies(written: Written, key: str) -> Counter[str]:

@@ -17,8 +17,8 @@ from workloads.data.cache import ShardCache
 from workloads.data.index import BadSamplePolicy, BadSamples, SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import SplitTargets
+from workloads.runtime.streams import Stage
 
 NUM_SAMPLES = 40
 BAD = (3, 4, 17, 38)
@@ -66,7 +66,7 @@ def order_of(source: SampleSource) -> SampleOrder:
 
 def batches_of(source: SampleSource, **options: Any) -> list[Batch]:
     fixed: dict[str, Any] = {"batch_size": 8, "start_step": 0, "total_steps": 12, "seed": 1, "stage": Stage.PRETRAIN}
-    labels = BoundLabels.of(source.split.leaves, NUM_SAMPLES)
+    labels = SplitTargets.of(source.split.leaves, NUM_SAMPLES)
     return list(TrainLoader(source, order_of(source), labels, **{**fixed, **options}))
 
 
@@ -106,7 +106,7 @@ def test_source_evaluation_leaves_bad_samples_out_and_counts_them(
 ) -> None:
     source = source_of(plane, index, REPLACE, cache_bytes=cache_bytes)
     loader = EvalLoader(
-        source, BoundLabels.of(source.split.leaves, NUM_SAMPLES), batch_size=16, num_workers=num_workers
+        source, SplitTargets.of(source.split.leaves, NUM_SAMPLES), batch_size=16, num_workers=num_workers
     )
     for _ in range(2):  # each evaluation counts its own
         batches = list(loader)
@@ -193,7 +193,7 @@ def test_loader_batch_over_many_small_blocks_reads_no_shard_by_ranges_for_good(
     small = plane.index(plane.foreign(shards))
     source = SampleSource(plane.store, small, "train", cache_dir=tmp_path, image_size=16, cache_bytes=0)
     order = SampleOrder(source.split.shard_sizes, 0, 1)
-    labels = BoundLabels.of(np.zeros(48, dtype=np.int64), 2)
+    labels = SplitTargets.of(np.zeros(48, dtype=np.int64), 2)
     loader = TrainLoader(
         source, order, labels, batch_size=32, start_step=0, total_steps=6, seed=0, stage=Stage.PRETRAIN, num_workers=0
     )

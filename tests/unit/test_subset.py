@@ -71,21 +71,21 @@ def test_subset_known_choice_never_changes() -> None:
 
 def test_subset_same_samples_whatever_the_label_space() -> None:
     """Chosen by leaf class among labelled samples: dropping other classes changes nothing."""
-    without_1 = ClassLabels.of_sets([[0], [], [1]], ["a", "b"]).bind(SPLIT)
+    without_1 = ClassLabels.of_sets([[0], [], [1]], ["a", "b"]).resolve_targets(SPLIT)
     view = SampleView.of(SPLIT, without_1, Subset(fraction=0.1))
     every = chosen(Subset(fraction=0.1))
     assert view.ordinals().tolist() == [ordinal for ordinal in every.tolist() if LEAVES[ordinal] != 1]
 
 
 def test_view_drops_samples_without_a_label_and_keeps_shards() -> None:
-    labels = ClassLabels.of_sets([[], [0], [1]], ["a", "b"]).bind(SPLIT)
+    labels = ClassLabels.of_sets([[], [0], [1]], ["a", "b"]).resolve_targets(SPLIT)
     view = SampleView.of(SPLIT, labels)
     assert view.ordinals().tolist() == np.flatnonzero(LEAVES > 0).tolist()
     assert view.shard_sizes.tolist() == [40, 0, 67, 0]
 
 
 def test_view_of_everything_holds_no_table() -> None:
-    view = SampleView.of(SPLIT, ClassLabels.of_sets([[0], [0], [1]], ["a", "b"]).bind(SPLIT))
+    view = SampleView.of(SPLIT, ClassLabels.of_sets([[0], [0], [1]], ["a", "b"]).resolve_targets(SPLIT))
     assert view.chosen is None
     assert view.ordinals().tolist() == list(range(307))
 
@@ -114,6 +114,6 @@ def test_subset_impossible_limits_are_user_errors(limits: dict[str, Any], messag
 
 
 def test_view_without_any_labelled_sample_is_a_user_error() -> None:
-    labels = ClassLabels.of_sets([[], [], [], [0]], ["a"]).bind(SPLIT)
+    labels = ClassLabels.of_sets([[], [], [], [0]], ["a"]).resolve_targets(SPLIT)
     with pytest.raises(UserError, match="no sample of split 'train' has a label"):
         SampleView.of(SPLIT, labels)

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from orchestrator.core.errors import BadDataError, UserError
+from workloads.labels.definition import LabelInputs
 from workloads.labels.label_map import ClassLabels
-from workloads.labels.setting import Setting
 from workloads.labels.spaces import make_label_map
 from workloads.labels.taxonomy import check_chains, folder_rows, read_table, violations
 
@@ -107,12 +107,12 @@ def test_taxonomy_level_that_is_no_function_of_its_child_is_listed(table: Path) 
     document["categories"][7]["family"] = "family11"
     table.write_text(json.dumps(document))
     definition = {"level": "order", "digest": "", "key": "name", "class_key": "name", "chain": ["family", "order"]}
-    setting = Setting(classes=CLASSES, num_train=0, files={"table": str(table)})
+    inputs = LabelInputs(classes=CLASSES, num_train=0, files={"table": str(table)})
     with pytest.raises(
         UserError, match=r"'order' is not a function of 'family': 1 of its nodes.*family11 \(order0, order5\)"
     ):
-        check_chains({"taxonomy": definition}, setting)
-    check_chains({"taxonomy": {**definition, "chain": ["order"]}}, setting)
+        check_chains({"taxonomy": definition}, inputs)
+    check_chains({"taxonomy": {**definition, "chain": ["order"]}}, inputs)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
@@ -136,7 +136,9 @@ def test_taxonomy_class_without_a_node_is_named(tmp_path: Path, suffix: str, bla
             level(file, name, classes)
         definition = {"level": name, "digest": "", "key": "name", "class_key": "name", "chain": [name, "name"]}
         with pytest.raises(UserError, match=expected):
-            check_chains({"taxonomy": definition}, Setting(classes=classes, num_train=0, files={"table": str(file)}))
+            check_chains(
+                {"taxonomy": definition}, LabelInputs(classes=classes, num_train=0, files={"table": str(file)})
+            )
 
 
 def test_taxonomy_classes_without_nodes_are_counted() -> None:

@@ -15,12 +15,13 @@ from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import RECIPE
-from workloads.data.streams import Stage
+from workloads.models.spec import ModelSpec
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel
-from workloads.train.loop import Run, TrainingLoop
+from workloads.train.loop import TrainingLoop
 from workloads.train.recipe import Recipe
-from workloads.train.schedule import Calendar
-from workloads.train.task import TrainInputs
+from workloads.train.task import JobContext, TrainInputs
 
 NUM_SAMPLES = 40
 STEPS = 10
@@ -47,6 +48,7 @@ class MemoryTask:
 
     subset_names: Sequence[str] = ()
     levels: Sequence[EvalLevel] = ()
+    num_train = NUM_SAMPLES
     num_classes = 2
     is_multi_label = False
 
@@ -81,6 +83,12 @@ class MemoryTask:
     def sample_names(self, ordinals: Sequence[int]) -> list[str]:
         return [f"sample{ordinal}" for ordinal in ordinals]
 
+    def bad_samples(self) -> dict[str, Any]:
+        return {}
+
+    def recall_bad_samples(self, document: Mapping[str, Any]) -> None:
+        assert not document
+
 
 @pytest.fixture
 def make_loop(tmp_path: Path) -> Callable[..., TrainingLoop]:
@@ -95,20 +103,21 @@ def make_loop(tmp_path: Path) -> Callable[..., TrainingLoop]:
             job="pretrain/x",
             key=KEY,
             kind=JobKind.PRETRAIN,
-            identity={},
+            identity={"parameters": {}},
             store_uri=store.uri,
             execution=Execution(checkpoint_every_steps=3),
         )
-        run = Run(
+        job = JobContext(
             request=request,
             context=ExecutionContext(store=store, scratch=tmp_path, cache=tmp_path, **callbacks),
-            recipe=recipe,
-            calendar=Calendar.of(recipe, NUM_SAMPLES),
             stage=stage,
+            model=ModelSpec(name="linear", image_size=1),
+            recipe=recipe,
             seed=seed,
             device=torch.device("cpu"),
+            ranks=Ranks(),
         )
-        return TrainingLoop(task, run)
+        return TrainingLoop(task, job)
 
     return make
 

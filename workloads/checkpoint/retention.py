@@ -1,4 +1,4 @@
-"""Checkpoints that become part of the artifact: listed epochs, and the best by a metric.
+"""Checkpoints that become part of the artifact (listed epochs, the best by a metric), and how they are read from it.
 
 They are ordinary checkpoints that stay in the store until the job's record is committed. What a run keeps is a function
 of its evaluations alone and stands in the state of each checkpoint, so that it survives the deaths of attempts.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from orchestrator.core.errors import UserError
-from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.data.order import total_steps
 
@@ -176,3 +177,25 @@ def _end_of(epoch: int, calendar: Steps) -> int:
         )
         raise UserError(message)
     return step
+
+
+_WEIGHTS: Final = "backbone.safetensors"
+
+
+def read_backbone(store: ObjectStore, record: Record, parameters: Mapping[str, Any]) -> bytes:
+    """The weights that a job's ``checkpoint`` parameter names (an epoch), or the final ones without it.
+
+    Raises:
+        UserError: that epoch was not kept.
+        NotFoundError, CorruptObjectError: the weights are gone, or not what the record says.
+    """
+    epoch = parameters.get("checkpoint")
+    name = _WEIGHTS if epoch is None else f"epochs/{epoch}/{_WEIGHTS}"
+    if epoch is not None and name not in record.parts:
+        kept = sorted(
+            int(part.split("/")[1]) for part in record.parts if part.startswith("epochs/") and _WEIGHTS in part
+        )
+        has = f"it has those of epochs {kept}" if kept else "it has only the final ones"
+        message = f"{record.key} has no weights of epoch {epoch}; {has}: list the epoch in pretrain.checkpoints.keep"
+        raise UserError(f"{message}.epochs, which makes another artifact, and measure that")
+    return read_part(store, record, name)

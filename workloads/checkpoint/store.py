@@ -22,10 +22,9 @@ from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageE
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.layout import attempts_folder, checkpoints_folder
-from workloads.checkpoint.host import HostFile
-from workloads.checkpoint.manifest import Entry, decode_manifest, encode_manifest
 from workloads.checkpoint.retention import KEPT, Kept, kept_steps
-from workloads.checkpoint.snapshot import MODEL, OPTIMIZER, STATE, Checkpoint, Snapshot
+from workloads.checkpoint.snapshot import MODEL, OPTIMIZER, STATE, Checkpoint, HostFile, Snapshot
+from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 
 __all__ = ["Checkpoint", "CheckpointFolder"]
 

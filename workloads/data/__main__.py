@@ -13,15 +13,15 @@ _FAILURE, _NOT_FOUND, _INTERRUPTED = 1, 102, 130
 
 def main(verb: str, arguments: dict[str, Any]) -> int:
     """Run a command; returns the exit code of ``docs/cli.md``."""
-    from workloads.data import commands
+    from workloads.commands import data
 
     verbs = {
-        "shard": commands.shard,
-        "listing": commands.listing,
-        "index": commands.index,
-        "verify": commands.verify,
-        "stats": commands.stats,
-        "sample": commands.sample,
+        "shard": data.shard,
+        "listing": data.listing,
+        "index": data.index,
+        "verify": data.verify,
+        "stats": data.stats,
+        "sample": data.sample,
     }
     try:
         sys.stdout.write(json.dumps(verbs[verb](arguments)) + "\n")

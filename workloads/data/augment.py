@@ -13,9 +13,9 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from workloads.data.geometry import NUM_CROP_UNIFORMS, Placement, center_view, random_crop, random_resized_crop
 from workloads.data.jitter import NUM_JITTER_UNIFORMS, Jitter
-from workloads.data.streams import Purpose, Stage, seed_sequence
+from workloads.data.pixels import NUM_CROP_UNIFORMS, Placement, center_view, random_crop, random_resized_crop
+from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
 _WORDS_PER_POSITION = 4  # Philox4x64 yields four 64-bit words for each value of its counter
 _VERTICAL, _HORIZONTAL, _FLIP, _ = range(_WORDS_PER_POSITION)

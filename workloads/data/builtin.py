@@ -14,7 +14,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.data import synthetic
 from workloads.data.shards import ShardSample
-from workloads.data.streams import Purpose, Stage, permutation, seed_sequence
+from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 DIGITS_VERSION = 1
 _DIGITS_WHITE = 16  # the scans' pixels count the ink of 4x4 blocks: 0 ... 16

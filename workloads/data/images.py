@@ -13,6 +13,7 @@ from enum import StrEnum
 from io import BytesIO
 from typing import Final
 
+import xxhash
 from PIL import Image, UnidentifiedImageError
 
 from workloads.data.reasons import BadSampleError, Reason
@@ -120,3 +121,12 @@ def _has_end(image_format: str, encoded: bytes) -> bool:
 def _decode(encoded: bytes) -> None:
     with Image.open(BytesIO(encoded), formats=_FORMATS) as image:
         image.load()
+
+
+def check_of(encoded: bytes) -> int:
+    """The lower 32 bits of the XXH3 of some bytes: others have the same with a probability of 2**-32.
+
+    It guards against mistakes, not against forgers; whole shards have cryptographic digests. 1.4 us for 90 kB, where
+    zlib's CRC-32 and BLAKE3 take 20 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
+    """
+    return xxhash.xxh3_64_intdigest(encoded) & 0xFFFF_FFFF

@@ -25,7 +25,6 @@ from orchestrator.storage.digests import Digests
 from orchestrator.storage.listing import folder_shards
 from orchestrator.storage.uris import find_objects
 from workloads.data.cache import ObjectCache
-from workloads.data.declared import check_declared_counts, counts_of_splits
 from workloads.data.reasons import printable
 
 INDEX_PART: Final = "index.json"
@@ -394,3 +393,40 @@ def _open_column(cache: ObjectCache, record: Record, part: str) -> NDArray[Any]:
     path = cache.path(part_object(record, part), size_bytes=stored.size_bytes, digests=stored.digests)
     column: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitCount:
+    """Samples of a split."""
+
+    good: int
+    bad: int = 0
+    """Left out of the index."""
+
+
+def counts_of_splits(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, SplitCount]:
+    """Of the ``splits`` of an ``index.json``."""
+    return {
+        name: SplitCount(
+            good=sum(shard["num_samples"] for shard in split["shards"]),
+            bad=sum(reason["count"] for reason in split.get("bad", {}).values()),
+        )
+        for name, split in splits.items()
+    }
+
+
+def check_declared_counts(location: Mapping[str, Any], found: Mapping[str, SplitCount]) -> None:
+    """Compare what ``location["num_samples"]`` declares with what there is.
+
+    Samples that were left out as bad may be among those that were declared, or not: whoever counts files counts them.
+
+    Raises:
+        BadDataError: a split has another number of samples.
+    """
+    for name, number in location.get("num_samples", {}).items():
+        split = found.get(name)
+        if split is None or number is None or split.good <= number <= split.good + split.bad:
+            continue
+        bad = f" and {split.bad} bad ones" if split.bad else ""
+        message = f"num_{name} declares {number} samples, but the shards of split {name!r} hold {split.good}"
+        raise BadDataError(f"{message}{bad}; correct num_{name}, or the URIs if they name other shards than meant")

@@ -4,31 +4,37 @@ Workers are threads of this process: decoding and resizing release the interpret
 processes (docs/data.md), share their memory, and cannot die alone. Memory: at most ``depth + 3`` batches exist at a
 time: those ready or in work, one being planned, the one that is handed over and the one before it; ``depth`` is what
 fits into ``WINDOW_BYTES``, at least 1 and at most 4. Besides, each worker holds one decoded image.
+
+One thread plans the batches ahead of their consumer, workers fill them, and they are collected in order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError
+from orchestrator.core.units import MIB
 from workloads.data.augment import Augment, Augmenter, AugmentSpec
 from workloads.data.bad_samples import BadSlot
-from workloads.data.batches import PlannedBatch, batches_ahead, empty_squares
 from workloads.data.order import Order, rank_slice
 from workloads.data.pixels import Place
 from workloads.data.source import SampleSource
-from workloads.data.stats import LoaderStats
-from workloads.data.streams import Stage
-from workloads.labels.bound import BoundLabels
+from workloads.data.split_targets import SplitTargets
+from workloads.runtime.streams import Stage
 
 __all__ = ["Batch", "EvalLoader", "SampleSource", "TrainLoader"]
 
@@ -76,7 +82,7 @@ class TrainLoader:
         self,
         source: SampleSource,
         order: Order,
-        labels: BoundLabels,
+        labels: SplitTargets,
         *,
         batch_size: int,
         start_step: int,
@@ -187,7 +193,7 @@ class EvalLoader:
     def __init__(
         self,
         source: SampleSource,
-        labels: BoundLabels,
+        labels: SplitTargets,
         *,
         batch_size: int,
         ordinals: NDArray[np.int64] | None = None,
@@ -238,7 +244,7 @@ class EvalLoader:
 
 
 def _hand_out(
-    batches: Generator[PlannedBatch, None, None], labels: BoundLabels, source: SampleSource, stats: LoaderStats
+    batches: Generator[PlannedBatch, None, None], labels: SplitTargets, source: SampleSource, stats: LoaderStats
 ) -> Generator[tuple[PlannedBatch, Batch], None, None]:
     with closing(batches):
         while True:
@@ -251,7 +257,7 @@ def _hand_out(
             yield planned, batch
 
 
-def _batch(planned: PlannedBatch, labels: BoundLabels, source: SampleSource) -> Batch:
+def _batch(planned: PlannedBatch, labels: SplitTargets, source: SampleSource) -> Batch:
     ordinals, images_BCHW = planned.ordinals_B, planned.squares_BHWC.permute(0, 3, 1, 2)
     if planned.bad:
         is_good = np.ones(len(ordinals), dtype=np.bool_)
@@ -265,3 +271,208 @@ def _batch(planned: PlannedBatch, labels: BoundLabels, source: SampleSource) -> 
         positions=(planned.start, planned.start + len(planned)),
         subset_ids_B=np.asarray(source.split.subset_ids[ordinals]),
     )
+
+
+WINDOW_BYTES: Final = 128 * MIB
+_MAX_DEPTH: Final = 4
+_CHUNK_BYTES: Final = 8 * 3 * 224**2
+_MIN_CHUNK, _MAX_CHUNK = 8, 64
+"""Samples of one task. Eight photographs are 10 ms of work: handing them out costs nothing, no worker waits long.
+Small images are many to a task, or the queue would cost more than they do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedBatch:
+    """A batch whose samples are known and whose pixels may still be missing."""
+
+    step: int
+    start: int
+    """Position (or number in the split's order) of the first sample."""
+    ordinals_B: NDArray[np.int64]
+    """Which samples; replacements of bad ones are written into it."""
+    squares_BHWC: torch.Tensor
+    """uint8, contiguous."""
+    bad: list[BadSlot] = field(default_factory=list)
+    """Filled by workers: slots that stayed without pixels."""
+    parts: list[Future[None]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ordinals_B)
+
+    def wait(self) -> None:
+        """Until all pixels are there. Raises what a worker raised."""
+        for part in self.parts:
+            part.result()
+
+
+FillPart = Callable[[PlannedBatch, slice], None]
+"""Writes the pixels of some consecutive slots of a batch."""
+
+
+def empty_squares(num_images: int, image_size: int, device: torch.device | None) -> torch.Tensor:
+    """Memory for a batch [B, H, W, 3]; page-locked if it goes to a CUDA device, so that the copy runs in parallel."""
+    is_pinned = device is not None and device.type == "cuda"
+    return torch.empty((num_images, image_size, image_size, 3), dtype=torch.uint8, pin_memory=is_pinned)
+
+
+def batches_ahead(
+    plan: Callable[[int], PlannedBatch], fill: FillPart, steps: Sequence[int], *, batch_bytes: int, num_workers: int
+) -> Generator[PlannedBatch, None, None]:
+    """The batches of ``steps`` in order, each complete.
+
+    0 workers: everything in the caller's thread, when it asks. 1: in one thread ahead of the caller. More: one thread
+    plans, a pool of ``num_workers`` fills. Closing the generator ends all threads.
+    """
+    with ExitStack() as stack:
+        pool = stack.enter_context(_Pool(num_workers)) if num_workers > 1 else None
+
+        def start(step: int) -> PlannedBatch:
+            batch = plan(step)
+            if pool is None:
+                fill(batch, slice(0, len(batch)))
+            else:
+                pool.fill(batch, fill)
+            return batch
+
+        batches: Iterator[PlannedBatch] = map(start, steps)
+        if num_workers:
+            depth = max(1, min(_MAX_DEPTH, WINDOW_BYTES // max(batch_bytes, 1)))
+            batches = stack.enter_context(Prefetcher(batches, depth=depth))
+        for batch in batches:
+            batch.wait()
+            yield batch
+
+
+class _Pool:
+    """Threads that fill parts of batches, first planned first filled."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # What nobody will collect is not begun; what is being decoded takes milliseconds.
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def fill(self, batch: PlannedBatch, fill: FillPart) -> None:
+        """Hand out the parts of a batch."""
+        size = _chunk_samples(batch)
+        for first in range(0, len(batch), size):
+            part = slice(first, min(first + size, len(batch)))
+            batch.parts.append(self._threads.submit(fill, batch, part))
+
+
+def _chunk_samples(batch: PlannedBatch) -> int:
+    square_bytes = batch.squares_BHWC.nbytes // max(len(batch), 1)
+    return max(_MIN_CHUNK, min(_MAX_CHUNK, _CHUNK_BYTES // max(square_bytes, 1)))
+
+
+Item = TypeVar("Item")
+
+
+class Prefetcher(Generic[Item]):
+    """Iterates over ``items`` in a thread, at most ``depth`` ahead; an exception there is raised here, at its turn.
+
+    Use as a context manager: leaving it ends the thread.
+    """
+
+    def __init__(self, items: Iterable[Item], *, depth: int) -> None:
+        self._items = items
+        self._depth = depth
+        self._ready: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._is_finished = False
+        self._is_closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._produce, name="prefetch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._is_finished)
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+
+    def _produce(self) -> None:
+        try:
+            for item in self._items:
+                if not self._offer(item):
+                    break
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it, whatever it is
+            self._error = error
+        with self._changed:
+            self._is_finished = True
+            self._changed.notify_all()
+
+    def _offer(self, item: Item) -> bool:
+        """Wait for room and hand over; False once the consumer has left."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._ready) < self._depth or self._is_closed)
+            if not self._is_closed:
+                self._ready.append(item)
+                self._changed.notify_all()
+            return not self._is_closed
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LoaderStats:
+    """Counters of one loader; the consumer's thread writes them."""
+
+    source: SampleSource
+    num_batches: int = 0
+    num_images: int = 0
+    wait_s: float = 0.0
+    """Time for which the consumer waited for batches."""
+    _first_request_s: float | None = field(default=None)
+    _last_batch_s: float = 0.0
+
+    def request(self) -> float:
+        """Note that the consumer asks for a batch; returns the time, for `receive`."""
+        now_s = time.perf_counter()
+        if self._first_request_s is None:
+            self._first_request_s = now_s
+        return now_s
+
+    def receive(self, requested_s: float, num_images: int) -> None:
+        """Note that the consumer got it."""
+        self._last_batch_s = time.perf_counter()
+        self.wait_s += self._last_batch_s - requested_s
+        self.num_batches += 1
+        self.num_images += num_images
+
+    def snapshot(self) -> dict[str, float]:
+        """Numbers so far; ``cache_*`` and ``bytes_*`` count for all loaders of the source."""
+        elapsed_s = self._last_batch_s - (self._first_request_s or 0.0) if self.num_batches else 0.0
+        shards = self.source.shards.stats.snapshot()
+        return {
+            "images": float(self.num_images),
+            "images_per_s": self.num_images / elapsed_s if elapsed_s > 0 else 0.0,
+            "wait_s": self.wait_s,
+            "wait_s_per_step": self.wait_s / self.num_batches if self.num_batches else 0.0,
+            "bad_samples": float(self.source.bad_samples.num_bad),
+            "cache_hit_rate": shards["hit_rate"],
+            "cache_hits": shards["hits"],
+            "cache_misses": shards["misses"],
+            "bytes_from_store": shards["bytes_from_store"],
+        }

@@ -3,33 +3,27 @@
 A sample is all members that share a key, the name up to the first dot of its last part; their order in the tar does not
 matter. The grouping rule is webdataset's (https://github.com/webdataset/webdataset, "The WebDataset Format"). No member
 is executed, unpickled or followed: links, devices and names that leave the archive make their sample unusable.
+
+A shard is a forward stream: read once, hashed on the way, never held as a whole. ``tarfile`` walks it; the few bytes
+behind the reading position are kept, because it looks back by one.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.storage.digests import Digests
-from workloads.data.checks import check_of
-from workloads.data.images import IMAGE_ERRORS, MAX_IMAGE_BYTES, MAX_PIXELS, ImageCheck, check_image
-from workloads.data.labels_in_shards import LABEL_EXTENSIONS, ClassRule, Labels, read_labels
+from orchestrator.storage.digests import Digests, DoubleHasher
+from workloads.data.images import IMAGE_ERRORS, MAX_IMAGE_BYTES, MAX_PIXELS, ImageCheck, check_image, check_of
 from workloads.data.reasons import BadSample, BadSampleError, Reason, printable
-from workloads.data.tar_stream import (
-    CompressedArchiveError,
-    DamagedArchiveError,
-    ShardStream,
-    TrailingBytesError,
-    content_of,
-    walk,
-)
 
 __all__ = ["IMAGE_ERRORS", "IMAGE_EXTENSIONS", "MAX_PIXELS", "ShardTable", "scan_shard"]
 
@@ -224,3 +218,282 @@ def _table(
 
 def _hash(key: bytes) -> int:
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+
+
+CLASS_EXTENSION: Final = "cls"
+METADATA_EXTENSION: Final = "json"
+TEXT_EXTENSION: Final = "txt"
+LABEL_EXTENSIONS: Final = frozenset({CLASS_EXTENSION, METADATA_EXTENSION, TEXT_EXTENSION})
+_FIELDS: Final = ("labels", "class", "cls", "label")
+"""Fields of a sample's JSON that may name its classes; the first one that is there counts."""
+_MAX_DIGITS: Final = 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRule:
+    """How classes are written in the shards of one data set."""
+
+    num_classes: int
+    multi_label: bool = False
+    """Samples have any number of classes, also none if their list is there and empty."""
+    names: Mapping[str, int] | None = None
+    """Classes by name, for shards that write names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """What the members of a sample say."""
+
+    leaves: tuple[int, ...]
+    subset: str | None
+
+
+def class_names(classes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Classes by every text in their rows that names one class only: ``name``, ``synset``, leaf levels.
+
+    What reads as the number of a class is never a name: members hold numbers, and a column may number its groups.
+    """
+    names: dict[str, int | None] = {}
+    for row in classes:
+        texts = {str(value) for column, value in row.items() if column != "class" and value is not None}
+        for text in texts:
+            if _is_number_of_a_class(text, len(classes)):
+                continue
+            names[text] = None if text in names else int(row["class"])
+    return {name: leaf for name, leaf in names.items() if leaf is not None}
+
+
+def read_labels(members: Mapping[str, bytes], rule: ClassRule) -> Labels:
+    """Classes and subset from the label members of a sample, by extension.
+
+    Raises:
+        BadSampleError: there is no class, it is not in the table, or a member cannot be read.
+    """
+    metadata = _metadata(members.get(METADATA_EXTENSION))
+    leaves = tuple(dict.fromkeys(_leaf(token, rule) for token in _tokens(members, metadata, rule)))
+    if len(leaves) > 1 and not rule.multi_label:
+        message = f"has the classes {list(leaves[:8])}; declare the data set multi_label: true to keep all of them"
+        raise BadSampleError(Reason.SEVERAL_CLASSES, message)
+    subset = metadata.get("subset")
+    return Labels(leaves=leaves, subset=None if subset is None else str(subset))
+
+
+def _metadata(content: bytes | None) -> Mapping[str, Any]:
+    if content is None:
+        return {}
+    try:
+        metadata = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadSampleError(Reason.BAD_METADATA, f"has metadata that is not JSON: {error}") from error
+    return metadata if isinstance(metadata, dict) else {"class": metadata}
+
+
+def _tokens(members: Mapping[str, bytes], metadata: Mapping[str, Any], rule: ClassRule) -> Sequence[Any]:
+    """The classes as written: integers or text."""
+    if CLASS_EXTENSION in members:
+        return _split(members[CLASS_EXTENSION], rule)
+    found = next((metadata[field] for field in _FIELDS if metadata.get(field) is not None), None)
+    if found is not None:
+        if found == [] and not rule.multi_label:
+            raise BadSampleError(Reason.NO_CLASS, "has no class: its list of labels is empty")
+        return found if isinstance(found, list) else [found]
+    if TEXT_EXTENSION in members:
+        tokens = _split(members[TEXT_EXTENSION], rule)
+        if all(_is_integer(token) or token in (rule.names or {}) for token in tokens):
+            return tokens  # anything else is a caption
+    message = "has no class; every sample needs a member .cls, or a .json with one of " + ", ".join(_FIELDS)
+    raise BadSampleError(Reason.NO_CLASS, message)
+
+
+def _split(content: bytes, rule: ClassRule) -> list[str]:
+    """Integers separated by blanks or commas, or one name, which may have both in it; one name per line is a list."""
+    text = content[:65536].decode("utf-8", errors="replace").strip()
+    if text in (rule.names or {}):
+        return [text]
+    tokens = text.replace(",", " ").split()
+    if all(_is_integer(token) for token in tokens):
+        if not tokens:
+            raise BadSampleError(Reason.NO_CLASS, "has no class: its class member is empty")
+        return tokens
+    return [line.strip() for line in text.splitlines()]
+
+
+def _is_integer(token: str) -> bool:
+    return token.removeprefix("-").isascii() and token.removeprefix("-").isdigit()
+
+
+def _is_number_of_a_class(text: str, num_classes: int) -> bool:
+    return len(text) <= _MAX_DIGITS and _is_integer(text) and 0 <= int(text) < num_classes
+
+
+def _leaf(token: Any, rule: ClassRule) -> int:  # noqa: ANN401 - whatever a JSON holds
+    if isinstance(token, str):
+        named = (rule.names or {}).get(token)
+        if named is not None:
+            return named
+    is_number = isinstance(token, int) and not isinstance(token, bool)
+    if not is_number and not (isinstance(token, str) and len(token) <= _MAX_DIGITS and _is_integer(token)):
+        shown = repr(token)[:48]
+        raise BadSampleError(
+            Reason.BAD_CLASS, f"has the class {shown}, neither an integer nor a name of the class table"
+        )
+    leaf = int(token)
+    if not 0 <= leaf < rule.num_classes:
+        message = f"has the class {leaf}; the class table has 0 to {rule.num_classes - 1}"
+        raise BadSampleError(Reason.CLASS_OUT_OF_RANGE, message)
+    return leaf
+
+
+_KEPT_BYTES: Final = 64 * 1024
+_BLOCK_BYTES: Final = 512
+_PADDING_BYTES: Final = 1024**2
+_MAX_READ_BYTES: Final = 512 * 1024**2
+"""No member that a scan reads as a whole is as large; a broken header may claim any size."""
+
+
+_COMPRESSIONS: Final = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\0": ("xz", "unxz"),
+}
+"""What the first bytes of a compressed file are, with the program that undoes it."""
+
+
+class DamagedArchiveError(Exception):
+    """The archive is no tar, is cut off, or has a broken header; what came before it is whole."""
+
+
+class TrailingBytesError(DamagedArchiveError):
+    """The archive is whole, but more follows its end: every member up to there can be used."""
+
+
+class CompressedArchiveError(Exception):
+    """The archive is compressed: its members have no place of their own in it."""
+
+
+class ShardStream:
+    """A file object over chunks of bytes that can seek forward, and back by a little.
+
+    ``size_bytes`` is of all chunks taken so far; after `drain`, of the whole shard.
+    """
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._window = b""
+        self._window_start = 0
+        self._position = 0
+        self._hasher = DoubleHasher()
+        self.size_bytes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to ``size`` bytes from the position; fewer only at the end. A negative size is refused."""
+        if not 0 <= size <= _MAX_READ_BYTES:
+            raise DamagedArchiveError(f"a member claims {size} bytes")
+        pieces: list[bytes] = []
+        while size > 0 and self._reach(self._position):
+            offset = self._position - self._window_start
+            piece = self._window[offset : offset + size]
+            pieces.append(piece)
+            self._position += len(piece)
+            size -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """Move; bytes in between are read and hashed when reading goes on."""
+        if whence or position < self._window_start:
+            raise DamagedArchiveError(f"its headers point back to byte {position}")
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def drain(self) -> Digests:
+        """Take all that is left; returns the shard's digests."""
+        while self._advance():
+            pass
+        return self._hasher.digests()
+
+    def _reach(self, position: int) -> bool:
+        """Whether there is a byte at a position; takes chunks up to it."""
+        while position >= self._window_start + len(self._window):
+            if not self._advance():
+                return False
+        return True
+
+    def _advance(self) -> bool:
+        chunk = next(self._chunks, b"")
+        if not chunk:
+            return False
+        self._hasher.update(chunk)
+        self.size_bytes += len(chunk)
+        # What lies before the position is kept only as far as tarfile looks back.
+        end = self._window_start + len(self._window)
+        kept_from = max(self._window_start, min(self._position, end) - _KEPT_BYTES)
+        self._window = self._window[kept_from - self._window_start :] + chunk
+        self._window_start = kept_from
+        return True
+
+
+def walk(stream: ShardStream) -> Iterator[tarfile.TarInfo]:
+    """Members in the order of the archive; a member's content may be read until the next one is asked for.
+
+    Raises:
+        DamagedArchiveError: after the last whole member.
+        CompressedArchiveError: before the first one.
+    """
+    _check_plain(stream)
+    try:
+        tar = tarfile.open(fileobj=cast("BinaryIO", stream), mode="r:")  # noqa: SIM115 - nothing to close: not our file
+        for member in tar:
+            tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
+            yield member
+        _check_end(stream, tar.offset)
+    except tarfile.TarError as error:
+        raise DamagedArchiveError(f"it is not a whole, uncompressed tar ({error})") from error
+    # Numbers and encodings in pax headers; tarfile calls itself for each long name that follows another.
+    except (ValueError, OverflowError, UnicodeError, RecursionError) as error:
+        raise DamagedArchiveError(f"a header of it cannot be read ({error})") from error
+
+
+def content_of(stream: ShardStream, member: tarfile.TarInfo) -> bytes:
+    """Raises ``DamagedArchiveError`` if the archive ends within the member."""
+    stream.seek(member.offset_data)
+    content = stream.read(member.size)
+    if len(content) != member.size:
+        raise DamagedArchiveError(f"it ends within {member.name}")
+    return content
+
+
+def _check_plain(stream: ShardStream) -> None:
+    head = stream.read(max(map(len, _COMPRESSIONS)))
+    stream.seek(0)
+    for magic, (form, program) in _COMPRESSIONS.items():
+        if head.startswith(magic):
+            message = f"is compressed with {form}, so single samples cannot be read from it; decompress it with "
+            raise CompressedArchiveError(message + f"`{program}` and store the plain tar in its place")
+
+
+def _check_end(stream: ShardStream, end_bytes: int) -> None:
+    """A broken header or a cut between members ends tarfile's listing in silence; a whole tar ends in zeros."""
+    stream.seek(end_bytes)
+    block = stream.read(_BLOCK_BYTES)
+    if block.strip(b"\0"):
+        raise DamagedArchiveError(f"it has a broken member header at byte {end_bytes}")
+    if len(block) < _BLOCK_BYTES:
+        raise DamagedArchiveError(f"it is cut off at byte {end_bytes}: the mark of its end is missing")
+    _check_padding(stream, end_bytes)
+
+
+def _check_padding(stream: ShardStream, end_bytes: int) -> None:
+    """Writers pad a tar with zeros (GNU tar to 10,240 bytes); anything else there is what no reader would ever see."""
+    position = end_bytes + _BLOCK_BYTES
+    while content := stream.read(_PADDING_BYTES):
+        if content.count(0) != len(content):
+            position += len(content) - len(content.lstrip(b"\0"))
+            message = f"its end is marked at byte {end_bytes}, but more follows at byte {position}, which no reader of "
+            message += "tars sees: was it joined of several by `cat`? Join them by `tar --concatenate`, or split it "
+            raise TrailingBytesError(message + "into one shard for each")
+        position += len(content)

@@ -1,17 +1,31 @@
-"""Writing ordinary WebDataset shards, the same bytes every time."""
+"""Writing ordinary WebDataset shards, the same bytes every time; finished ones are durable before the artifact is.
+
+A finished shard is what any attempt or part job leaves to the others. Each lies in a checkpoint folder of the whole
+data set's job (``<number>-<nonce>/``) that its ``manifest.json`` commits. The record of the data set names these very
+objects, so nothing is written twice, and garbage collection keeps them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.digests import file_digests
+from orchestrator.storage.layout import checkpoints_folder
+from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 
 SAMPLES_PER_SHARD = 512
 _MODE = 0o444
@@ -76,3 +90,71 @@ def _png(image: NDArray[np.uint8]) -> bytes:
     buffer = BytesIO()
     Image.fromarray(image).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+_MANIFEST: Final = "manifest.json"
+_NUM_THREADS: Final = 16
+"""Manifests that are read at once: it is waiting, not work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedShard:
+    """A shard that is there; ``folder`` holds it under ``name``."""
+
+    number: int
+    name: str
+    folder: str
+    entry: Entry
+
+    def adopt(self, writer: ArtifactWriter) -> None:
+        """Make it a part of the artifact."""
+        object_name = f"{self.folder}/{self.name}"
+        writer.adopt(self.name, object_name, size_bytes=self.entry.size_bytes, digests=self.entry.digests)
+
+
+class FinishedShards:
+    """The finished shards of one data set.
+
+    Args:
+        store: the sweep's.
+        key: of the whole data set.
+        names: of all its shards, by number.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, names: Sequence[str]) -> None:
+        self._store, self._root, self._names = store, checkpoints_folder(key), names
+
+    def find(self, numbers: Collection[int]) -> dict[int, FinishedShard]:
+        """Those of some shards that are there, by number. Damaged ones are passed over."""
+        wanted = frozenset(numbers)
+        folders: dict[int, list[str]] = {}
+        for child in self._store.list_children(f"{self._root}/"):
+            number = child.partition("-")[0]
+            if number.isdigit() and int(number) in wanted:
+                folders.setdefault(int(number), []).append(child)
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            found = pool.map(lambda item: self._first_whole(*item), folders.items())
+            return {shard.number: shard for shard in found if shard is not None}
+
+    def write(self, number: int, path: Path) -> FinishedShard:
+        """Store a shard; it is found from now on."""
+        name, folder = self._names[number], f"{self._root}/{number:012d}-{secrets.token_hex(8)}"
+        digests = file_digests(path)
+        entry = Entry(size_bytes=path.stat().st_size, sha256=digests.sha256, blake3=digests.blake3)
+        self._store.put_file(f"{folder}/{name}", path)
+        # Last, because it says that the shard is whole.
+        self._store.put(f"{folder}/{_MANIFEST}", encode_manifest(number, {name: entry}))
+        return FinishedShard(number=number, name=name, folder=folder, entry=entry)
+
+    def _first_whole(self, number: int, children: Sequence[str]) -> FinishedShard | None:
+        found = (self._open(number, f"{self._root}/{child}") for child in sorted(children))
+        return next((shard for shard in found if shard is not None), None)
+
+    def _open(self, number: int, folder: str) -> FinishedShard | None:
+        name = self._names[number]
+        try:
+            entry = decode_manifest(self._store.get(f"{folder}/{_MANIFEST}"))[name]
+            is_whole = self._store.stat(f"{folder}/{name}").size_bytes == entry.size_bytes
+        except (NotFoundError, CorruptObjectError, KeyError):
+            return None
+        return FinishedShard(number=number, name=name, folder=folder, entry=entry) if is_whole else None

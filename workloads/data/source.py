@@ -1,10 +1,11 @@
-"""Samples of one split as squares of pixels, by ordinal."""
+"""Samples of one split as squares of pixels, by ordinal; a warm runner keeps decoded splits between jobs."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,6 @@ from orchestrator.storage import ObjectStore
 from workloads.data.bad_samples import BadSampleTally, BadSlot
 from workloads.data.cache import ShardCache
 from workloads.data.decode import decoder_of
-from workloads.data.decoded import DecodedSplit, decoded_split
 from workloads.data.index import SampleIndex
 from workloads.data.pixels import PixelSpec, Place
 from workloads.data.reasons import BadSampleError
@@ -158,3 +158,42 @@ class SampleSource:
         lengths = split.lengths[ordinals].astype(np.int64)
         checks = None if split.checks is None else split.checks[ordinals]
         return self.shards.read_batch(split.shard_of(ordinals), split.offsets[ordinals], lengths, checks)
+
+
+SplitId = tuple[str, str, PixelSpec]
+"""(index key, split, how its pixels are made)."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class DecodedSplit:
+    """Centre views [N, H, W, 3] of a split, of which ``is_decoded`` [N] are there."""
+
+    images_NHWC: NDArray[np.uint8]
+    is_decoded: NDArray[np.bool_]
+
+
+# Decoding is paid once per runner, not once per job: jobs of one sweep read the same split over and over.
+_decoded: dict[SplitId, DecodedSplit] = {}
+_decoded_lock = threading.Lock()
+
+
+def decoded_split(split_id: SplitId, num_samples: int, limit_bytes: int) -> DecodedSplit | None:
+    """The process's decoded copy of a split, the oldest others making room; None if it alone is too large."""
+    image_size = split_id[2].image_size
+    shape = (num_samples, image_size, image_size, 3)
+    with _decoded_lock:
+        found = _decoded.pop(split_id, None)
+        size_bytes = int(np.prod(shape, dtype=np.int64))
+        if found is None and size_bytes > limit_bytes:
+            return None
+        _make_room(limit_bytes - size_bytes)
+        split = found or DecodedSplit(
+            images_NHWC=np.empty(shape, dtype=np.uint8), is_decoded=np.zeros(num_samples, dtype=np.bool_)
+        )
+        _decoded[split_id] = split  # last = most recently used
+        return split
+
+
+def _make_room(limit_bytes: int) -> None:
+    while _decoded and sum(split.images_NHWC.nbytes for split in _decoded.values()) > limit_bytes:
+        _decoded.pop(next(iter(_decoded)))

@@ -1,7 +1,8 @@
 """Which samples of a split count as the data set: those with a label, or a seeded, stratified part of them.
 
 Subsets are *nested*: under one seed a smaller fraction, cap or number is contained in a larger one. They are chosen by
-leaf class, never by target, so that runs that differ in their label space only see the same samples.
+leaf class, never by target, so that runs that differ in their label space only see the same samples. Samples may be
+held out of training, so that a choice can be made on them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
-from workloads.data.streams import Purpose, Stage, permutation, random_words, seed_sequence, stable_order
+from workloads.runtime.streams import Purpose, Stage, permutation, random_words, seed_sequence, stable_order
 
 if TYPE_CHECKING:
     from workloads.data.index import SplitIndex
-    from workloads.labels.bound import BoundLabels
+    from workloads.data.split_targets import SplitTargets
+
 
 _RANDOM_BITS = 40  # of a sort key; the leaf class has the upper 24
 
@@ -126,7 +128,7 @@ class SampleView:
         return cls(shard_sizes=np.asarray(split.shard_sizes, dtype=np.int64))
 
     @classmethod
-    def of(cls, split: SplitIndex, labels: BoundLabels | None = None, subset: Subset | None = None) -> Self:
+    def of(cls, split: SplitIndex, labels: SplitTargets | None = None, subset: Subset | None = None) -> Self:
         """The samples that have a label, thinned by a subset.
 
         At 14M samples labels alone cost 0.1 s, a subset 2 s and 0.5 GiB for that time.
@@ -176,3 +178,41 @@ class SampleView:
     def ordinals(self) -> NDArray[np.int64]:
         """All of them, ascending."""
         return self.take(np.arange(self.num_samples))
+
+
+def hold_out(split: SplitIndex, view: SampleView, share: float, seed: int) -> tuple[SampleView, SampleView]:
+    """A view without a share of its samples, and the view of these alone.
+
+    Stratified by leaf class, never by target, so that all label spaces and backbones are judged on the same samples.
+    Every class keeps one sample, unless none has a second one; of the others, put in the order of their classes, every
+    n-th is held out.
+
+    Args:
+        split: whose samples they are.
+        view: the samples to divide.
+        share: of them, in (0, 0.5]; rounded half up, one at least.
+        seed: of the transfer.
+
+    Raises:
+        UserError: there is only one sample.
+    """
+    ordinals = view.ordinals()
+    if len(ordinals) < 2:
+        message = f"split {split.name!r} has a single sample to train on, so none can be held out to choose by; "
+        raise UserError(message + "train on a larger part")
+    words = random_words(seed_sequence(seed, Stage.LABELS, Purpose.HOLDOUT), split.num_samples)[ordinals]
+    chosen = np.zeros(len(ordinals), dtype=np.bool_)
+    chosen[_spread(split.leaves[ordinals], words, share)] = True
+    kept, held_out = ordinals[~chosen], ordinals[chosen]
+    return SampleView.selecting(split.first_ordinals, kept), SampleView.selecting(split.first_ordinals, held_out)
+
+
+def _spread(leaves_N: NDArray[np.integer], words_N: NDArray[np.uint64], share: float) -> NDArray[np.int64]:
+    """Rows to hold out: evenly spaced among all but the first sample of each class, class after class; one at least."""
+    ranks_N, _ = ranks_in_classes(leaves_N, words_N)
+    candidates = np.flatnonzero(ranks_N > 0)
+    candidates = candidates if len(candidates) else np.arange(len(leaves_N))
+    candidates = candidates[np.lexsort((ranks_N[candidates], leaves_N[candidates]))]
+    number = min(len(candidates), max(1, int(share * len(leaves_N) + 0.5)))
+    # Places (i + 1/2) M / n: of every run of classes as many as its share, within one.
+    return candidates[((np.arange(number) + 0.5) * len(candidates) / number).astype(np.int64)]

@@ -10,9 +10,9 @@ from orchestrator.core.errors import OrchestratorError
 
 def main(verb: str) -> int:
     """Run a command; returns the exit code."""
-    from workloads.labels import commands
+    from workloads.commands import labels
 
-    verbs = {"count": commands.count, "show": commands.show, "table": commands.table, "changes": commands.changes}
+    verbs = {"count": labels.count, "show": labels.show, "table": labels.table, "changes": labels.changes}
     try:
         sys.stdout.write(json.dumps(verbs[verb](json.load(sys.stdin))) + "\n")
     except OrchestratorError as error:

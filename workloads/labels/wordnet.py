@@ -22,7 +22,7 @@ from orchestrator.core.errors import BadDataError, NotFoundError, UserError
 from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.open import open_store
 from orchestrator.storage.uris import split_object_uri
-from workloads.data.streams import Purpose, Stage, seed_sequence
+from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
 PLACES: Final = (Path("/usr/share/wordnet"), Path("/usr/local/share/wordnet"), Path("/usr/local/WordNet-3.0/dict"))
 _FILE: Final = "data.noun"
@@ -110,15 +110,6 @@ class WordNet:
         if paths is Paths.RANDOM:
             return lambda synset: (_chosen(synset, self.hypernyms[synset], seed),)
         return lambda synset: self.hypernyms[synset] or (synset,)
-
-    def ancestors(self, synset: Synset) -> set[Synset]:
-        """All synsets on any path upwards, with the synset itself."""
-        found, frontier = {synset}, [synset]
-        while frontier:
-            fresh = set(self.hypernyms[frontier.pop()]) - found
-            found |= fresh
-            frontier += fresh
-        return found
 
     def below(self, root: Synset, synsets: Iterable[Synset]) -> list[bool]:
         """Which of the synsets have ``root`` on any path upwards, or are it. Raises ``UserError`` for unknown ones."""

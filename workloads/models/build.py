@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from orchestrator.core.errors import UserError
 from workloads.models.spec import ModelSpec
 from workloads.models.table import REFUSALS, takes
-from workloads.train.choices import HeadInit
+from workloads.runtime.enums import HeadInit
 
 
 class Classifier(nn.Module):

@@ -11,96 +11,74 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from orchestrator.core.contract import ExecutionContext, JobRequest, Progress
+from orchestrator.core.contract import Progress
 from orchestrator.core.errors import NumericsError, PreemptedError
 from workloads.checkpoint.retention import Keeper, KeepPolicy, Kept
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.checkpoint.writer import WhenBusy
-from workloads.data.streams import Purpose, Stage
-from workloads.train.arithmetic import Arithmetic
-from workloads.train.clock import Clock
-from workloads.train.evaluate import evaluate
-from workloads.train.failures import FailedUpdateError, failed_samples, failure_message, rank_at_fault
-from workloads.train.fingerprint import difference, numerics_fingerprint
-from workloads.train.fitting import Fitting
+from workloads.runtime.enums import Precision
+from workloads.runtime.fingerprint import difference, numerics_fingerprint
+from workloads.runtime.precision import Arithmetic
+from workloads.runtime.streams import Purpose, seed_device, torch_seed
+from workloads.train.evaluate import OutcomeTally, evaluate
 from workloads.train.freezing import train_mode
 from workloads.train.large_head import loss_of
-from workloads.train.learner import Learner
-from workloads.train.metrics import Tally
+from workloads.train.learner import Learner, RunState
 from workloads.train.objective import build_objective
-from workloads.train.outcomes import OutcomeTally
-from workloads.train.ranks import Ranks
-from workloads.train.readings import Readings
-from workloads.train.reads import Reads
-from workloads.train.recipe import Recipe, tell_recipe
-from workloads.train.rewinding import RewindPoints
-from workloads.train.safety import Reading, Rewind, batch_of, rewind_to, steps_before_gap
+from workloads.train.recipe import tell_recipe
+from workloads.train.safety import (
+    FailedUpdateError,
+    Reading,
+    Rewind,
+    RewindPoints,
+    batch_of,
+    failed_samples,
+    failure_message,
+    rank_at_fault,
+    rewind_to,
+    steps_before_gap,
+)
 from workloads.train.saver import Saver
 from workloads.train.schedule import Calendar, LearningRate
-from workloads.train.state import RunState
 from workloads.train.step import Update, Votes
-from workloads.train.streams import seed_device, torch_seed
-from workloads.train.task import RunMemory, Task, TrainInputs
-from workloads.train.throughput import Throughput, usage
+from workloads.train.step_metrics import Clock, ReadStats, StepMetrics, Tally, Throughput, usage
+from workloads.train.task import JobContext, Task, TrainInputs
+from workloads.train.warmup_step import MicroBatchSearch
 
 _LOG = logging.getLogger(__name__)
 _MOST_REWINDS = 20
 """More numerics failures than this are no accident of single batches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What the loop needs to know besides the task."""
-
-    request: JobRequest
-    context: ExecutionContext
-    recipe: Recipe
-    calendar: Calendar
-    stage: Stage
-    seed: int
-    device: torch.device
-    keep: KeepPolicy = field(default_factory=KeepPolicy)
-    throughput: Throughput | None = None
-    memory: RunMemory | None = None
-    setting: Mapping[str, Any] = field(default_factory=dict)
-    """What decides, besides the device, how many samples fit into memory."""
-
-
 class TrainingLoop:
     """Trains one task to its end; use once. Freeze what is frozen before."""
 
-    def __init__(self, task: Task, run: Run, arithmetic: Arithmetic | None = None) -> None:
-        recipe, request = run.recipe, run.request
-        self._task, self._run = task, run
-        self._ranks = Ranks.of(run.context)
-        arithmetic = arithmetic or Arithmetic.of(recipe, request.execution, run.device)
-        self._learner = Learner(task.model, recipe, run.calendar, arithmetic)
+    def __init__(self, task: Task, job: JobContext, arithmetic: Arithmetic | None = None) -> None:
+        recipe, request = job.recipe, job.request
+        self._task, self._job, self._ranks = task, job, job.ranks
+        self.calendar = Calendar.of(recipe, task.num_train)
+        keep = KeepPolicy.of(request.parameters)
+        self._throughput = Throughput.of(
+            job.model, job.device, Precision(recipe.precision), tf32=recipe.tf32, num_classes=task.num_classes
+        )
+        arithmetic = arithmetic or Arithmetic.of(recipe, request.execution, job.device)
+        self._learner = Learner(task.model, recipe, self.calendar, arithmetic)
         self._objective = build_objective(recipe, task.num_classes, is_multi_label=task.is_multi_label)
         losses_of = loss_of(task.model, self._objective, arithmetic.compiled)
-        self._fitting = Fitting(
-            learner=self._learner,
-            losses_of=losses_of,
-            task=task,
-            ranks=self._ranks,
-            cache=run.context.cache,
-            setting=run.setting,
-        )
-        self._layout = self._fitting.layout(recipe, request.execution)
+        self._micro_batch_search = MicroBatchSearch(learner=self._learner, losses_of=losses_of, task=task, job=job)
+        self._layout = self._micro_batch_search.layout()
         self._update = Update(self._learner, losses_of, self._layout, max_norm=recipe.grad_clip, ranks=self._ranks)
-        self._learning_rate = LearningRate.of(recipe, run.calendar)
-        self._readings = Readings(run.device, self._ranks.activity)
+        self._learning_rate = LearningRate.of(recipe, self.calendar)
+        self._step_metrics = StepMetrics(job.device, self._ranks.activity)
         self._losses: dict[int, Tensor] = {}
         self._points = RewindPoints(recipe.rewind_steps)
-        self._saver = Saver(request, run.context, self._ranks)
+        self._saver = Saver(request, job.context, self._ranks)
         self._fingerprint = (
             numerics_fingerprint(
-                run.device,
+                job.device,
                 num_threads=request.execution.num_threads,
                 micro_batch=self._layout.micro_batch,
                 world_size=self._ranks.world_size,
@@ -109,8 +87,8 @@ class TrainingLoop:
         )
         self.state = self._first_state()
         self._resumed_at = self.state.step
-        self.keeper = Keeper(run.keep, run.calendar, self.state.kept)
-        self._clock, self._reads = Clock(self._ranks.activity), Reads(self._ranks)
+        self.keeper = Keeper(keep, self.calendar, self.state.kept)
+        self._clock, self._read_stats = Clock(self._ranks.activity), ReadStats(self._ranks)
         self._wants_stop = self._wants_save = False
         self.outcomes = OutcomeTally()
         """Of this attempt's newest evaluation, as this rank sees it."""
@@ -168,15 +146,15 @@ class TrainingLoop:
             PeerLostError: another rank is gone.
             StorageError: a checkpoint could not be written, at most a step ago.
         """
-        total, layout = self._run.calendar.total_steps, self._layout
-        told = tell_recipe(self._run.recipe)
-        _LOG.info("%s: step %d of %d, %s; %s", self._run.request.job, self.state.step, total, layout, told)
+        total, layout = self.calendar.total_steps, self._layout
+        told = tell_recipe(self._job.recipe)
+        _LOG.info("%s: step %d of %d, %s; %s", self._job.request.job, self.state.step, total, layout, told)
         with ExitStack() as stack:
             # Whatever ends the loop, a checkpoint that is being written is let through.
             stack.enter_context(closing(self._saver))
             stack.enter_context(self._ranks.aborted_on_error())
             train_mode(self._task.model)
-            self.compile_s = stack.enter_context(self._fitting.training(layout))
+            self.compile_s = stack.enter_context(self._micro_batch_search.training(layout))
             self._hold_if_due(is_first=True)
             while self.state.step < total:
                 try:
@@ -201,11 +179,10 @@ class TrainingLoop:
         if checkpoint is None:
             return RunState(fingerprint=self._fingerprint)
         state = self._learner.restore(checkpoint)
-        if self._run.memory is not None:
-            self._run.memory.recall(state.bad_samples)
+        self._task.recall_bad_samples(state.bad_samples)
         changes = difference(state.fingerprint, self._fingerprint)
         if changes:
-            _LOG.warning("resuming %s under other numerics, no longer bit-exact: %s", self._run.request.job, changes)
+            _LOG.warning("resuming %s under other numerics, no longer bit-exact: %s", self._job.request.job, changes)
         state.resumed_steps.append(state.step)
         state.fingerprint_changes += changes
         state.fingerprint = self._fingerprint
@@ -213,7 +190,7 @@ class TrainingLoop:
 
     def _train(self) -> None:
         """Updates up to the end, to a gap in the batches, or to one that fails."""
-        state, total = self.state, self._run.calendar.total_steps
+        state, total = self.state, self.calendar.total_steps
         first = batch_of(state.step, state.rewinds)
         stop = first + steps_before_gap(state.step, total, state.rewinds)
         with closing(self._task.batches(first, stop, unit=self._layout.unit)) as batches:
@@ -225,37 +202,37 @@ class TrainingLoop:
 
     def _ask(self) -> Votes:
         """Alone, a request to stop counts at once; in a gang, once all ranks have read of it."""
-        wants_stop = self._run.context.should_stop()
+        wants_stop = self._job.context.should_stop()
         if wants_stop and self._ranks.is_solo:
             self._stop()
         return Votes(stop=wants_stop, save=self._saver.wants_save(), data_wait_s=self._clock.wait_s)
 
     def _stop(self) -> None:
-        self._take(self._readings.drain())
+        self._take(self._step_metrics.drain())
         step = self.state.step
         self._save(WhenBusy.WAIT)
         self._saver.drain()
         # No rank leaves before the checkpoint is there: a launcher may end a gang with its first rank.
         self._ranks.barrier()
-        raise PreemptedError(f"{self._run.request.job} stopped at step {step} as asked; it resumes from there")
+        raise PreemptedError(f"{self._job.request.job} stopped at step {step} as asked; it resumes from there")
 
     def _advance(self, batch: TrainInputs, votes: Votes) -> None:
-        run, step, offset = self._run, self.state.step, self._layout.offset
+        job, step, offset = self._job, self.state.step, self._layout.offset
         # Dropout masks depend on the step (and the share) alone, so that a resumed run draws the same ones without
         # stored state.
         details = (step, offset) if offset else (step,)
-        seed_device(run.device, torch_seed(run.seed, run.stage, Purpose.DROPOUT, *details))
+        seed_device(job.device, torch_seed(job.seed, job.stage, Purpose.DROPOUT, *details))
         sums = self._update(batch, self._learning_rate.at(step), votes)
         self.state.step = step + 1
         if self._learner.average is not None:
             self._learner.average.update(step + 1)
         self._losses[step] = self._update.losses_B
         self._clock.count(self._layout.batch_size)
-        self._take(self._readings.put(step, sums))
+        self._take(self._step_metrics.put(step, sums))
 
     def _take(self, readings: Iterable[Reading]) -> None:
         """Book what finished updates say. Raises ``FailedUpdateError``."""
-        state, recipe = self.state, self._run.recipe
+        state, recipe = self.state, self._job.recipe
         for reading in readings:
             may_overflow = self._learner.arithmetic.skips_steps
             reason = reading.failure(state.norms, spike_factor=recipe.grad_spike, may_overflow=may_overflow)
@@ -270,12 +247,12 @@ class TrainingLoop:
             self._wants_save |= reading.wants_save
 
     def _after_step(self) -> None:
-        state, calendar, step = self.state, self._run.calendar, self.state.step
+        state, calendar, step = self.state, self.calendar, self.state.step
         is_evaluated = calendar.is_evaluated(step) or self.keeper.is_listed(step)
         has_line, is_saved = calendar.has_line(step) or is_evaluated, self._is_checkpoint_due()
         if has_line or is_saved or self._points.is_due(step):
             # Only numbers that are known to be right are written down. All ranks come here at the same steps.
-            self._take(self._readings.drain())
+            self._take(self._step_metrics.drain())
         evaluated = self._evaluate() if is_evaluated else {}
         if evaluated and self.on_evaluation is not None:
             self.on_evaluation(step, evaluated)
@@ -312,16 +289,16 @@ class TrainingLoop:
             raise NumericsError(message, state.step)
         state.latest.update(metrics)
         if not state.peak_epoch or metrics["val_error"] < state.best_val_error:
-            state.best_val_error, state.peak_epoch = metrics["val_error"], self._run.calendar.epoch(state.step)
+            state.best_val_error, state.peak_epoch = metrics["val_error"], self.calendar.epoch(state.step)
         self.keeper.after_evaluation(state.step, metrics)
         state.kept = self.keeper.to_json()
         return metrics
 
     def _add_line(self, evaluated: dict[str, float]) -> None:
         state = self.state
-        calendar, lap = self._run.calendar, self._clock.lap()
-        reads = self._reads.lap(self._task.stats(), ends_epoch=calendar.is_epoch_end(state.step))
-        used = usage(self._run.throughput, self._run.device, lap["images_per_s"] / self._ranks.world_size)
+        calendar, lap = self.calendar, self._clock.lap()
+        reads = self._read_stats.lap(self._task.stats(), ends_epoch=calendar.is_epoch_end(state.step))
+        used = usage(self._throughput, self._job.device, lap["images_per_s"] / self._ranks.world_size)
         measured = {"lr": self._learning_rate.at(state.step - 1)} | state.norms.take_line() | lap | reads | used
         epoch, metrics = calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
         state.since_line = Tally()
@@ -331,7 +308,7 @@ class TrainingLoop:
             _LOG.info("step %d  epoch %.2f  %s", state.step, epoch, shown)
 
     def _is_checkpoint_due(self) -> bool:
-        execution, calendar, step = self._run.request.execution, self._run.calendar, self.state.step
+        execution, calendar, step = self._job.request.execution, self.calendar, self.state.step
         if not self._saver.is_timed:
             return calendar.has_checkpoint(step, execution.checkpoint_every_steps, execution.checkpoint_every_epochs)
         # Rank 0's clock decides, and every rank has read its decision.
@@ -340,11 +317,11 @@ class TrainingLoop:
     def _save(self, when_busy: WhenBusy) -> None:
         self._wants_save = False
         if self._saver.has_room(self.state.step, when_busy):
-            self.state.bad_samples = self._run.memory.to_json() if self._run.memory else {}
+            self.state.bad_samples = self._task.bad_samples()
             self._saver.save(self._learner.checkpoint(self.state))
 
     def _hold_if_due(self, *, is_first: bool = False) -> None:
-        if self._points.is_due(self.state.step) or (is_first and self._run.recipe.rewind_steps):
+        if self._points.is_due(self.state.step) or (is_first and self._job.recipe.rewind_steps):
             self._points.hold(self._learner.checkpoint(self.state))
 
     def _recover(self, reading: Reading, reason: str) -> None:
@@ -352,10 +329,10 @@ class TrainingLoop:
         state, step = self.state, reading.step
         batch, losses_B = batch_of(step, state.rewinds), self._losses[step]
         samples = failed_samples(self._task, batch, losses_B, self._layout, self._ranks)
-        self._readings.clear()
-        message = failure_message(self._run.request.job, step, reason, samples)
+        self._step_metrics.clear()
+        message = failure_message(self._job.request.job, step, reason, samples)
         rank = rank_at_fault(losses_B, self._ranks)
-        if self._run.recipe.rewind_steps is None or len(state.rewinds) >= _MOST_REWINDS:
+        if self._job.recipe.rewind_steps is None or len(state.rewinds) >= _MOST_REWINDS:
             raise NumericsError(message, step, rank)
         to_step = self._points.target(step)
         checkpoint = self._points.find(to_step) or self._saver.load_at_most(to_step) or self._points.replayed(to_step)
@@ -380,11 +357,11 @@ class TrainingLoop:
     def _report(self, phase: str) -> None:
         if self._ranks.is_first and self._clock.is_report_due():
             state = self.state
-            read = {**self._task.stats(), **self._reads.of_last_epoch}
+            read = {**self._task.stats(), **self._read_stats.of_last_epoch}
             metrics = {**read, **state.latest, **state.in_epoch.means("train")}
             if state.rewinds:
                 metrics["num_rewinds"] = len(state.rewinds)
-            total, step_s = self._run.calendar.total_steps, self._clock.step_s()
+            total, step_s = self.calendar.total_steps, self._clock.step_s()
             progress = Progress(
                 phase=phase,
                 step=state.step,
@@ -395,4 +372,4 @@ class TrainingLoop:
                 eta_s=step_s * (total - state.step),
                 counters=self.counters(),
             )
-            self._run.context.report(progress)
+            self._job.context.report(progress)

@@ -1,24 +1,31 @@
-"""How many samples go through the model at once: found by trial on a GPU before the first step, remembered per node.
+"""How a global batch is cut into shares of ranks and these into micro-batches, and how large a micro-batch fits.
 
-Never changes what is computed, only its rounding: the size is in the numerics fingerprint, and on a CPU, where equal
-bits are promised, it is never searched for.
+On a GPU the size is found by trial before the first step and remembered per node. It never changes what is computed,
+only its rounding: it is in the numerics fingerprint, and on a CPU, where equal bits are promised, it is never searched
+for.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
+from torch import nn
 
 from orchestrator.core.contract import Execution
-from orchestrator.core.errors import OutOfMemoryError
+from orchestrator.core.errors import OutOfMemoryError, UserError
+from workloads.data.order import rank_slice
+from workloads.models.batchnorm import batchnorm_layers, resolve_norm_group
+from workloads.runtime.ranks import Ranks
+from workloads.train.recipe import Recipe
 
 _USABLE_SHARE = 0.92
 """Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""
@@ -224,3 +231,56 @@ def chosen_micro_batch(
     if known.failed_at:
         largest, retries = min(largest, halved(known.failed_at, 1, unit)), 0
     return even_micro_batch(share, halved(min(largest, share), retries, unit), unit)
+
+
+_PAIR = 2
+"""Samples that are mixed with each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes in samples. ``unit`` consecutive samples stay on one rank; ``micro_batch`` go through the model at once."""
+
+    batch_size: int
+    norm_group: int
+    """Samples per BatchNorm statistic; the whole batch without BatchNorm."""
+    has_batchnorm: bool
+    unit: int
+    share: int
+    """Of the global batch, on this rank."""
+    offset: int
+    """Of the share within the global batch."""
+    micro_batch: int
+
+    @classmethod
+    def of(cls, model: nn.Module, recipe: Recipe, *, micro_batch: int = 0, ranks: Ranks) -> Self:
+        """The layout of a model's batches; ``micro_batch`` 0 = one norm group with BatchNorm, else the whole share.
+
+        Raises:
+            UserError: the batch is not made of whole groups, a micro-batch is not, or there are more ranks than groups.
+        """
+        group = resolve_norm_group(model, recipe.batch_size, recipe.norm_group)
+        has_batchnorm = bool(batchnorm_layers(model))
+        unit = math.lcm(group if has_batchnorm else 1, _PAIR if recipe.is_mixed else 1)
+        start, stop = 0, recipe.batch_size
+        if not ranks.is_solo:
+            start, stop = rank_slice(start, stop, rank=ranks.rank, world_size=ranks.world_size, group_size=unit)
+        if has_batchnorm and micro_batch % group:
+            message = (
+                f"execution.micro_batch is {micro_batch}, which is no multiple of the norm group of {group} samples: "
+            )
+            raise UserError(message + f"BatchNorm statistics need whole groups; set it to a multiple of {group}")
+        return cls(
+            batch_size=recipe.batch_size,
+            norm_group=group,
+            has_batchnorm=has_batchnorm,
+            unit=unit,
+            share=stop - start,
+            offset=start,
+            micro_batch=min(micro_batch or (group if has_batchnorm else stop - start), stop - start),
+        )
+
+    @property
+    def num_groups(self) -> int:
+        """Norm groups of the global batch."""
+        return self.batch_size // self.norm_group

@@ -16,7 +16,7 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from orchestrator.core.recipe import MIXES
-from workloads.data.streams import Purpose, Stage, seed_sequence
+from workloads.runtime.streams import Purpose, Stage, seed_sequence
 from workloads.train.linear_form import MixedTargets
 from workloads.train.recipe import Recipe
 

@@ -1,7 +1,8 @@
-"""When numbers go wrong: what counts as a failure, and which batches a run leaves out once it went back.
+"""When numbers go wrong: what counts as a failure, what is said of it, and how a run goes back and leaves batches out.
 
 The rewinding follows "PaLM", arXiv:2204.02311, section 5.1: return to a state from before the failure and leave out the
 batches that led to it. Leaving out the last one alone would, after an exact replay of the others, end at the same bits.
+States to go back to are held in host memory while training goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+
+from workloads.checkpoint.snapshot import Checkpoint
+from workloads.runtime.ranks import Ranks
+from workloads.train.micro_batch import Layout
+from workloads.train.task import Task
 
 _TREND_STEPS: Final = 50
 """Steps over which the running mean of gradient norms forgets, and the fewest before it is trusted."""
@@ -147,3 +156,115 @@ def _in_force(rewinds: Iterable[Rewind]) -> list[Rewind]:
         kept = [earlier for earlier in kept if earlier.to_step < rewind.to_step]
         kept.append(rewind)
     return kept
+
+
+_NAMED_SAMPLES = 8
+
+
+class FailedUpdateError(Exception):
+    """An update whose numbers are wrong; the training loop catches it."""
+
+    def __init__(self, reading: Reading, reason: str) -> None:
+        super().__init__(reading, reason)
+        self.reading, self.reason = reading, reason
+
+
+def failed_samples(task: Task, batch: int, losses_B: Tensor, layout: Layout, ranks: Ranks) -> list[str]:
+    """Some samples of a global batch, those without a finite loss first, wherever in the gang they were.
+
+    ``losses_B`` are those of this rank's share. A collective.
+    """
+    is_bad_B = torch.zeros(layout.batch_size, device=losses_B.device)
+    is_bad_B[layout.offset : layout.offset + layout.share] = (~losses_B.isfinite()).float()
+    order = ranks.sum_(is_bad_B).argsort(descending=True, stable=True).cpu().numpy()
+    ordinals_B = task.batch_ordinals(batch)
+    return task.sample_names([int(ordinal) for ordinal in ordinals_B[order[:_NAMED_SAMPLES]]])
+
+
+def rank_at_fault(losses_B: Tensor, ranks: Ranks) -> int | None:
+    """The only rank whose samples have losses that are not finite; None = several have, none has, or there is one rank.
+
+    ``losses_B`` are those of this rank's share. A collective.
+    """
+    if ranks.is_solo:
+        return None
+    is_bad_R = torch.zeros(ranks.world_size, device=losses_B.device)
+    is_bad_R[ranks.rank] = (~losses_B.isfinite()).any()
+    bad = ranks.sum_(is_bad_R).nonzero().flatten().tolist()
+    return int(bad[0]) if len(bad) == 1 else None
+
+
+def failure_message(job: str, step: int, reason: str, samples: Sequence[str]) -> str:
+    """The message of a numerics failure."""
+    return (
+        f"{reason} at step {step} of {job}; lower recipe.lr, raise warmup_epochs, set grad_clip, or let the run go "
+        "back with recipe.on_numerics: {rewind: n}; samples of the batch, those without a finite loss first: "
+        f"{', '.join(samples)}"
+    )
+
+
+_HELD: Final = 2
+"""With a state every n updates, one of the two newest is at least n updates back, or the run has just begun."""
+
+
+class RewindPoints:
+    """The newest states at multiples of ``every_steps``; None = no rewinds, nothing is held."""
+
+    def __init__(self, every_steps: int | None) -> None:
+        self._every_steps = every_steps
+        self._held: list[Checkpoint] = []
+        self._initial: Checkpoint | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state after ``step`` updates is to be held."""
+        return self._every_steps is not None and step % self._every_steps == 0
+
+    def target(self, failed_step: int) -> int:
+        """The step to go back to from the failed update: at least ``every_steps`` updates back, where there are.
+
+        A function of the step alone, so that a run that was resumed in between goes back to the same one.
+        """
+        every = self._every_steps or 1
+        return max(0, (failed_step + 1 - every) // every * every)
+
+    def hold(self, checkpoint: Checkpoint) -> None:
+        """Copy a state; the oldest of those held makes room."""
+        held = _held(checkpoint)
+        others = [other for other in self._held if other.step != held.step]
+        self._held = [*others[-_HELD + 1 :], held]
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Hold the state before the first update, which a fresh network has on every attempt."""
+        if self._every_steps is not None:
+            self._initial = _held(checkpoint)
+
+    def find(self, step: int) -> Checkpoint | None:
+        """The state after exactly ``step`` updates, if it is held."""
+        return next((held for held in self._held if held.step == step), None)
+
+    def replayed(self, step: int) -> Checkpoint | None:
+        """A state from which ``step`` is not far, of a run that was resumed behind it without older checkpoints.
+
+        Near its beginning that is the beginning. Later it is the oldest state held, which lies behind ``step``: going
+        on from there is no longer what an undisturbed run does, but repeating everything would cost more than it saves.
+        """
+        if step <= _HELD * (self._every_steps or 1):
+            return self._initial
+        return self._held[0] if self._held else None
+
+    def forget_after(self, step: int) -> None:
+        """Drop later states: the run goes on from this step in another way."""
+        self._held = [held for held in self._held if held.step <= step]
+
+
+def _held(checkpoint: Checkpoint) -> Checkpoint:
+    return Checkpoint(
+        step=checkpoint.step,
+        model=_copied(checkpoint.model),
+        optimizer=_copied(checkpoint.optimizer),
+        state=checkpoint.state,
+    )
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

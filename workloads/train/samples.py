@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -12,31 +12,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.core.errors import UserError
 from workloads.data.augment import Augment, AugmentSpec
-from workloads.data.bad_samples import BadSampleTally
 from workloads.data.decode import DecoderName, Interpolation
-from workloads.data.holdout import hold_out
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
-from workloads.data.mixture import make_order
-from workloads.data.order import Order
+from workloads.data.order import Order, make_order
 from workloads.data.pixels import PixelSpec
-from workloads.data.streams import Stage
-from workloads.data.subset import SampleView, Subset
-from workloads.labels.label_map import BoundLabels, LabelMap
-from workloads.labels.parents import read_parents
-from workloads.train.evaluate import EvalInputs, EvalLevel
-from workloads.train.levels import eval_levels
-from workloads.train.ranks import Ranks
+from workloads.data.split_targets import SplitTargets
+from workloads.data.subset import SampleView, Subset, hold_out
+from workloads.labels.label_map import LabelMap
+from workloads.labels.taxonomy import read_parents
+from workloads.runtime.ranks import Ranks
+from workloads.train.evaluate import EvalInputs, EvalLevel, eval_levels
 from workloads.train.recipe import Recipe
+from workloads.train.task import JobContext
 
 EVAL_BATCH_SIZE = 256
 """Fixed, because kernels may round differently for other batch sizes."""
 
 
-class Normalizer:
+class PixelNormalizer:
     """Pixels 0..255 to ``(pixel / 255 - mean) / std`` per channel, in float32 on the device."""
 
     def __init__(self, recipe: Recipe, device: torch.device, memory_format: torch.memory_format) -> None:
@@ -57,13 +53,52 @@ class LabelledSplit:
     """A split under a label space: its images, their targets, and which of its samples count."""
 
     source: SampleSource
-    labels: BoundLabels
+    labels: SplitTargets
     view: SampleView
+
+
+class BadSampleLedger:
+    """The bad samples of a run, by split: what this rank met, what other ranks told, and what earlier attempts met."""
+
+    def __init__(self, splits: Mapping[str, LabelledSplit], ranks: Ranks) -> None:
+        self._tallies = {name: split.source.bad_samples for name, split in splits.items()}
+        self._ranks = ranks
+
+    def summary(self) -> dict[str, Any]:
+        """Samples that some rank could not decode, by split; empty without any. All ranks call this."""
+        self.share()
+        summaries = {name: tally.summary() for name, tally in self._tallies.items()}
+        return {name: summary for name, summary in summaries.items() if summary}
+
+    def to_json(self) -> dict[str, Any]:
+        """What this rank knows of, by split."""
+        return {name: found for name, tally in self._tallies.items() if (found := tally.to_json())}
+
+    def recall(self, document: Mapping[str, Any]) -> None:
+        """Inverse of `to_json`. Raises ``BadDataError``: the earlier attempt stopped above the budget."""
+        for name, found in document.items():
+            self._tallies[name].merge(found)
+            self._tallies[name].check_budget()
+
+    def share(self) -> None:
+        """Let every rank know all bad samples, so that the budget is that of the run and all end at the same place.
+
+        Raises ``BadDataError``: there are more than the budget allows.
+        """
+        if self._ranks.is_solo:
+            return
+        news = json.dumps({name: tally.take_news() for name, tally in self._tallies.items()})
+        for rank, text in enumerate(self._ranks.gather_text(news)):
+            if rank != self._ranks.rank:
+                for name, told in json.loads(text).items():
+                    self._tallies[name].merge(told)
+        for tally in self._tallies.values():
+            tally.check_budget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledSamples:
-    """Both splits of a data set under one label space, as one rank sees them."""
+    """Both splits of a data set under one label space."""
 
     train: LabelledSplit
     val: LabelledSplit
@@ -71,23 +106,17 @@ class LabelledSamples:
     """Training samples that are not trained on, to choose by."""
     levels: tuple[EvalLevel, ...]
     """Up which predictions are folded in evaluation."""
-    recipe: Recipe
-    ranks: Ranks
-    num_threads: int
-    device: torch.device
-    _loaders: list[TrainLoader] = field(default_factory=list)
-    """The newest training loader, if there is one."""
+    bad: BadSampleLedger
 
     @classmethod
-    def open(
-        cls, request: JobRequest, context: ExecutionContext, recipe: Recipe, *, image_size: int, device: torch.device
-    ) -> Self:
-        """Open the inputs ``index`` and ``labels`` of a request. Raises ``UserError`` without validation samples."""
-        store, execution = context.store, request.execution
-        index = SampleIndex.open(store, request.inputs["index"], context.cache, location=execution.data_location)
+    def open(cls, job: JobContext) -> Self:
+        """Open the inputs ``index`` and ``labels`` of a job. Raises ``UserError`` without validation samples."""
+        request, context, recipe = job.request, job.context, job.recipe
+        store, location = context.store, request.execution.data_location
+        index = SampleIndex.open(store, request.inputs["index"], context.cache, location=location)
         label_map = LabelMap.open(store, request.inputs["labels"])
         pixels = PixelSpec(
-            image_size=image_size,
+            image_size=job.model.image_size,
             resize=recipe.resize,
             interpolation=Interpolation(recipe.interpolation),
             decoder=DecoderName(recipe.decoder),
@@ -95,25 +124,21 @@ class LabelledSamples:
 
         def split(name: str, subset: Subset | None) -> LabelledSplit:
             source = SampleSource(store, index, name, cache_dir=context.cache, pixels=pixels)
-            labels = label_map.bind(source.split)
+            labels = label_map.resolve_targets(source.split)
             return LabelledSplit(source=source, labels=labels, view=SampleView.of(source.split, labels, subset))
 
         val, train, held_out = split("val", None), split("train", Subset.of(request.parameters.get("subset"))), None
         if not val.view.num_samples:
             raise UserError(f"data set of {index.key} has no validation samples; val_error needs some (num_val >= 1)")
         if recipe.select_holdout:
-            seed = int(request.parameters["seed"])
-            views = hold_out(train.source.split, train.view, recipe.select_holdout, seed)
+            views = hold_out(train.source.split, train.view, recipe.select_holdout, job.seed)
             train, held_out = (replace(train, view=view) for view in views)
         return cls(
             train=train,
             val=val,
             held_out=held_out,
             levels=eval_levels(label_map, index.classes, read_parents(store, request.inputs["labels"])),
-            recipe=recipe,
-            ranks=Ranks.of(context),
-            num_threads=execution.num_threads,
-            device=device,
+            bad=BadSampleLedger({"train": train, "val": val}, job.ranks),
         )
 
     @property
@@ -140,108 +165,80 @@ class LabelledSamples:
         """``shard:key`` of training samples."""
         return [self.train.source.split.place(ordinal) for ordinal in ordinals]
 
-    def order(self, *, seed: int, stage: Stage) -> Order:
+
+class BatchLoaders:
+    """Makes the loaders of a job: which share of which batch this rank takes follows from the job alone."""
+
+    def __init__(self, job: JobContext, samples: LabelledSamples) -> None:
+        self._job, self._samples = job, samples
+        self._newest: TrainLoader | None = None
+        """Whose counters are told."""
+
+    def order(self) -> Order:
         """Order of the training samples."""
+        job, train = self._job, self._samples.train
         return make_order(
-            self.train.view,
-            self.train.source.split.shares,
-            seed,
-            self.recipe.shuffle_block_shards,
-            stage=stage,
-            chunk_samples=self.recipe.shuffle_chunk_samples,
+            train.view,
+            train.source.split.shares,
+            job.seed,
+            job.recipe.shuffle_block_shards,
+            stage=job.stage,
+            chunk_samples=job.recipe.shuffle_chunk_samples,
         )
 
-    def batch_ordinals(self, batch: int, *, seed: int, stage: Stage) -> NDArray[np.int64]:
+    def batch_ordinals(self, batch: int) -> NDArray[np.int64]:
         """Ordinals [B] of a global batch, before any bad sample is replaced."""
-        size = self.recipe.batch_size
-        return self.order(seed=seed, stage=stage).ordinals(batch * size, (batch + 1) * size)
+        size = self._job.recipe.batch_size
+        return self.order().ordinals(batch * size, (batch + 1) * size)
 
-    def train_batches(
-        self, first: int, stop: int, *, seed: int, stage: Stage, unit: int
-    ) -> Generator[Batch, None, None]:
+    def train_batches(self, first: int, stop: int, *, unit: int) -> Generator[Batch, None, None]:
         """Shares that this rank takes of the global batches ``first <= b < stop``; see ``rank_slice`` for ``unit``."""
-        recipe, ranks = self.recipe, self.ranks
+        job, recipe, train = self._job, self._job.recipe, self._samples.train
         augment = AugmentSpec(
             augment=Augment(recipe.augment),
             crop_scale=recipe.crop_scale,
             crop_ratio=recipe.crop_ratio,
             color_jitter=recipe.color_jitter,
         )
-        loader = TrainLoader(
-            self.train.source,
-            self.order(seed=seed, stage=stage),
-            self.train.labels,
+        self._newest = TrainLoader(
+            train.source,
+            self.order(),
+            train.labels,
             batch_size=recipe.batch_size,
             start_step=first,
             total_steps=stop,
-            seed=seed,
-            stage=stage,
+            seed=job.seed,
+            stage=job.stage,
             augment=augment,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
+            rank=job.ranks.rank,
+            world_size=job.ranks.world_size,
             group_size=unit,
-            num_workers=self.num_threads,
-            device=self.device,
+            num_workers=job.request.execution.num_threads,
+            device=job.device,
         )
-        self._loaders[:] = [loader]
-        yield from loader
-
-    def stats(self) -> dict[str, float]:
-        """What the training loader did so far, for people."""
-        return {name: value for loader in self._loaders for name, value in loader.stats.snapshot().items()}
-
-    def bad_samples(self) -> dict[str, Any]:
-        """Samples that some rank could not decode, by split; empty without any. All ranks call this."""
-        self._share_bad_samples()
-        summaries = {name: tally.summary() for name, tally in self._tallies.items()}
-        return {name: summary for name, summary in summaries.items() if summary}
-
-    def to_json(self) -> dict[str, Any]:
-        """See ``RunMemory``: the bad samples that this rank knows of, by split."""
-        return {name: found for name, tally in self._tallies.items() if (found := tally.to_json())}
-
-    def recall(self, document: Mapping[str, Any]) -> None:
-        """See ``RunMemory``. Raises ``BadDataError``: the earlier attempt was above the budget when it was stopped."""
-        for name, found in document.items():
-            self._tallies[name].merge(found)
-            self._tallies[name].check_budget()
-
-    @property
-    def _tallies(self) -> dict[str, BadSampleTally]:
-        return {name: split.source.bad_samples for name, split in (("train", self.train), ("val", self.val))}
-
-    def _share_bad_samples(self) -> None:
-        """Let every rank know all bad samples, so that the budget is that of the run and all end at the same place.
-
-        Raises ``BadDataError``: there are more than the budget allows.
-        """
-        if self.ranks.is_solo:
-            return
-        tallies = self._tallies
-        news = json.dumps({name: tally.take_news() for name, tally in tallies.items()})
-        for rank, text in enumerate(self.ranks.gather_text(news)):
-            if rank != self.ranks.rank:
-                for name, told in json.loads(text).items():
-                    tallies[name].merge(told)
-        for tally in tallies.values():
-            tally.check_budget()
+        yield from self._newest
 
     def eval_batches(self, split: LabelledSplit) -> Iterator[Batch]:
         """Every sample of a split once on some rank, in ordinal order, without augmentation.
 
         At its end the ranks tell each other of bad samples, those of training included; so all of them get there.
         """
+        job = self._job
         yield from EvalLoader(
             split.source,
             split.labels,
             batch_size=EVAL_BATCH_SIZE,
             ordinals=split.view.ordinals(),
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            num_workers=self.num_threads,
-            device=self.device,
+            rank=job.ranks.rank,
+            world_size=job.ranks.world_size,
+            num_workers=job.request.execution.num_threads,
+            device=job.device,
         )
-        self._share_bad_samples()
+        self._samples.bad.share()
+
+    def stats(self) -> dict[str, float]:
+        """What the newest training loader did so far, for people; nothing before there is one."""
+        return dict(self._newest.stats.snapshot()) if self._newest is not None else {}
 
 
 def eval_inputs(batch: Batch, inputs: Tensor) -> EvalInputs:

@@ -11,11 +11,10 @@ from typing import Final
 from orchestrator.core.activity import Activity
 from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.core.errors import StorageError
-from workloads.checkpoint.interval import AutoInterval
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
-from workloads.checkpoint.writer import CheckpointWriter, WhenBusy
-from workloads.train.metrics import MetricsLog
-from workloads.train.ranks import Ranks
+from workloads.checkpoint.writer import AutoInterval, CheckpointWriter, WhenBusy
+from workloads.runtime.ranks import Ranks
+from workloads.train.step_metrics import MetricsLog
 
 _NONE: Final = -1
 

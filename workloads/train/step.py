@@ -1,25 +1,39 @@
 """One update: forward and backward per micro-batch, the sum over ranks, then the optimiser.
 
 Nothing here waits for the device: what the host wants to know is summed up on the device and read later.
+
+Gradients are summed over the ranks of a gang while the backward pass still runs. Why not DistributedDataParallel: it
+averages over ranks, which weights uneven shares wrongly; it rebuilds its buckets after the first step of every process,
+so that a resumed gang of three adds in another order than an undisturbed one; and it wraps the model, which renames
+what is checkpointed. Here gradients live in flat buckets whose layout follows from the order of the parameters alone,
+for the life of the run, and buckets are sent in one fixed order. ``tests/benchmarks/test_train_overhead.py`` compares
+the speed of both.
+
+All ranks of a gang take the same time per step, because they wait for each other. What tells a slow rank is the time
+before: until a rank has its batch, and until its gradients are computed. Each tells it on the sum that every step makes
+anyway. On CUDA the second is measured between two events on the device, and known a step or two later; the host never
+waits for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from workloads.models.batchnorm import RunningStatistics
-from workloads.train.gradients import GradientSum
-from workloads.train.layout import Layout
+from workloads.runtime.ranks import Ranks
 from workloads.train.learner import Learner
 from workloads.train.linear_form import Targets
+from workloads.train.micro_batch import Layout
 from workloads.train.optim import set_learning_rate
-from workloads.train.ranks import Ranks
-from workloads.train.stragglers import RankTimes
 from workloads.train.task import TrainInputs
 
 LossOf = Callable[[Tensor, Targets], tuple[Tensor, Tensor]]
@@ -56,7 +70,7 @@ class Update:
         """Losses of this rank's share in the last update, on the device."""
 
     def __call__(self, batch: TrainInputs, learning_rate: float, votes: Votes | None = None) -> Tensor:
-        """Update the weights; returns the sums of ``workloads.train.readings``, over all ranks."""
+        """Update the weights; returns the sums of ``workloads.train.step_metrics``, over all ranks."""
         self.times.begin()
         self._gradients.begin()
         loss, num_wrong = self._backward(batch)
@@ -113,3 +127,230 @@ class Update:
 def _mean_share(layout: Layout, ranks: Ranks) -> float:
     """Samples of a step on a rank on average, by those on this one."""
     return layout.batch_size / (ranks.world_size * max(1, layout.share))
+
+
+# The first bucket is small, so that sending begins early; a large one amortises latency. Sizes of DDP's defaults.
+# Part of the numerics: another layout adds in another order.
+_FIRST_BUCKET_BYTES: Final = 1024**2
+_BUCKET_BYTES: Final = 25 * 1024**2
+
+
+@dataclass(slots=True, eq=False)
+class _Bucket:
+    """Gradients of some parameters in one flat tensor."""
+
+    flat: Tensor
+    views: dict[Parameter, Tensor]
+    num_waiting: int = 0
+    finish: Callable[[], object] | None = field(default=None)
+
+
+class GradientSum:
+    """Sums the gradients of ``parameters`` over ranks, in place; alone it only does what an optimiser expects.
+
+    Per step: ``begin``, any number of backward passes of which the last follows ``last_pass``, ``finish``.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], ranks: Ranks) -> None:
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._ranks = ranks
+        # Backward passes end at a network's first parameters.
+        self._buckets = [] if ranks.is_solo else _buckets(self._parameters[::-1])
+        self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.views}
+        self._touched: set[Parameter] = set()
+        self._num_sent = 0
+        self._is_last_pass = False
+        for parameter in self._bucket_of:
+            parameter.register_post_accumulate_grad_hook(self._is_accumulated)  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """Forget the gradients of the step before."""
+        if self._ranks.is_solo:
+            for parameter in self._parameters:
+                parameter.grad = None
+            return
+        self._touched.clear()
+        self._num_sent, self._is_last_pass = 0, False
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+            for parameter, view in bucket.views.items():
+                parameter.grad = view
+
+    def last_pass(self) -> None:
+        """The next backward pass is the step's last one: what it completes may be sent."""
+        self._is_last_pass = True
+        for bucket in self._buckets:
+            bucket.num_waiting = len(bucket.views)
+
+    def finish(self) -> list[Tensor]:
+        """Wait for the sums; returns the gradients of all parameters that the step's losses depend on.
+
+        Raises:
+            PeerLostError: another rank is gone.
+        """
+        for bucket in self._buckets[self._num_sent :]:
+            self._send(bucket)
+        for bucket in self._buckets:
+            if bucket.finish is not None:
+                bucket.finish()
+        if not self._ranks.is_solo:
+            self._leave_out_untouched()
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    def _is_accumulated(self, parameter: Tensor) -> None:
+        """Called by autograd when a backward pass has added all it has to a parameter's gradient."""
+        if not isinstance(parameter, Parameter):
+            return
+        self._touched.add(parameter)
+        if not self._is_last_pass:
+            return
+        self._bucket_of[parameter].num_waiting -= 1
+        # Strictly in order: ranks whose backward passes run in another order still send the same bucket next.
+        while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].num_waiting:
+            self._send(self._buckets[self._num_sent])
+
+    def _send(self, bucket: _Bucket) -> None:
+        self._num_sent += 1
+        bucket.finish = self._ranks.sum_in_background(bucket.flat)
+
+    def _leave_out_untouched(self) -> None:
+        """A parameter that no loss depends on has no gradient, as without a gang; zero would let weight decay at it."""
+        for parameter in self._parameters:
+            if parameter not in self._touched:
+                parameter.grad = None
+
+
+def _buckets(parameters: Sequence[Parameter]) -> list[_Bucket]:
+    """Parameters in order, cut where a bucket is full or the kind of tensor changes."""
+    groups: list[list[Parameter]] = []
+    size_bytes, limit_bytes = 0, _FIRST_BUCKET_BYTES
+    for parameter in parameters:
+        fits = bool(groups) and _kind(groups[-1][0]) == _kind(parameter) and size_bytes < limit_bytes
+        if not fits:
+            limit_bytes = _BUCKET_BYTES if groups else _FIRST_BUCKET_BYTES
+            groups.append([])
+            size_bytes = 0
+        groups[-1].append(parameter)
+        size_bytes += parameter.nbytes
+    return [_bucket(group) for group in groups]
+
+
+def _kind(parameter: Parameter) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device
+
+
+def _bucket(parameters: Sequence[Parameter]) -> _Bucket:
+    dtype, device = _kind(parameters[0])
+    flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=dtype, device=device)
+    pieces = torch.split(flat, [parameter.numel() for parameter in parameters])
+    views = {parameter: _like(parameter, piece) for parameter, piece in zip(parameters, pieces, strict=True)}
+    return _Bucket(flat=flat, views=views)
+
+
+def _like(parameter: Parameter, piece: Tensor) -> Tensor:
+    """A piece of the bucket in the parameter's own memory layout, which fused optimisers walk through beside it."""
+    layout = torch.empty_like(parameter)  # dense, in the parameter's order of dimensions
+    return piece.as_strided(layout.shape, layout.stride())
+
+
+_REMEMBERED_STEPS: Final = 20
+"""Steps over which the running means forget, and the fewest before a rank is called slow."""
+PER_RANK: Final = 2
+"""Numbers that each rank adds to the sums: seconds of computing, seconds of waiting for its batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """The slowest rank of a gang, as of the last steps."""
+
+    rank: int
+    slowdown: float
+    """Its own time per step by the median of the others'."""
+    compute_s: float
+    data_wait_s: float
+
+    def counters(self) -> dict[str, float]:
+        """For ``Progress.counters``."""
+        return {
+            "slow_rank": float(self.rank),
+            "slow_rank_slowdown": self.slowdown,
+            "slow_rank_compute_s": self.compute_s,
+            "slow_rank_data_wait_s": self.data_wait_s,
+        }
+
+
+class RankTimes:
+    """Measures this rank's steps and keeps what all ranks told; does nothing alone.
+
+    ``weight``: mean share of a rank by this rank's, so that a rank with more samples is not taken for a slow one.
+    """
+
+    def __init__(self, ranks: Ranks, device: torch.device, weight: float = 1.0) -> None:
+        self._ranks, self._weight, self._is_cuda = ranks, weight, device.type == "cuda"
+        self._started_s = self._compute_s = 0.0
+        self._started: torch.cuda.Event | None = None
+        self._under_way: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._means = [[0.0] * PER_RANK for _ in range(ranks.world_size)]
+        self._num_steps = 0
+
+    def begin(self) -> None:
+        """The batch is there; the forward pass begins."""
+        if self._ranks.is_solo:
+            return
+        self._started_s = time.perf_counter()
+        self._started = self._mark()
+
+    def computed(self) -> None:
+        """The last backward pass is done or enqueued; from here on the rank waits for others."""
+        if self._ranks.is_solo:
+            return
+        ended = self._mark()
+        if self._started is None or ended is None:
+            self._compute_s = time.perf_counter() - self._started_s
+            return
+        self._under_way.append((self._started, ended))
+        while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
+            first, last = self._under_way.pop(0)
+            self._compute_s = first.elapsed_time(last) / 1e3
+
+    def fields(self, data_wait_s: float, like: Tensor) -> list[Tensor]:
+        """What this rank adds to the sums, zeros in the places of others; nothing alone. Waits for no device."""
+        if self._ranks.is_solo:
+            return []
+        told = torch.zeros(PER_RANK * self._ranks.world_size, dtype=like.dtype, device=like.device)
+        place = PER_RANK * self._ranks.rank
+        told[place].fill_(self._compute_s * self._weight)
+        told[place + 1].fill_(data_wait_s)
+        return [told]
+
+    def take(self, told: Sequence[float]) -> None:
+        """What all ranks told with one step."""
+        if not told:
+            return
+        self._num_steps += 1
+        share = 1.0 / min(self._num_steps, _REMEMBERED_STEPS)
+        for place, value in enumerate(told):
+            means = self._means[place // PER_RANK]
+            means[place % PER_RANK] += share * (value - means[place % PER_RANK])
+
+    def slowest(self) -> Straggler | None:
+        """None alone, and before there are enough steps to tell."""
+        if self._ranks.is_solo or self._num_steps < _REMEMBERED_STEPS:
+            return None
+        own_s = [sum(means) for means in self._means]
+        rank = max(range(len(own_s)), key=own_s.__getitem__)
+        others_s = statistics.median(own_s[:rank] + own_s[rank + 1 :])
+        compute_s, data_wait_s = self._means[rank]
+        return Straggler(
+            rank=rank,
+            slowdown=own_s[rank] / others_s if others_s > 0 else 1.0,
+            compute_s=compute_s,
+            data_wait_s=data_wait_s,
+        )
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if not self._is_cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event

@@ -1,17 +1,55 @@
-"""What the training loop trains: a model, its batches, and how it is evaluated."""
+"""What the training loop is given: the job (what was asked for, and where it runs) and its task (what is trained)."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from orchestrator.core.contract import ExecutionContext, JobRequest
+from workloads.models.spec import ModelSpec
+from workloads.runtime.fingerprint import pick_device
+from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.linear_form import Targets
+from workloads.train.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext:
+    """A job that trains, as one rank of it sees it: its parameters, read once, and where it runs."""
+
+    request: JobRequest
+    context: ExecutionContext
+    stage: Stage
+    model: ModelSpec
+    recipe: Recipe
+    seed: int
+    device: torch.device
+    ranks: Ranks
+    notes: list[str] = field(default_factory=list)
+    """What whoever reads the result should know; stands in the record."""
+
+    @classmethod
+    def of(cls, request: JobRequest, context: ExecutionContext, stage: Stage) -> Self:
+        """On this process's device. Raises ``UserError`` naming the parameter that is wrong."""
+        parameters = request.parameters
+        return cls(
+            request=request,
+            context=context,
+            stage=stage,
+            model=ModelSpec.from_mapping(parameters["model"]),
+            recipe=Recipe.from_mapping(parameters["recipe"]),
+            seed=int(parameters["seed"]),
+            device=pick_device(),
+            ranks=Ranks.of(context),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +66,10 @@ class Task(Protocol):
     @property
     def model(self) -> nn.Module:
         """Maps ``TrainInputs.inputs`` to logits."""
+
+    @property
+    def num_train(self) -> int:
+        """Samples of an epoch."""
 
     @property
     def num_classes(self) -> int:
@@ -66,14 +108,11 @@ class Task(Protocol):
     def sample_names(self, ordinals: Sequence[int]) -> list[str]:
         """Keys of training samples, for messages."""
 
+    def bad_samples(self) -> dict[str, Any]:
+        """Bad samples that this rank knows of, as plain JSON; those of rank 0 stand in the checkpoints.
 
-class RunMemory(Protocol):
-    """What of the samples a run must know again when it resumes: those that are bad, or its record would lack those of
-    earlier attempts, and each attempt would have a budget of its own.
-    """
+        Without them the record would lack those of earlier attempts, and each attempt would have a budget of its own.
+        """
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON; of rank 0 it stands in the checkpoints."""
-
-    def recall(self, document: Mapping[str, Any]) -> None:
+    def recall_bad_samples(self, document: Mapping[str, Any]) -> None:
         """Know what an earlier attempt knew; on every rank."""

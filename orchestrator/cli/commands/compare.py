@@ -258,7 +258,7 @@ def _tell_lacking(lacking: Sequence[str], *, is_all: bool) -> None:
 def _request(
     store: ObjectStore, plan: Plan, comparison: SampleComparison, target: _Target, sheet: Path | None
 ) -> dict[str, Any]:
-    """For the data plane, see ``workloads.labels.changes``."""
+    """For the data plane, see ``workloads.commands.sample_changes``."""
     indexes = (job for job in plan.jobs if job.key == target.data)
     location = next((dict(job.execution.data_location) for job in indexes), {})
     return {

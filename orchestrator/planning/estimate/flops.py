@@ -49,7 +49,7 @@ PEAKS: Mapping[str, Peak] = {
     "RTX 4090": Peak(165.2, 82.6, 82.6),
     "RTX 3090": Peak(71.2, 35.6, 35.6),
 }
-"""By a part of the device's name, as data sheets give them. A test compares those of ``workloads.train.throughput``."""
+"""By a part of the device's name, as data sheets give them. A test compares ``workloads.train.step_metrics``."""
 
 CPU = ""
 """The accelerator of jobs without GPUs."""

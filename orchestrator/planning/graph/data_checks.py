@@ -28,7 +28,7 @@ _CHUNKS: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 """Longer runs cost fewer reads, so the longest one that mixes well is advised."""
 
 
-_LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.labels.cluster_space, which a test compares
+_LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.jobs.cluster, which a test compares
 _WORTH_SAYING = 1e13
 """Operations: minutes on a core or two."""
 _TERA = 1e12

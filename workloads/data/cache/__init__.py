@@ -4,9 +4,8 @@
 split's shards, from local files where the shards have room and by ranged reads where they have not.
 """
 
+from workloads.data.cache.folder import CacheStats, Pin
 from workloads.data.cache.objects import ObjectCache
-from workloads.data.cache.pins import Pin
 from workloads.data.cache.shards import ShardCache
-from workloads.data.cache.stats import CacheStats
 
 __all__ = ["CacheStats", "ObjectCache", "Pin", "ShardCache"]

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from itertools import accumulate
 
 from orchestrator.core.errors import OrchestratorError
-from workloads.data.cache.pins import Check, Pin
+from workloads.data.cache.folder import Check, Pin
 
 _LOG = logging.getLogger(__name__)
 

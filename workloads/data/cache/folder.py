@@ -1,4 +1,4 @@
-"""The files of a node's cache, and who may stay.
+"""The files of a node's cache: who may stay, who uses them, how large the folder may become, and counters of its use.
 
 ``objects/<sha256>``   whole and verified: whatever has a name here may be read without another look
 ``partial/<sha256>``   being downloaded by whoever holds its lock; of full size from the start, so that it counts
@@ -7,23 +7,182 @@
 
 The folder itself is the account: sizes are summed anew for each admission (2 us per file), so nothing drifts, whoever
 is killed wherever.
+
+The kernel drops a lock when its holder dies, however it dies. A lock (``flock(2)``) belongs to an open file, so threads
+exclude each other as processes do. It is given up by closing the file, never by unlocking: a forked child shares its
+parent's open files.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self
 
-from orchestrator.core.errors import StorageDeniedError, StorageError
-from workloads.data.cache.pins import Hold, Pin, go_on, lock, try_lock
-from workloads.data.cache.settings import CacheSettings
-from workloads.data.cache.stats import CacheStats
+from pydantic import ByteSize, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from orchestrator.core.errors import StorageDeniedError, StorageError, StorageTimeoutError, UserError
+
+Count = Literal[
+    "hits", "misses", "ranged_reads", "downloads", "evictions", "bytes_from_store", "bytes_served", "wait_s", "damaged"
+]
+
+_COUNTS: Final[tuple[Count, ...]] = (
+    "hits",
+    "misses",
+    "ranged_reads",
+    "downloads",
+    "evictions",
+    "bytes_from_store",
+    "bytes_served",
+    "wait_s",
+    "damaged",
+)
+
+
+class CacheStats:
+    """Sums since the start. Thread-safe.
+
+    ``hits``: samples read from a local file that was there when it was asked for; ``misses``: all other samples;
+    ``ranged_reads``: requests for ranges, each for one or more neighbouring samples; ``downloads``, ``evictions``: of
+    whole objects; ``wait_s``: readers' seconds, summed over threads, until a shard had arrived; ``damaged``: local
+    copies that differed from their digest, and samples read by ranges that differed from their check: read once more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: Counter[str] = Counter()
+
+    def add(self, count: Count, amount: float = 1) -> None:
+        """Add to one sum."""
+        with self._lock:
+            self._sums[count] += amount  # type: ignore[assignment] # seconds are no integers
+
+    def snapshot(self) -> dict[str, float]:
+        """All sums, and ``hit_rate``: the share of samples that were hits, in [0, 1]; 0 before the first."""
+        with self._lock:
+            sums: dict[str, float] = {count: float(self._sums[count]) for count in _COUNTS}
+        reads = sums["hits"] + sums["misses"]
+        return {**sums, "hit_rate": sums["hits"] / reads if reads else 0.0}
+
+
+_FREE_SHARE = 0.5
+"""Of the space that would be free without the cache: scratch, logs and other programs need the rest."""
+
+
+class CacheSettings(BaseSettings):
+    """``ORCHESTRATOR_CACHE_BYTES``: a number, or a size such as ``500GB`` or ``1.5TiB``; unset: half the free space."""
+
+    model_config = SettingsConfigDict(env_prefix="ORCHESTRATOR_CACHE_", extra="ignore", frozen=True)
+
+    bytes: ByteSize | None = None
+
+    @classmethod
+    def read(cls) -> CacheSettings:
+        """From the environment. Raises ``UserError`` if the variable is no size."""
+        try:
+            return cls()
+        except ValidationError as error:
+            given = os.environ.get("ORCHESTRATOR_CACHE_BYTES")
+            message = f"ORCHESTRATOR_CACHE_BYTES is {given!r}: write a number of bytes or a size such as 500GB or 2TiB"
+            raise UserError(message) from error
+
+    def limit_bytes(self, folder: Path, used_bytes: int) -> int:
+        """What the cache in ``folder`` may hold now, where it holds ``used_bytes``."""
+        if self.bytes is not None:
+            return int(self.bytes)
+        found = os.statvfs(folder)
+        return int(_FREE_SHARE * (found.f_bavail * found.f_frsize + used_bytes))
+
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
+_LOCK_TIMEOUT_S = 60.0
+"""Locks that are waited for are held for milliseconds; a holder that was stopped must not stop the node."""
+
+Check = Callable[[], None]
+"""Called between waits; ends the wait by raising."""
+
+
+class LockTimeoutError(StorageTimeoutError):
+    """Somebody holds a lock that is held for milliseconds only; its process must have been stopped."""
+
+
+class Hold(IntEnum):
+    """How a file is locked."""
+
+    SHARED = fcntl.LOCK_SH
+    EXCLUSIVE = fcntl.LOCK_EX
+
+
+def go_on() -> None:
+    """The check that never ends anything."""
+
+
+def try_lock(descriptor: int, hold: Hold) -> bool:
+    """Lock an open file, or change its lock, unless another open file is in the way."""
+    try:
+        fcntl.flock(descriptor, hold | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock(descriptor: int, hold: Hold, *, check: Check = go_on, timeout_s: float = _LOCK_TIMEOUT_S) -> None:
+    """Wait for a lock. Raises ``LockTimeoutError`` after a time for which nobody at work keeps it."""
+    deadline_s, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while not try_lock(descriptor, hold):
+        check()
+        if time.monotonic() > deadline_s:
+            message = (
+                f"a lock of the node's cache was held for {timeout_s:g} s; is a process stopped (SIGSTOP)? Resume it"
+            )
+            raise LockTimeoutError(message)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class Pin:
+    """A file of the cache that stays where it is while this object lives and is open.
+
+    Dropping the last reference closes it, so a thread that is reading is never cut off by another one that lets go.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        """Open for reading, shared: use ``read``."""
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go. What is mapped or open elsewhere stays readable on Linux even after an eviction."""
+        self._close()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset``; fewer at the end of the file."""
+        return os.pread(self.descriptor, length, offset)
+
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -31,7 +190,7 @@ _TRIES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CachedFile:
     """A file that counts."""
 
     path: Path
@@ -173,9 +332,9 @@ class CacheFolder:
         for folder in (self.root, self._objects, self._partial, self._suspect):
             folder.mkdir(mode=0o700, exist_ok=True)
 
-    def _evict(self, entries: list[Entry], excess_bytes: int) -> bool:
+    def _evict(self, entries: list[CachedFile], excess_bytes: int) -> bool:
         """Evict at least so many bytes, or nothing: what is not enough would be lost for nothing."""
-        chosen: list[Entry] = []
+        chosen: list[CachedFile] = []
         for entry in sorted(entries, key=lambda entry: entry.used_at_ns):
             if excess_bytes <= 0:
                 break
@@ -187,7 +346,7 @@ class CacheFolder:
             return False
         return all(self._remove(entry) for entry in chosen)
 
-    def _remove(self, entry: Entry) -> bool:
+    def _remove(self, entry: CachedFile) -> bool:
         """Delete a file unless somebody has pinned it meanwhile."""
         descriptor = _open_unpinned(entry.path)
         if descriptor is None:
@@ -197,10 +356,10 @@ class CacheFolder:
         self._stats.add("evictions")
         return True
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[CachedFile]:
         for folder in (self._objects, self._suspect):
             for path, found in _files(folder):
-                yield Entry(path=path, size_bytes=found.st_size, used_at_ns=found.st_mtime_ns)
+                yield CachedFile(path=path, size_bytes=found.st_size, used_at_ns=found.st_mtime_ns)
 
     def _partial_sizes(self) -> Iterator[int]:
         """Of downloads under way; those of dead processes are deleted."""

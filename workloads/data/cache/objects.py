@@ -16,10 +16,17 @@ from orchestrator.core.units import format_bytes
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests, descriptor_digest
-from workloads.data.cache.folder import CacheFolder
-from workloads.data.cache.pins import Check, Hold, LockTimeoutError, Pin, go_on, try_lock
-from workloads.data.cache.settings import CacheSettings
-from workloads.data.cache.stats import CacheStats
+from workloads.data.cache.folder import (
+    CacheFolder,
+    CacheSettings,
+    CacheStats,
+    Check,
+    Hold,
+    LockTimeoutError,
+    Pin,
+    go_on,
+    try_lock,
+)
 
 _KEPT_PATHS = 32
 _POLL_S = 0.005

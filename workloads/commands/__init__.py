@@ -1,0 +1,1 @@
+"""What the control plane asks of the data plane in processes of its own: ``python -m workloads.data``, ``.labels``."""

@@ -1,0 +1,456 @@
+"""The commands of ``orchestrator data``, as functions from JSON arguments to JSON results.
+
+They work on shards named by a folder, by patterns, or by a ``dataset.json``; a progress bar goes to stderr if that is a
+terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from orchestrator.core.errors import NotFoundError, UserError
+from orchestrator.storage import open_store
+from orchestrator.storage.dataset_files import (
+    CLASSES_FILE,
+    DATASET_FILE,
+    NOT_LEVELS,
+    ClassRows,
+    DatasetFile,
+    level_counts,
+    numbered_classes,
+    read_class_table,
+    read_dataset_file,
+)
+from orchestrator.storage.listing import list_shards
+from orchestrator.storage.scratch import scratch_folder
+from orchestrator.storage.uris import expand_braces
+from workloads.convert.items import WriteRequest
+from workloads.convert.listing import CONVERTERS, describe_conversion, list_source
+from workloads.convert.write import tidy_folder, write_dataset
+from workloads.data.images import ImageCheck
+from workloads.data.index import BadSamplePolicy, BadSamples, Shard
+from workloads.data.scan import ClassRule, ShardTable, class_names
+from workloads.data.scan_splits import ScannedSplits, scan_source, scan_splits
+from workloads.jobs.index import described_shards, plan_external, streamed, unread_shard
+from workloads.labels.spaces import LEAF_LEVEL
+
+__all__ = ["CONVERTERS", "index", "listing", "sample", "shard", "stats", "verify"]
+
+Arguments = Mapping[str, Any]
+
+
+def shard(arguments: Arguments) -> dict[str, Any]:
+    """Convert a source to shards. Raises ``UserError`` for a source or destination that does not fit."""
+    write = WriteRequest(**{**arguments["write"], "destination_uri": to_uri(arguments["write"]["destination_uri"])})
+    with ShardBar("listing the source") as bar:
+        conversion = list_source({"format": arguments["converter"], **arguments["source"]})
+        bar.start("writing shards", sum(int(table.lengths.sum()) for table in conversion.splits.values()))
+        dataset = write_dataset(conversion, write, lambda entry: bar.advance(entry.size_bytes))
+    return _summary(write.destination_uri, dataset)
+
+
+def listing(arguments: Arguments) -> dict[str, Any]:
+    """What a source holds that is to be converted, for planning. Raises ``UserError`` as `shard`."""
+    return describe_conversion(list_source(arguments))
+
+
+def index(arguments: Arguments) -> dict[str, Any]:
+    """Scan shards and say what they hold; with ``write``, leave a ``dataset.json`` beside them."""
+    shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
+    policy = BadSamples(policy=BadSamplePolicy(arguments["policy"]), budget=arguments["budget"])
+    found = _scan(shard_input, policy, arguments["num_processes"], ImageCheck.HEADER)
+    dataset = _describe(shard_input, found)
+    if arguments["write"]:
+        _write_beside(shard_input, dataset)
+    bad = {split: scanned.bad.to_json() for split, scanned in found.splits.items() if scanned.bad.total}
+    entry = _entry(arguments, shard_input, dataset)
+    return {**_summary(shard_input.uri, dataset), "bad_samples": bad, **found.notes(), "entry": entry}
+
+
+def verify(arguments: Arguments) -> dict[str, Any]:
+    """Read every shard again and compare it with ``dataset.json``; ``decode`` decodes every image, too.
+
+    Raises:
+        CorruptObjectError: a shard is not the one that is named.
+        UserError: there is no ``dataset.json`` to compare with.
+    """
+    shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
+    if shard_input.described is None:
+        raise UserError(f"{shard_input.uri} has no {DATASET_FILE} to compare with; `data index --write` makes one")
+    check = ImageCheck.PIXELS if arguments["decode"] else ImageCheck.HEADER
+    everything = BadSamples(policy=BadSamplePolicy.REPLACE, budget=1.0)
+    found = _scan(shard_input, everything, arguments["num_processes"], check)
+    bad = {split: scanned.bad.to_json() for split, scanned in found.splits.items() if scanned.bad.total}
+    num_bad = sum(scanned.bad.total for scanned in found.splits.values())
+    same = found.entries == dict(shard_input.described.splits)
+    return {**_summary(shard_input.uri, shard_input.described), "is_same": same, "num_bad": num_bad, "bad_samples": bad}
+
+
+def stats(arguments: Arguments) -> dict[str, Any]:
+    """Sizes of splits, levels and classes, from ``dataset.json`` and the class table alone."""
+    uri = to_uri(arguments["place"]).rstrip("/")
+    dataset = read_dataset_file(uri)
+    rows, _ = read_class_table(f"{uri}/{CLASSES_FILE}")
+    columns = list(dict.fromkeys(column for row in rows for column in row if column not in NOT_LEVELS))
+    # Classes are counted under the name that the hierarchy has for them, where one of its levels tells all of them
+    # apart; else as label spaces name them.
+    is_named = any(len({row.get(column) for row in rows}) == len(rows) for column in columns)
+    levels = {column: [str(row.get(column)) for row in rows] for column in columns}
+    if not is_named:
+        levels.setdefault(LEAF_LEVEL, [str(row["class"]) for row in rows])
+    sizes = {
+        split: {level: _sizes(counts, names) for level, names in levels.items()}
+        for split, counts in dataset.class_counts.items()
+    }
+    return {**_summary(uri, dataset), "samples_per_class": sizes}
+
+
+def sample(arguments: Arguments) -> dict[str, Any]:
+    """Some samples of a split: their places, classes and sizes; with ``out``, their images as files."""
+    shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
+    out = Path(arguments["out"]) if arguments["out"] else None
+    rows = show_samples(
+        shard_input,
+        arguments["split"],
+        num_samples=arguments["num_samples"],
+        seed=arguments["seed"],
+        key=arguments["key"],
+        out=out,
+    )
+    return {"samples": rows}
+
+
+def _scan(shard_input: ShardInput, policy: BadSamples, num_processes: int, check: ImageCheck) -> ScannedSplits:
+    plan = plan_external(shard_input.splits, shard_input.classes, multi_label=shard_input.multi_label, policy=policy)
+    with scratch_folder("index") as folder, ShardBar("reading shards") as bar:
+        sizes = [shard.size_bytes for shards in shard_input.splits.values() for shard in shards]
+        bar.start("reading shards", sum(sizes))
+        return scan_splits(
+            plan,
+            folder,
+            num_processes=num_processes,
+            tick=lambda done, _: bar.advance(sizes[done - 1]),
+            check=check,
+        )
+
+
+def _describe(shard_input: ShardInput, found: ScannedSplits) -> DatasetFile:
+    return DatasetFile(
+        splits=found.entries,
+        num_classes=len(shard_input.classes),
+        levels=level_counts(shard_input.classes),
+        classes_sha256=read_class_table(shard_input.classes_uri)[1] if shard_input.classes_uri else "",
+        digest=found.digest,
+        multi_label=shard_input.multi_label,
+        class_counts={split: scanned.class_counts for split, scanned in found.splits.items()},
+        source=shard_input.described.source if shard_input.described else {"indexed": True},
+    )
+
+
+def _entry(arguments: Arguments, shard_input: ShardInput, dataset: DatasetFile) -> dict[str, Any]:
+    """What to write into a sweep.yaml, under ``datasets``."""
+    passed = {"policy": arguments["policy"], "budget": arguments["budget"]}
+    options = {"bad_samples": passed} if arguments["policy"] == BadSamplePolicy.REPLACE else {}
+    if shard_input.described or arguments["write"]:
+        return {"from": next(iter(shard_input.splits.values()))[0].store_uri, **options}
+    places = arguments["target"]["splits"]
+    if places or list(shard_input.splits) == ["train"]:
+        found: dict[str, str | list[str]] = {
+            split: to_pattern(place) for split, place in (places or {"train": arguments["target"]["place"]}).items()
+        }
+    else:
+        found = {split: pattern_of(shards) for split, shards in shard_input.splits.items()}
+    classes = {"classes": shard_input.classes_uri} if shard_input.classes_uri else {"num_classes": dataset.num_classes}
+    return {
+        "shards": found,
+        **classes,
+        **{f"num_{split}": dataset.num_samples(split) for split in ("train", "val") if split in dataset.splits},
+        "digest": dataset.digest,
+        **({"multi_label": True} if shard_input.multi_label else {}),
+        **options,
+    }
+
+
+def _write_beside(shard_input: ShardInput, dataset: DatasetFile) -> None:
+    folders = {shard.store_uri for shards in shard_input.splits.values() for shard in shards}
+    if len(folders) != 1:
+        raise UserError(f"the shards lie in {len(folders)} folders; {DATASET_FILE} describes those of one folder")
+    (folder,) = folders
+    if shard_input.classes_uri != f"{folder}/{CLASSES_FILE}":
+        message = f"the class table must lie beside the shards, as {folder}/{CLASSES_FILE}; copy it there and name it"
+        raise UserError(message + " with --classes")
+    store = open_store(folder)
+    store.put(DATASET_FILE, dataset.to_bytes())
+    tidy_folder(store)
+
+
+def _summary(uri: str, dataset: DatasetFile) -> dict[str, Any]:
+    splits = {
+        split: {
+            "num_shards": len(entries),
+            "num_samples": sum(entry.num_samples for entry in entries),
+            "size_bytes": sum(entry.size_bytes for entry in entries),
+        }
+        for split, entries in dataset.splits.items()
+    }
+    return {
+        "uri": uri,
+        "digest": dataset.digest,
+        "num_classes": dataset.num_classes,
+        "levels": dict(dataset.levels),
+        "multi_label": dataset.multi_label,
+        "splits": splits,
+    }
+
+
+def _sizes(counts: Sequence[int], names: Sequence[str]) -> dict[str, float]:
+    """Smallest, median and largest node of a level, and its number of nodes without samples."""
+    nodes = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    per_node = np.zeros(len(nodes), dtype=np.int64)
+    np.add.at(per_node, [nodes[name] for name in names], counts)
+    return {
+        "num_nodes": len(nodes),
+        "min": int(per_node.min()),
+        "median": float(np.median(per_node)),
+        "max": int(per_node.max()),
+        "empty": int((per_node == 0).sum()),
+    }
+
+
+_SHARD_SUFFIX = ".tar"
+_NUMBERED = re.compile(r"([^{},]*?)([0-9]+)\.tar")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInput:
+    """Shards by split with their class table."""
+
+    uri: str
+    splits: Mapping[str, Sequence[Shard]]
+    classes: ClassRows
+    classes_uri: str
+    """Empty: the classes are numbers."""
+    described: DatasetFile | None
+    multi_label: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInputRequest:
+    """What somebody names."""
+
+    place: str
+    """A folder, a tar or a brace pattern, as a path or a URI; unused where ``splits`` are given."""
+    splits: Mapping[str, str]
+    """Patterns or folders by split."""
+    classes: str = ""
+    num_classes: int = 0
+    multi_label: bool = False
+
+
+def open_shard_input(request: ShardInputRequest) -> ShardInput:
+    """Find the shards.
+
+    Raises:
+        NotFoundError: there are none.
+        UserError: nothing says what the classes are.
+    """
+    uri = ", ".join(to_uri(place).rstrip("/") for place in request.splits.values() or [request.place])
+    described = _described(uri) if not request.splits and not uri.endswith(_SHARD_SUFFIX) else None
+    classes_uri = to_uri(request.classes) if request.classes else f"{uri}/{CLASSES_FILE}" if described else ""
+    if not classes_uri and not request.num_classes:
+        message = f"{uri} has no dataset.json, and nothing says its classes"
+        raise UserError(message + ": name the class table with --classes, or count the classes with --num-classes")
+    classes = read_class_table(classes_uri)[0] if classes_uri else numbered_classes(request.num_classes)
+    return ShardInput(
+        uri=uri,
+        splits=described_shards(uri, described) if described else _listed(uri, request),
+        classes=classes,
+        classes_uri=classes_uri,
+        described=described,
+        multi_label=described.multi_label if described else request.multi_label,
+    )
+
+
+def to_uri(place: str) -> str:
+    """A path as a ``file://`` URI with its braces; a URI as it is, and a folder without its final slash."""
+    if "://" in place:
+        return place
+    if place.startswith("pipe:"):
+        raise UserError(f"{place!r} would run a program; name a path, file:// or s3:// URI of shards")
+    return "file://" + quote(str(Path(place).absolute()), safe="/{},.+=@~")
+
+
+def _described(uri: str) -> DatasetFile | None:
+    try:
+        return read_dataset_file(uri)
+    except NotFoundError:
+        return None
+
+
+def _listed(uri: str, request: ShardInputRequest) -> dict[str, list[Shard]]:
+    if request.splits:
+        patterns = {split: to_pattern(place) for split, place in request.splits.items()}
+        return {split: [unread_shard(shard) for shard in list_shards([found])] for split, found in patterns.items()}
+    splits: dict[str, list[Shard]] = {}
+    for shard in list_shards([to_pattern(uri)]):
+        split = shard.name.removesuffix(_SHARD_SUFFIX).rpartition("-")[0] or "train"
+        splits.setdefault(split, []).append(unread_shard(shard))
+    if "train" not in splits:  # names that tell no splits, such as photos-000000.tar
+        return {"train": [shard for shards in splits.values() for shard in shards]}
+    return splits
+
+
+def to_pattern(place: str) -> str:
+    """A URI that names shards: a tar or brace pattern as it is, anything else as a folder, with a slash at its end."""
+    uri = to_uri(place)
+    return uri if uri.endswith(_SHARD_SUFFIX) else f"{uri.rstrip('/')}/"
+
+
+def pattern_of(shards: Sequence[Shard]) -> str | list[str]:
+    """What names these shards of one folder and no others: a brace pattern if they are numbered, else their URIs."""
+    folder, names = shards[0].store_uri.rstrip("/"), [shard.object_name for shard in shards]
+    first, last = _NUMBERED.fullmatch(names[0]), _NUMBERED.fullmatch(names[-1])
+    if len(names) > 1 and first and last:
+        pattern = f"{first[1]}{{{first[2]}..{last[2]}}}{_SHARD_SUFFIX}"
+        if list(expand_braces(pattern)) == names:
+            return f"{folder}/{pattern}"
+    return [f"{folder}/{name}" for name in names]
+
+
+def show_samples(
+    shard_input: ShardInput, split: str, *, num_samples: int, seed: int, key: str = "", out: Path | None = None
+) -> list[dict[str, Any]]:
+    """Rows of some samples of one shard, drawn by the seed, or of the one with a key.
+
+    Args:
+        shard_input: the shards.
+        split: one of its splits.
+        num_samples: how many to draw.
+        seed: draws the shard and the samples.
+        key: a sample's key; shards are read in order until it is found.
+        out: folder for the images and ``labels.json``; None = no files.
+
+    Raises:
+        UserError: there is no such split.
+        NotFoundError: there is no sample with this key.
+    """
+    if split not in shard_input.splits:
+        raise UserError(f"{shard_input.uri} has no split {split!r}; it has {', '.join(shard_input.splits)}")
+    found = _find(shard_input, split, key) if key else _draw(shard_input, split, num_samples, seed)
+    rows = []
+    for shard, table, row in found:
+        described, encoded = _describe_sample(shard_input, shard, table, row)
+        rows.append(described)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / described["file"]).write_bytes(encoded)
+    if out is not None:
+        (out / "labels.json").write_text(json.dumps(rows, indent=1))
+    return rows
+
+
+def _table(shard_input: ShardInput, shard: Shard) -> ShardTable:
+    names = class_names(shard_input.classes)
+    rule = ClassRule(num_classes=len(shard_input.classes), multi_label=shard_input.multi_label, names=names)
+    return scan_source(streamed(shard), rule)
+
+
+def _draw(shard_input: ShardInput, split: str, num_samples: int, seed: int) -> Iterator[tuple[Shard, ShardTable, int]]:
+    random = np.random.default_rng(seed)
+    shards = shard_input.splits[split]
+    shard = shards[int(random.integers(len(shards)))]
+    table = _table(shard_input, shard)
+    chosen = random.permutation(table.num_samples)[:num_samples]
+    yield from ((shard, table, row) for row in sorted(chosen.tolist()))
+
+
+def _find(shard_input: ShardInput, split: str, key: str) -> Iterator[tuple[Shard, ShardTable, int]]:
+    for shard in shard_input.splits[split]:
+        table = _table(shard_input, shard)
+        for row in range(table.num_samples):
+            if _key(table, row) == key:
+                yield shard, table, row
+                return
+    raise NotFoundError(f"split {split!r} of {shard_input.uri} has no usable sample with the key {key!r}")
+
+
+def _key(table: ShardTable, row: int) -> str:
+    end = int(table.key_lengths[: row + 1].sum())
+    return table.keys[end - int(table.key_lengths[row]) : end].tobytes().decode(errors="replace")
+
+
+def _describe_sample(
+    shard_input: ShardInput, shard: Shard, table: ShardTable, row: int
+) -> tuple[dict[str, Any], bytes]:
+    offset, length = int(table.offsets[row]), int(table.lengths[row])
+    encoded = open_store(shard.store_uri).get_range(shard.object_name, offset, length)
+    with Image.open(BytesIO(encoded)) as image:
+        width, height, image_format = image.width, image.height, str(image.format).lower()
+    end = int(table.num_leaves[: row + 1].sum())
+    leaves = table.leaves[end - int(table.num_leaves[row]) : end].tolist()
+    key = _key(table, row)
+    described = {
+        "shard": shard.name,
+        "key": key,
+        "row": row,
+        "offset_bytes": offset,
+        "length_bytes": length,
+        "classes": leaves,
+        "names": [str(shard_input.classes[leaf].get("name")) for leaf in leaves],
+        "width": width,
+        "height": height,
+        "file": f"{key.replace('/', '_')}.{image_format}",
+    }
+    return described, encoded
+
+
+class ShardBar:
+    """Bytes of shards done, with rate and time left. A context manager.
+
+    Args:
+        title: what is being done before the amount of work is known.
+    """
+
+    def __init__(self, title: str) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task(title, total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def start(self, title: str, total_bytes: int) -> None:
+        """The amount of work is known now."""
+        self._progress.update(self._task, description=title, total=total_bytes)
+
+    def advance(self, num_bytes: int) -> None:
+        """So much more is done."""
+        self._progress.advance(self._task, num_bytes)

@@ -1,0 +1,79 @@
+"""``imagefolder``: classes are folders; nested folders are a taxonomy.
+
+``train/animal/dog/x.jpg`` has the class ``animal/dog`` and the levels ``depth1`` = ``animal``, ``depth2`` =
+``animal/dog``. Classes are numbered in the order of their paths, as torchvision's ``ImageFolder`` numbers flat folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.core.errors import UserError
+from orchestrator.storage.dataset_files import ClassRows
+from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, hold_out
+
+_SPLIT_FOLDERS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
+
+
+def convert(request: ConvertRequest) -> Conversion:
+    """List a tree of class folders, by split.
+
+    Raises:
+        UserError: there are no images, images without a class folder, or links that may not be followed.
+    """
+    folders = split_folders(request)
+    rule = LinkRule.within(request.source, *folders.values(), follow_links=request.follow_links)
+    found = {split: list(folder_images(folder, rule)) for split, folder in folders.items()}
+    paths = sorted({_class_of(name, folders[split]) for split, images in found.items() for name, _ in images})
+    if not paths:
+        raise UserError(f"{request.source} has no images in class folders; it needs train/<class>/<image>.jpg")
+    leaf_of = {path: leaf for leaf, path in enumerate(paths)}
+    splits: dict[str, ItemTable] = {}
+    for split, images in found.items():
+        splits[split] = table = ItemTable()
+        container = table.container(folders[split])
+        for name, size in images:
+            leaf = leaf_of[_class_of(name, folders[split])]
+            table.add(name, container=container, leaves=(leaf,), length_bytes=size)
+    return Conversion(converter="imagefolder", classes=folder_classes(paths), splits=with_val(splits, request))
+
+
+def split_folders(request: ConvertRequest) -> dict[str, Path]:
+    """Folders by split: those the request names, else the usual ones that exist, else the source is all ``train``."""
+    if request.splits:
+        chosen = {split: request.source / folder for split, folder in request.splits.items()}
+        if missing := [str(folder) for folder in chosen.values() if not folder.is_dir()]:
+            raise UserError(f"{', '.join(missing)}: no such folder; --split names folders in {request.source}")
+        return chosen
+    usual = {split: request.source / name for name, split in _SPLIT_FOLDERS.items() if (request.source / name).is_dir()}
+    return usual if "train" in usual else {"train": request.source}
+
+
+def with_val(splits: Mapping[str, ItemTable], request: ConvertRequest) -> dict[str, ItemTable]:
+    """The splits; if asked for, with a ``val`` held out of ``train``."""
+    if not request.val_fraction:
+        return dict(splits)
+    if "val" in splits:
+        raise UserError("there is a split 'val' already; leave --val-fraction out")
+    return {**splits, **hold_out(splits["train"], request.val_fraction, request.seed)}
+
+
+def folder_classes(paths: list[str]) -> ClassRows:
+    """Class table of folder paths: the last part names a class if no other class has it."""
+    depth = max(path.count("/") + 1 for path in paths)
+    names = [path.rpartition("/")[2] for path in paths]
+    repeated = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    rows: ClassRows = []
+    for leaf, (path, name) in enumerate(zip(paths, names, strict=True)):
+        parts = path.split("/")
+        levels = {f"depth{level}": "/".join(parts[:level]) for level in range(1, depth + 1)}
+        rows.append({"class": leaf, "name": path if name in repeated else name, **levels})
+    return rows
+
+
+def _class_of(name: str, folder: Path) -> str:
+    path = name.rpartition("/")[0]
+    if not path:
+        raise UserError(f"{folder / name} lies in no class folder; move it into one, or name the folders with --split")
+    return path

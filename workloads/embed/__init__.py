@@ -1,1 +1,0 @@
-"""Features of whole splits under a frozen backbone: the job ``embed`` and its artifact."""

@@ -1,0 +1,127 @@
+"""What a label space is made of besides its definition, how its definition names classes, and rules of other packages.
+
+An entry point of the group ``pretraining_orchestrator.label_spaces`` names a function ``(classes, arguments) ->
+targets``: ``classes`` is the class table, ``arguments`` what the sweep gives, and the result holds for each leaf class
+the name of its target, a list of several, or None for a class that is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any, Final
+
+from orchestrator.core.errors import UserError
+from workloads.labels.label_map import ClassLabels
+from workloads.labels.wordnet import Synset, WordNet, open_wordnet
+
+ClassTable = Sequence[Mapping[str, Any]]
+"""Row c describes leaf class c with ``class``, ``name`` and one column per level."""
+
+WORDNET_FILE = "wordnet"
+TABLE_FILE = "table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelInputs:
+    """A data set as far as label spaces depend on it."""
+
+    classes: ClassTable
+    num_train: int
+    """Training samples, the most classes that random ids can have; 0 = unknown."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Where the files lie that definitions name by their digest: ``wordnet``, ``table``."""
+
+    def wordnet(self, digest: str | None) -> WordNet:
+        """WordNet, if it is the one of the definition; with an empty digest any one. Raises ``UserError``."""
+        wordnet = open_wordnet(self.files.get(WORDNET_FILE, ""))
+        if digest and wordnet.digest != digest:
+            message = "this machine's WordNet has other hypernyms than the one that the sweep was planned with "
+            raise UserError(message + f"({wordnet.digest[:12]} in place of {digest[:12]}); give all machines one file")
+        return wordnet
+
+    def synsets(self, column: str) -> list[Synset]:
+        """Synset of each leaf class. Raises ``UserError``: the class table has none."""
+        missing = [row["class"] for row in self.classes if row.get(column) is None]
+        if missing:
+            message = f"class {missing[0]} has no synset: the class table needs a column {column!r} of names like "
+            raise UserError(message + f"n01440764 (its columns are {', '.join(self.classes[missing[0]])})")
+        return [str(row[column]) for row in self.classes]
+
+
+def class_numbers(references: Sequence[object], names: Sequence[str], table: ClassTable | None = None) -> list[int]:
+    """Classes by number or name; of leaf classes (``table``) also by any text that only one row holds.
+
+    Raises:
+        UserError: there is no such class, or several.
+    """
+    known: dict[str, int | None] = {}
+    for number, name in enumerate(names):
+        known[name] = None if name in known else number
+    for row in table or ():
+        for text in {str(value) for column, value in row.items() if column != "class" and value is not None}:
+            number = int(row["class"])
+            known[text] = number if known.get(text, number) == number else None
+    return [_class_number(reference, known, len(names)) for reference in references]
+
+
+def _class_number(reference: object, known: Mapping[str, int | None], num_classes: int) -> int:
+    if isinstance(reference, int):
+        if not 0 <= reference < num_classes:
+            raise UserError(f"there is no class {reference}; classes count from 0 to {num_classes - 1}")
+        return reference
+    number = known.get(str(reference))
+    if number is None:
+        what = "names several classes" if str(reference) in known else "is no class"
+        raise UserError(f"{reference!r} {what} of the {num_classes}; give a class's number or full name")
+    return number
+
+
+GROUP: Final = "pretraining_orchestrator.label_spaces"
+
+
+def plugin_labels(definition: Mapping[str, Any], classes: ClassTable) -> ClassLabels:
+    """The space of ``{"name": "<distribution>==<version>:<entry point>", "arguments": {...}}``.
+
+    Raises:
+        UserError: it is not installed in this version, or gives no label space.
+    """
+    make = _load(definition["name"])
+    try:
+        found = make(list(classes), dict(definition["arguments"]))
+    except Exception as error:
+        raise UserError(f"the label space {definition['name']} failed: {error!r}") from error
+    return _labels(found, definition["name"], len(classes))
+
+
+def named_labels(found: Sequence[Sequence[str]]) -> ClassLabels:
+    """From the names of each class's targets; ids count them by first appearance."""
+    target_of: dict[str, int] = {}
+    sets = [sorted({target_of.setdefault(name, len(target_of)) for name in names}) for names in found]
+    return ClassLabels.of_sets(sets, list(target_of))
+
+
+def _load(name: str) -> Any:  # noqa: ANN401 - foreign code
+    package, _, entry = name.partition(":")
+    project, _, version = package.partition("==")
+    try:
+        installed = distribution(project)
+    except PackageNotFoundError as error:
+        raise UserError(f"the label space {entry!r} comes from {project}, which is not installed here") from error
+    if installed.version != version:
+        message = f"the label space {entry!r} was planned with {project} {version}; {installed.version} is installed: "
+        raise UserError(message + "install that version, or plan again")
+    points = [point for point in installed.entry_points if (point.group, point.name) == (GROUP, entry)]
+    if not points:
+        raise UserError(f"{project} {version} has no label space {entry!r} (group {GROUP})")
+    return points[0].load()
+
+
+def _labels(found: Any, name: str, num_classes: int) -> ClassLabels:  # noqa: ANN401 - foreign values
+    if not isinstance(found, Sequence) or len(found) != num_classes:
+        raise UserError(f"the label space {name} gave {type(found).__name__} in place of {num_classes} targets")
+    rows = [[] if row is None else list(row) if isinstance(row, (list, tuple)) else [row] for row in found]
+    if not all(isinstance(target, str) for row in rows for target in row):
+        raise UserError(f"the label space {name} gave targets that are no names; use text, lists of text or None")
+    return named_labels(rows)

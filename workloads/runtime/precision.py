@@ -1,0 +1,306 @@
+"""The arithmetic of a training job: precision, TF32, loss scaling, determinism, and compilation.
+
+Precision and TF32 are identity: they are what the recipe asks for. Compilation and determinism are execution: they
+change results by rounding only, and stand in the numerics fingerprint.
+
+``torch.compile`` never stops a job: what it cannot compile runs as it is, with a note. Compiled code is kept by torch
+in one folder per node (``keep_compiled_code``), so that the jobs of one architecture compile once: in the process by
+the guards of the compiled code, between processes by the folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import UserError
+from workloads.runtime.enums import Precision
+
+_LOG = logging.getLogger(__name__)
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_MAX_NOTE = 300
+
+
+class CompileMode(StrEnum):
+    """Modes of ``torch.compile``."""
+
+    OFF = "off"
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    """CUDA graphs."""
+    MAX_AUTOTUNE = "max-autotune"
+
+
+class CompiledForward:
+    """Calls a module, compiled if it can be; the parameters are the module's own.
+
+    ``note`` says why a module runs uncompiled, ``compile_s`` how long the first call took.
+    """
+
+    def __init__(self, module: nn.Module, mode: CompileMode, *, backend: str | Callable[..., Any] = "inductor") -> None:
+        self.module, self.note, self.compile_s = module, "", 0.0
+        self._call: Callable[..., Any] = module
+        if mode is not CompileMode.OFF:
+            options = {} if backend != "inductor" else {"mode": None if mode is CompileMode.DEFAULT else mode.value}
+            self._call = torch.compile(module, backend=backend, **options)  # type: ignore[call-overload]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether calls go through compiled code."""
+        return self._call is not self.module
+
+    def __call__(self, *inputs: Any) -> Any:  # noqa: ANN401 - as the module's own forward
+        """The module's result."""
+        if not self.is_compiled:
+            return self._call(*inputs)
+        started_s = time.perf_counter()
+        try:
+            result = self._call(*inputs)
+        except _failures() as error:
+            self.give_up(error)
+            return self.module(*inputs)
+        self.compile_s = self.compile_s or time.perf_counter() - started_s
+        return result
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run the body without compiled code."""
+        call, self._call = self._call, self.module
+        try:
+            yield
+        finally:
+            self._call = call
+
+    def give_up(self, error: BaseException) -> None:
+        """Run uncompiled from now on."""
+        # The cause stands in the second line; after an empty one come hints for the compiler's developers.
+        reason = " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
+        self.note = f"torch.compile failed, running uncompiled: {reason}"[:_MAX_NOTE]
+        self._call = self.module
+        _LOG.warning(self.note)
+
+
+def keep_compiled_code(folder: Path) -> None:
+    """Keep compiled code in a folder of the node, unless the environment names one."""
+    if _CACHE_VARIABLE not in os.environ:
+        os.environ[_CACHE_VARIABLE] = str(folder)
+
+
+def is_compile_failure(error: BaseException) -> bool:
+    """Whether compilation, not the computation, failed: true also of backward passes, which compile when first run."""
+    return isinstance(error, _failures())
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What compilation raises. Imported late: the compiler takes a second to load."""
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import CppCompileError
+
+    return (TorchDynamoException, CppCompileError)
+
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# https://docs.nvidia.com/cuda/cublas/#results-reproducibility; the first is also what Hopper GPUs use by default.
+_REPRODUCIBLE_WORKSPACES = (":4096:8", ":16:8")
+Member = TypeVar("Member", bound=StrEnum)
+_NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"
+
+
+_AUTOCAST_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+class ArithmeticRecipe(Protocol):
+    """The fields of a recipe that this module reads."""
+
+    @property
+    def precision(self) -> str:
+        """A member of ``Precision``."""
+
+    @property
+    def tf32(self) -> bool:
+        """Whether float32 products on GPUs may round their inputs to TF32 (10 bits of mantissa)."""
+
+
+class Arithmetic:
+    """How one job computes on its device.
+
+    The order of a step: ``with autocast()``: forward and losses; ``scale(loss).backward()`` for every micro-batch;
+    the gradients' reduction over ranks; ``unscale_``; norms and clipping; ``step``.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        precision: Precision = Precision.FP32,
+        tf32: bool = False,
+        compile_mode: CompileMode = CompileMode.OFF,
+        deterministic: bool = True,
+    ) -> None:
+        self.device, self.precision, self.compile_mode = device, precision, compile_mode
+        self._tf32, self._deterministic = tf32, deterministic or device.type == "cpu"
+        self._compiled: list[CompiledForward] = []
+        enabled = precision is Precision.FP16
+        self._scaler = torch.amp.GradScaler(device.type, enabled=enabled)
+
+    @classmethod
+    def of(cls, recipe: ArithmeticRecipe, execution: Execution, device: torch.device) -> Self:
+        """The arithmetic that a recipe and the execution ask for.
+
+        Raises:
+            UserError: an unknown precision or way to compile, or a precision that the device cannot compute in.
+        """
+        precision = _member(Precision, "recipe.precision", recipe.precision)
+        if precision is Precision.BF16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            name = torch.cuda.get_device_name(device)
+            raise UserError(f"recipe.precision is bf16, which {name} does not compute in; use fp16 or fp32")
+        return cls(
+            device,
+            precision=precision,
+            tf32=recipe.tf32,
+            compile_mode=_member(CompileMode, "execution.compile", execution.compile),
+            deterministic=execution.deterministic,
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be done as asked (compilation that fell back)."""
+        return [compiled.note for compiled in self._compiled if compiled.note]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether anything runs compiled."""
+        return any(compiled.is_compiled for compiled in self._compiled)
+
+    def give_up(self, error: BaseException) -> None:
+        """Run everything uncompiled from now on, because of an error of the compiler."""
+        for compiled in self._compiled:
+            compiled.give_up(error)
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Run the body without compiled code."""
+        with ExitStack() as stack:
+            for compiled in self._compiled:
+                stack.enter_context(compiled.paused())
+            yield
+
+    @property
+    def skips_steps(self) -> bool:
+        """Whether infinite gradients skip an update instead of being an error: so finds fp16 its loss scale."""
+        return self._scaler.is_enabled()
+
+    @contextmanager
+    def numerics(self) -> Iterator[None]:
+        """Set the process-wide switches of the GPU libraries until the body ends; nothing on a CPU.
+
+        Raises:
+            UserError: ``deterministic`` is asked for and an operation of the model has no deterministic kernel, or the
+                environment asks cuBLAS for a workspace that is not reproducible.
+        """
+        if self.device.type != "cuda":
+            yield
+            return
+        self._choose_workspace()
+        with _switches(tf32=self._tf32, deterministic=self._deterministic):
+            try:
+                yield
+            except RuntimeError as error:
+                if self._deterministic and _NO_DETERMINISTIC_KERNEL in str(error):
+                    message = f"execution asks for deterministic results, but {str(error).splitlines()[0]}; "
+                    raise UserError(message + "set deterministic: false or choose another model") from error
+                raise
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Forward passes and losses run inside; backward passes and updates outside."""
+        dtype = _AUTOCAST_DTYPES.get(self.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call ``backward`` on: in fp16 times the loss scale, so that small gradients do not vanish."""
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the gradients by the loss scale. Without host-device synchronisation."""
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Update the weights; in fp16 not if a gradient is infinite or NaN, and adapt the loss scale.
+
+        Fused optimisers decide on the device; others synchronise once per step in fp16.
+        """
+        if not self._scaler.is_enabled():
+            optimizer.step()
+            return
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def compiled(self, module: nn.Module) -> CompiledForward:
+        """A callable with the module's own parameters, compiled where the execution asks for it."""
+        forward = CompiledForward(module, self.compile_mode)
+        self._compiled.append(forward)
+        return forward
+
+    def state_dict(self) -> dict[str, float]:
+        """The loss scale as plain JSON; empty unless fp16."""
+        return dict(self._scaler.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Inverse of ``state_dict``; an empty state leaves the scale as it is."""
+        if self._scaler.is_enabled() and state:
+            self._scaler.load_state_dict(dict(state))
+
+    def fingerprint(self) -> dict[str, str | int]:
+        """What this adds to the numerics fingerprint; empty for plain float32 on a CPU."""
+        if self.device.type == "cpu" and self.precision is Precision.FP32 and self.compile_mode is CompileMode.OFF:
+            return {}
+        mine: dict[str, str | int] = {"precision": self.precision.value, "compile": self.compile_mode.value}
+        if self.device.type == "cuda":
+            mine |= {"tf32": int(self._tf32), "deterministic": int(self._deterministic)}
+            mine |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+        return mine
+
+    def _choose_workspace(self) -> None:
+        # cuBLAS reads this once per process, at its first product: a warm runner must have it from its first job on.
+        chosen = os.environ.setdefault(_WORKSPACE, _REPRODUCIBLE_WORKSPACES[0])
+        if self._deterministic and chosen not in _REPRODUCIBLE_WORKSPACES:
+            wanted = " or ".join(_REPRODUCIBLE_WORKSPACES)
+            message = f"execution asks for deterministic results, but the environment sets {_WORKSPACE}={chosen}: "
+            raise UserError(f"{message}cuBLAS is reproducible with {wanted} only; set one of them or unset it")
+
+
+@contextmanager
+def _switches(*, tf32: bool, deterministic: bool) -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    matmul, convolution = torch.backends.cuda.matmul, cudnn.conv  # type: ignore[attr-defined]
+    before = (matmul.fp32_precision, convolution.fp32_precision, cudnn.benchmark, cudnn.deterministic)
+    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    # Convolutions use TF32 unless told otherwise, products do not: both follow the recipe, none a default.
+    matmul.fp32_precision = convolution.fp32_precision = "tf32" if tf32 else "ieee"
+    cudnn.benchmark, cudnn.deterministic = not deterministic, deterministic
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        yield
+    finally:
+        matmul.fp32_precision, convolution.fp32_precision, cudnn.benchmark, cudnn.deterministic = before
+        torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+
+
+def _member(names: type[Member], field: str, value: str) -> Member:
+    try:
+        return names(value)
+    except ValueError as error:
+        raise UserError(f"{field} is {value!r}; choose one of {', '.join(names)}") from error

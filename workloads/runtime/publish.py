@@ -1,0 +1,46 @@
+"""How short jobs end: commit what was written, and say how long the attempt worked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from orchestrator.core.code import package_digest
+from orchestrator.core.contract import JobRequest, JobResult
+from orchestrator.storage.artifacts import ArtifactWriter
+
+
+def publish(
+    writer: ArtifactWriter, request: JobRequest, *, metrics: Mapping[str, float], summary: Mapping[str, Any]
+) -> JobResult:
+    """Commit the parts written so far as the artifact of the request's key.
+
+    Where it is known how long the attempt worked, the record says so: plans estimate by it.
+    """
+    work_s = elapsed_s()
+    measured = {"work_s": work_s, "num_threads": request.execution.num_threads} if work_s is not None else {}
+    told = {**summary, "measured": {**measured, **summary.get("measured", {})}} if measured else summary
+    outcome = writer.commit(now=time.time(), metrics=metrics, summary=told, package_digest=package_digest())
+    return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=outcome, metrics=metrics)
+
+
+_STARTED_S: ContextVar[float | None] = ContextVar("started_s", default=None)
+
+
+@contextmanager
+def stopwatch() -> Iterator[None]:
+    """Let the stopwatch run until the body ends."""
+    token = _STARTED_S.set(time.perf_counter())
+    try:
+        yield
+    finally:
+        _STARTED_S.reset(token)
+
+
+def elapsed_s() -> float | None:
+    """Seconds since it was started; None where it does not run."""
+    started_s = _STARTED_S.get()
+    return None if started_s is None else time.perf_counter() - started_s

@@ -1,0 +1,202 @@
+"""The ranks of one gang: which one this process is, and what they do together.
+
+Alone (``world_size`` 1) nothing communicates and torch.distributed is not touched, so that one-device jobs need no
+process group. In a gang the launcher has initialised torch.distributed's default group; every method is then a
+collective, to be called by all ranks in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.core.activity import Activity, RankActivity
+from orchestrator.core.code import package_digest
+from orchestrator.core.contract import ExecutionContext, JobRequest
+from orchestrator.core.errors import FailureKind, OrchestratorError, PreemptedError, UserError, is_lost_peer
+
+_LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class PeerLostError(OrchestratorError):
+    """Another rank of the gang died, left or did not answer in time; what it says itself is the cause."""
+
+    failure_kind = FailureKind.NODE_LOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Rank ``rank`` of ``world_size``; all methods are collectives, and do nothing alone.
+
+    All of them raise ``PeerLostError`` when another rank is gone, or does not come before the group's timeout. What is
+    this rank's own fault (no memory, a broken device, a bug) they raise as it is.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    activity: RankActivity = field(default_factory=RankActivity, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise UserError(f"rank {self.rank} of {self.world_size} does not exist; ranks count from 0")
+
+    @classmethod
+    def of(cls, context: ExecutionContext) -> Self:
+        """The ranks that a launcher made.
+
+        Raises:
+            UserError: torch.distributed's default group is missing, or is another one than the context says.
+        """
+        context.activity.flight_record = flight_record
+        ranks = cls(rank=context.rank, world_size=context.world_size, activity=context.activity)
+        if not ranks.is_solo:
+            joined = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
+            if joined != (context.rank, context.world_size):
+                wanted = f"rank {context.rank} of {context.world_size}"
+                raise UserError(
+                    f"this process must be {wanted}, but torch.distributed has {joined}: join the gang first"
+                )
+            if context.collective_timeout_s:
+                dist.set_timeout(timedelta(seconds=context.collective_timeout_s))
+        return ranks
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether there is no other rank."""
+        return self.world_size == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what is written once: checkpoints, metrics, progress, artifacts."""
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by its sum over the ranks, the same bits on all of them; returns it."""
+        if not self.is_solo:
+            self._together("sum", partial(dist.all_reduce, tensor))
+        return tensor
+
+    def sum_in_background(self, tensor: Tensor) -> Callable[[], object]:
+        """Begin ``sum_``; the tensor holds the sum once the returned function was called."""
+        if self.is_solo:
+            return _done
+        work = self._together("sum", partial(dist.all_reduce, tensor, async_op=True))
+        return partial(self._together, "sum", work.wait)
+
+    def broadcast_(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by that of rank 0; returns it."""
+        if not self.is_solo:
+            self._together("broadcast", partial(dist.broadcast, tensor, 0))
+        return tensor
+
+    def broadcast_text(self, text: str) -> str:
+        """The text of rank 0."""
+        if self.is_solo:
+            return text
+        content = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        length = int(self.broadcast_(torch.tensor([len(content)])))
+        if not self.is_first:
+            content = torch.empty(length, dtype=torch.uint8)
+        return bytes(self.broadcast_(content).tolist()).decode() if length else ""
+
+    def gather_text(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order."""
+        if self.is_solo:
+            return [text]
+        content = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(content)
+        lengths = self.sum_(sizes).tolist()
+        texts = torch.zeros(self.world_size, max(lengths), dtype=torch.uint8)
+        texts[self.rank, : len(content)] = content
+        # Others add zeros to a rank's row.
+        rows = self.sum_(texts) if max(lengths) else texts
+        return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
+    def any_(self, flag: bool) -> bool:  # noqa: FBT001 - a vote
+        """Whether any rank says so."""
+        return flag if self.is_solo else bool(self.sum_(torch.tensor([int(flag)])))
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.any_(flag=False)
+
+    def abort(self) -> None:
+        """Leave the gang at once, so that ranks which wait for this one fail now and not at their timeout."""
+        if not self.is_solo and dist.is_initialized():
+            _LOG.info("rank %d of %d leaves its gang", self.rank, self.world_size)
+            # Destroying the group, the public way, waits on NCCL for collectives that will never end.
+            dist.distributed_c10d._abort_process_group()  # noqa: SLF001
+
+    @contextmanager
+    def aborted_on_error(self) -> Iterator[None]:
+        """Leave the gang when the body fails, whatever the reason; but all ranks stop together when asked to."""
+        try:
+            yield
+        except PreemptedError:
+            raise
+        except BaseException:
+            self.abort()
+            raise
+
+    def _together(self, what: str, collective: Callable[[], Result]) -> Result:
+        activity = self.activity
+        activity.operation = what
+        activity.num_entered += 1
+        try:
+            with activity.during(Activity.PEERS):
+                return collective()
+        except RuntimeError as error:
+            if not _is_lost_peer(error):
+                raise
+            message = (
+                f"rank {self.rank} of {self.world_size} lost another rank during a {what}; "
+                "the attempt cannot go on without it, its checkpoints are safe: see the log of the other ranks"
+            )
+            raise PeerLostError(message) from error
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+        return False
+    return isinstance(error, dist.DistNetworkError | dist.DistStoreError) or is_lost_peer(str(error))
+
+
+def _done() -> None:
+    """Nothing to wait for."""
+
+
+def flight_record() -> Mapping[str, Any]:
+    """The collective operations that torch remembers of this process: of NCCL if it has any, else of gloo.
+
+    ``_dump_fr_trace_json`` and ``_dump_nccl_trace_json`` of torch 2.15 (``TORCH_FR_BUFFER_SIZE`` entries, 2000 unless
+    set). Empty where this torch has neither, or remembers nothing.
+    """
+    from torch._C import _distributed_c10d as recorder
+
+    for dump in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        found = getattr(recorder, dump, None)
+        record: dict[str, Any] = json.loads(found()) if found is not None else {}
+        if record.get("entries"):
+            return record
+    return {}
+
+
+def check_same_request(ranks: Ranks, request: JobRequest) -> None:
+    """Refuse a gang whose ranks would train different things. Raises ``UserError``."""
+    mine = f"{request.attempt_id} {request.key} with code {package_digest()}"
+    firsts = ranks.broadcast_text(mine)
+    if ranks.any_(mine != firsts):
+        message = f"rank {ranks.rank} is to run {mine}, rank 0 {firsts}: all ranks of a gang need the same attempt and "
+        raise UserError(message + "code; deploy one version on all nodes")

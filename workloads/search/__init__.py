@@ -1,1 +1,0 @@
-"""What trials of a search tell while they train."""

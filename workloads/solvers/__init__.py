@@ -1,0 +1,1 @@
+"""Solvers of convex problems and of k-means; deterministic on one device."""

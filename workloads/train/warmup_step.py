@@ -1,0 +1,172 @@
+"""How a training fits its device: the micro-batch (the layout's rule on CPUs, found by trial on GPUs), compilation.
+
+Both take training steps that leave no trace: to find what fits into memory, and to compile before the clock runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.core.activity import Activity
+from orchestrator.core.contract import Execution
+from workloads.models.batchnorm import ghost_batchnorm
+from workloads.runtime.precision import Arithmetic, is_compile_failure
+from workloads.train.learner import Learner
+from workloads.train.linear_form import Targets
+from workloads.train.micro_batch import (
+    CudaMemory,
+    Layout,
+    MicroBatchMemory,
+    chosen_micro_batch,
+    find_micro_batch,
+    out_of_memory_at,
+)
+from workloads.train.step import LossOf
+from workloads.train.task import JobContext, Task
+
+_FOLDER = "micro-batches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchSearch:
+    """What decides how many samples fit into the device's memory."""
+
+    learner: Learner
+    losses_of: LossOf
+    task: Task
+    job: JobContext
+
+    def layout(self) -> Layout:
+        """The layout, with the same micro-batch on all ranks.
+
+        Raises:
+            UserError: see ``Layout.of``.
+            OutOfMemoryError: not even one norm group fits.
+        """
+        recipe, ranks = self.job.recipe, self.job.ranks
+        plain = Layout.of(self.task.model, recipe, ranks=ranks)
+        with ranks.activity.during(Activity.COMPILE):
+            mine = self._micro_batch(self.job.request.execution, plain)
+        return Layout.of(self.task.model, recipe, micro_batch=self._smallest(mine), ranks=ranks)
+
+    @contextmanager
+    def training(self, layout: Layout) -> Iterator[float]:
+        """Training runs inside; gives the seconds that compilation took before the first step.
+
+        Raises:
+            OutOfMemoryError: a step did not fit.
+        """
+        memory = self._memory()
+        with ExitStack() as stack:
+            if layout.has_batchnorm and layout.micro_batch > layout.norm_group:
+                stack.enter_context(ghost_batchnorm(self.task.model, layout.norm_group))
+            stack.enter_context(out_of_memory_at(layout.micro_batch, None if memory is None else memory.failed))
+            with self.job.ranks.activity.during(Activity.COMPILE):
+                compile_s = self._warmup_step().compile(layout.micro_batch)
+            yield compile_s
+
+    def _micro_batch(self, execution: Execution, layout: Layout) -> int:
+        """That of this rank; 0 = the layout's own rule."""
+        unit = layout.norm_group if layout.has_batchnorm else 1
+        memory = self._memory()
+        search = None if memory is None else lambda: self._search(unit, layout.share)
+        return chosen_micro_batch(execution, unit=unit, share=layout.share, search=search, memory=memory)
+
+    def _smallest(self, mine: int) -> int:
+        sizes = torch.zeros(self.job.ranks.world_size, dtype=torch.int64)
+        sizes[self.job.ranks.rank] = mine
+        return int(self.job.ranks.sum_(sizes).min())
+
+    def _memory(self) -> MicroBatchMemory | None:
+        """What this node remembers; None on CPUs, where nothing is searched."""
+        device = self.learner.arithmetic.device
+        if device.type != "cuda":
+            return None
+        here = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+        return MicroBatchMemory(self.job.context.cache / _FOLDER, {**self._what_decides(), **here})
+
+    def _what_decides(self) -> dict[str, Any]:
+        """Besides the device, how many samples fit: a node remembers a size under it."""
+        job = self.job
+        return {
+            "kind": job.request.kind.value,
+            "model": job.model.to_json(),
+            "num_classes": self.task.num_classes,
+            "recipe": {name: getattr(job.recipe, name) for name in ("precision", "tf32", "norm_group", "loss")},
+            "compile": job.request.execution.compile,
+        }
+
+    def _search(self, unit: int, share: int) -> int:
+        learner = self.learner
+        state_bytes = sum(parameter.nbytes for parameter in learner.model.parameters() if parameter.requires_grad)
+        # Two moments of an optimiser at most, and averaged weights.
+        later_bytes = (2 + (learner.average is not None)) * state_bytes
+        memory = CudaMemory(learner.arithmetic.device)
+        step = self._warmup_step().step
+        return find_micro_batch(step, unit=unit, limit=share, memory=memory, later_bytes=later_bytes)
+
+    def _warmup_step(self) -> WarmupStep:
+        return WarmupStep(self.task.model, self.losses_of, self.learner.arithmetic, self._example)
+
+    def _example(self, num_samples: int) -> tuple[Tensor, Targets]:
+        batch = self.task.trial_batch(num_samples)
+        return batch.inputs, batch.targets
+
+
+Example = Callable[[int], tuple[Tensor, Targets]]
+"""Inputs and targets of so many made-up samples, on the device."""
+
+
+class WarmupStep:
+    """Forward and backward passes after which weights, buffers, gradients and random states are as before."""
+
+    def __init__(self, model: nn.Module, losses_of: LossOf, arithmetic: Arithmetic, example: Example) -> None:
+        self._model, self._losses_of, self._arithmetic, self._example = model, losses_of, arithmetic, example
+
+    def step(self, num_samples: int) -> None:
+        """One pass of so many samples, uncompiled: a search should not compile every size it tries."""
+        with self._arithmetic.uncompiled():
+            self._run(num_samples)
+
+    def compile(self, num_samples: int) -> float:
+        """One pass that compiles, if the job is to run compiled; returns the seconds that took, 0 without.
+
+        Backward passes compile when they first run, so only a whole step shows whether all of it can be compiled.
+        """
+        if not self._arithmetic.is_compiled:
+            return 0.0
+        started_s = time.perf_counter()
+        try:
+            self._run(num_samples)
+        except Exception as error:
+            if not is_compile_failure(error):
+                raise
+            self._arithmetic.give_up(error)
+        return time.perf_counter() - started_s
+
+    def _run(self, num_samples: int) -> None:
+        model, arithmetic = self._model, self._arithmetic
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        for parameter, _ in gradients:
+            parameter.grad = None
+        devices = [arithmetic.device] if arithmetic.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices=devices):
+                inputs, targets = self._example(num_samples)
+                with arithmetic.autocast():
+                    losses_B, _ = self._losses_of(inputs, targets)
+                losses_B.sum().backward()  # type: ignore[no-untyped-call]
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)

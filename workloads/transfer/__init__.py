@@ -1,1 +1,0 @@
-"""Transfer of a pretrained backbone: the ``finetune`` and ``probe`` jobs."""
