@@ -8,7 +8,7 @@ import kubernetes_validate  # type: ignore[import-untyped] # it ships no types
 import pytest
 import yaml
 
-from orchestrator.backends.ray.node_groups import node_groups
+from orchestrator.backends.ray.capacity import node_groups
 from orchestrator.cluster.check_kubernetes import (
     check_fields,
     check_heads,

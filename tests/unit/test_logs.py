@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.backends.ray.log import AttemptLog
-from orchestrator.backends.ray.printed import PrintedRecords
+from orchestrator.backends.ray.attempt_log import AttemptLog, PrintedRecords
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.log_records import (
@@ -83,7 +82,7 @@ def test_attempt_log_stores_only_what_is_new_and_the_whole_at_its_end(tmp_path: 
 
 
 def test_attempt_log_that_is_long_is_not_sent_again_at_its_end(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("orchestrator.backends.ray.log._MERGED_BYTES", 100)
+    monkeypatch.setattr("orchestrator.backends.ray.attempt_log._MERGED_BYTES", 100)
     store = LocalStore(tmp_path / "store")
     with AttemptLog(store, NAME, tmp_path / "log", every_s=3600.0) as log:
         sys.stdout.write("one\n")

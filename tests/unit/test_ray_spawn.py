@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.backends.ray.gang import _selectors
-from orchestrator.backends.ray.gang_shape import COORDINATOR, NODE_LABEL, GangShape
-from orchestrator.backends.ray.spawn import Site, _constraints, selector_of
+from orchestrator.backends.ray.gang.mailbox import COORDINATOR, NODE_LABEL, GangShape
+from orchestrator.backends.ray.gang.train import _selectors
+from orchestrator.backends.ray.runner.runner import Site, _constraints, selector_of
 from orchestrator.core.contract import Resources, Spot
 
 ASKED = Resources(cpus=4.0, gpus=1.0, accelerator="A100", spot=Spot.NEVER, labels=(("zone", "b"),))

@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.digest import current_digests
-from orchestrator.backends.ray.gang import PLACING, Gang
-from orchestrator.backends.ray.gang_shape import GangShape
-from orchestrator.backends.ray.stacks import LoggedProcess
-from orchestrator.backends.ray.stalls import MAX_GAP_S
+from orchestrator.backends.ray.gang.mailbox import PLACING, GangMailbox, GangShape
+from orchestrator.backends.ray.placement_groups import MAX_GAP_S
 from orchestrator.core.contract import JobKind, JobRequest, Progress
 
 
-class SearchDesk(Gang):
+class TrialMailbox(GangMailbox):
     """As a gang's, but that its workers are trials: each has its own progress, and their failures are answers."""
 
     def __init__(self, shape: GangShape) -> None:
@@ -28,7 +27,7 @@ class SearchDesk(Gang):
         """Those of them that have said nothing yet."""
         self._looked_at_s: float | None = None
 
-    def hear(self, rank: int, news: Mapping[str, Any]) -> None:
+    def on_report(self, rank: int, news: Mapping[str, Any]) -> None:
         """Take what a trial says; ``rank`` is its number."""
         self.got_room()
         with self._lock:
@@ -38,7 +37,7 @@ class SearchDesk(Gang):
         if "progress" in news:
             self._heard[rank] = Progress.from_json(news["progress"])
             self.progress = self._total()
-        super().hear(rank, {name: news[name] for name in ("process", "machine", "place") if name in news})
+        super().on_report(rank, {name: news[name] for name in ("process", "machine", "place") if name in news})
 
     def admits(self, digest: str, own: str) -> bool:
         """As a gang's, but that trials train models of their own: one that starts after an upgrade may be newer."""
@@ -98,8 +97,8 @@ class SearchDesk(Gang):
         )
 
 
-def desk_of(request: JobRequest, shape: GangShape | None) -> Gang | None:
+def mailbox_of(request: JobRequest, shape: GangShape | None) -> GangMailbox | None:
     """The mailbox of an attempt of many workers; None for one of a single worker."""
     if shape is None:
         return None
-    return SearchDesk(shape) if request.kind is JobKind.SEARCH else Gang(shape)
+    return TrialMailbox(shape) if request.kind is JobKind.SEARCH else GangMailbox(shape)

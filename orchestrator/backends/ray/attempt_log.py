@@ -1,24 +1,192 @@
-"""The log of an attempt: everything this process prints and logs while the attempt runs, as records in the store."""
+"""The log of an attempt: everything its process prints and logs, as records in the store, and its stacks if it hangs.
+
+A process that hangs may hold Python's lock, so that none of its own threads can say anything. A signal makes
+faulthandler write the stacks all the same, from C, into the file of the log; a task on the process's node then brings
+the rest of that file into the store.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from orchestrator.backends.ray.printed import PrintedRecords
-from orchestrator.backends.ray.stacks import write_stacks_into
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from orchestrator.core.errors import StorageError
 from orchestrator.core.security.redaction import RedactedStream, redacted
 from orchestrator.storage.log_records import LEVELS, STDERR, STDOUT, LogContext, LogRecord, encode, format_time
 from orchestrator.storage.log_search import context_of
-from orchestrator.storage.logs import finish_log, put_segment
+from orchestrator.storage.logs import append_log, finish_log, put_segment
+from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
+
+Add = Callable[[float, str, str, str], None]
+"""Takes time, level, source and message of a record."""
+_MAX_CHARS = 64 * 1024
+"""A line that goes on for longer becomes several records."""
+_WARNING = re.compile(r"\b\w*Warning: ")
+_TRACEBACK = "Traceback (most recent call last):"
+_BETWEEN = ("\nDuring handling of the above exception", "\nThe above exception was the direct cause")
+"""How ``traceback`` joins the tracebacks of a chain."""
+
+
+class PrintedRecords:
+    """One stream; ``write`` may come from any thread. What is printed in pieces is put together."""
+
+    def __init__(self, add: Add, source: str, now: Callable[[], float] = time.time) -> None:
+        self._add, self._source, self._now = add, source, now
+        self._lock = threading.Lock()
+        self._line = ""
+        self._traceback = ""
+
+    def write(self, text: str) -> None:
+        """Take what was printed."""
+        if not text:
+            return
+        with self._lock:
+            if self._traceback or (not self._line and self._begins_traceback(text)):
+                self._take_traceback(text)
+            else:
+                self._take(text)
+
+    def close(self) -> None:
+        """Let go of what has no end yet."""
+        with self._lock:
+            self._end_traceback()
+            if self._line:
+                self._emit(self._line)
+            self._line = ""
+
+    def _begins_traceback(self, text: str) -> bool:
+        return self._source == STDERR and text.startswith((_TRACEBACK, *_BETWEEN))
+
+    def _take_traceback(self, text: str) -> None:
+        self._traceback += text
+        last = self._traceback.rstrip("\n").rpartition("\n")[2]
+        # The interpreter prints a traceback call by call; its last part is the exception, which is not indented.
+        is_heading = last.startswith((_TRACEBACK, *(between.strip() for between in _BETWEEN)))
+        if (text.endswith("\n") and not is_heading and not last.startswith(" ")) or len(self._traceback) > _MAX_CHARS:
+            self._end_traceback()
+
+    def _end_traceback(self) -> None:
+        if self._traceback:
+            self._add(self._now(), "error", self._source, self._traceback.strip("\n"))
+        self._traceback = ""
+
+    def _take(self, text: str) -> None:
+        *lines, rest = (self._line + text).split("\n")
+        for line in lines:
+            self._emit(line)
+        if "\r" in rest:  # a progress bar that draws itself anew, for days
+            rest = "\r".join(rest.split("\r")[-2:])
+        if len(rest) > _MAX_CHARS:
+            self._emit(rest)
+            rest = ""
+        self._line = rest
+
+    def _emit(self, line: str) -> None:
+        shown = next((part for part in reversed(line.split("\r")) if part), "")
+        level = "warning" if self._source == STDERR and _WARNING.search(shown) else "info"
+        self._add(self._now(), level, self._source, shown)
+
+
+STACKS_SIGNAL = signal.SIGUSR2
+_WRITTEN_WITHIN_S = 3.0
+_PY_SPY_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedProcess:
+    """One process of an attempt, and its log."""
+
+    pid: int
+    node_id: str
+    log_path: str
+    """File on that node."""
+    log_name: str
+    """Object in the store."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        return cls(**document)
+
+
+def logged_process(log_path: Path, log_name: str) -> LoggedProcess:
+    """The calling process."""
+    node_id = ray.get_runtime_context().get_node_id()
+    return LoggedProcess(pid=os.getpid(), node_id=node_id, log_path=str(log_path), log_name=log_name)
+
+
+def write_stacks_into(log: TextIO) -> None:
+    """From now on, the signal writes the stacks of all threads of this process into this file, which must stay open."""
+    faulthandler.register(STACKS_SIGNAL, file=log, all_threads=True)
+
+
+def examine(process: LoggedProcess, store_uri: str) -> ray.ObjectRef[Any]:
+    """Start to bring a process's stacks into its log; the answer comes when that is done. Does not wait."""
+    strategy = NodeAffinitySchedulingStrategy(process.node_id, soft=False)
+    task: Any = ray.remote(_examine).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+    ref: ray.ObjectRef[Any] = task.remote(process.to_json(), store_uri)
+    return ref
+
+
+def _examine(document: Mapping[str, Any], store_uri: str) -> int:
+    """On the process's node. Returns the number of bytes that the log has got."""
+    process = LoggedProcess.from_json(document)
+    path = Path(process.log_path)
+    before = path.stat().st_size  # fails if the process has ended and taken its log along: then it needs no signal
+    os.kill(process.pid, STACKS_SIGNAL)
+    _wait_for_more(path, before)
+    content = path.read_bytes() + _py_spy(process.pid)
+    return append_log(open_store(store_uri), process.log_name, content)
+
+
+def _wait_for_more(path: Path, before: int) -> None:
+    """Until the file has grown and grows no more, or for a few seconds."""
+    deadline_s, last = time.monotonic() + _WRITTEN_WITHIN_S, before
+    while time.monotonic() < deadline_s:
+        time.sleep(0.1)
+        size = path.stat().st_size
+        if size > before and size == last:
+            return
+        last = size
+
+
+def _py_spy(pid: int) -> bytes:
+    """Native stacks too, where py-spy is installed and may look into other processes."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return b""
+    try:
+        told = subprocess.run(
+            [program, "dump", "--native", "--pid", str(pid)],
+            capture_output=True,
+            timeout=_PY_SPY_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return b"\n" + told.stdout if told.returncode == 0 else b""
+
 
 _SLOWER = 1.03
 _SLOWEST_S = 30.0

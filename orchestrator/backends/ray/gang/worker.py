@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
@@ -18,12 +16,9 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from orchestrator.backends.classify import failure_from
-from orchestrator.backends.ray.attempt import EntryPoint
+from orchestrator.backends.ray.attempt_process import EntryPoint, attempt_place
 from orchestrator.backends.ray.digest import own_digest
-from orchestrator.backends.ray.gang import COLLECTIVE_TIMEOUT_S
-from orchestrator.backends.ray.log import AttemptLog
-from orchestrator.backends.ray.settings import RunnerSettings, make_cache
-from orchestrator.backends.ray.stacks import logged_process
+from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.activity import RankActivity
 from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, Progress
 from orchestrator.core.errors import FailureKind, OrchestratorError, StorageError
@@ -31,9 +26,12 @@ from orchestrator.core.security import redaction
 from orchestrator.metrics.attempts import AttemptMetrics
 from orchestrator.metrics.machine import describe_machine, gpu_uuids
 from orchestrator.storage.layout import flight_record_name, log_name
-from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.storage.scratch import scratch_folder
+
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""NCCL's and gloo's own limit, once ranks have joined; a rank that died is noticed at once. Far above the limits of
+``hangs`` and of the controller, which know who is waited for, and that a rank may wait for the store."""
+
 
 EXCHANGE_EVERY_S, OTHERS_EXCHANGE_EVERY_S = 0.5, 10.0
 """Rank 0 tells the gang's progress, and hears of a stop so soon; the other ranks learn of it at their next vote."""
@@ -70,20 +68,24 @@ def exchange_every_s(rank: int) -> float:
 def _execute(
     request: JobRequest, settings: RunnerSettings, line: RunnerLine, rank: int, world_size: int
 ) -> dict[str, Any]:
-    store = open_store(request.store_uri)
-    cache = make_cache()
     metrics = AttemptMetrics(request)
 
     def show(progress: Progress) -> None:
         line.show(metrics.complete(progress))
         metrics.show(progress)
 
+    def tell_failure(error: BaseException) -> None:
+        # Told at once, before the log is stored and Ray Train sees it: the end of one rank makes others fail too, and
+        # Ray Train then ends them all. Who is made to exit has nothing to say.
+        if isinstance(error, Exception):
+            line.tell_failure(failure_from(error, request))
+
     name = log_name(request.sweep, request.job, request.attempt_number, rank, key=request.key)
-    with scratch_folder("attempt") as scratch:
+    with attempt_place(request, name, settings, on_error=tell_failure) as place:
         context = ExecutionContext(
-            store=store,
-            scratch=scratch,
-            cache=cache,
+            store=place.store,
+            scratch=place.scratch,
+            cache=place.cache,
             report=show,
             should_stop=line.must_stop.is_set,
             rank=rank,
@@ -91,19 +93,9 @@ def _execute(
             activity=line.activity,
             collective_timeout_s=COLLECTIVE_TIMEOUT_S,
         )
-        line.store_record = partial(_store_record, store, name)
-        log_path = scratch.with_suffix(".log")
-        with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
-            line.tell({"process": logged_process(log_path, name).to_json(), "machine": describe_machine()})
-            try:
-                return EntryPoint(settings.entry_point).load()(request, context).to_json()
-            except BaseException as error:
-                traceback.print_exc(file=sys.stderr)  # into the rank's log
-                # Told at once, before the log is stored and Ray Train sees it: the end of one rank makes others fail
-                # too, and Ray Train then ends them all. Who is made to exit has nothing to say.
-                if isinstance(error, Exception):
-                    line.tell_failure(failure_from(error, request))
-                raise
+        line.store_record = partial(_store_record, place.store, name)
+        line.tell({"process": place.process.to_json(), "machine": describe_machine()})
+        return EntryPoint(settings.entry_point).load()(request, context).to_json()
 
 
 class OtherCodeError(OrchestratorError):

@@ -2,69 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.ray.attempt_log import LoggedProcess
+from orchestrator.backends.ray.attempt_process import EntryPoint, attempt_place, retire_reason
 from orchestrator.backends.ray.digest import other_code
-from orchestrator.backends.ray.gang import PLACING, Gang, GangHome, no_room, run_gang
-from orchestrator.backends.ray.gang_shape import GangShape
-from orchestrator.backends.ray.hangs import HangWatch
-from orchestrator.backends.ray.log import AttemptLog
-from orchestrator.backends.ray.reservations import remove_reservation
-from orchestrator.backends.ray.search import run_search
-from orchestrator.backends.ray.search_desk import SearchDesk, desk_of
-from orchestrator.backends.ray.settings import RunnerSettings, make_cache
-from orchestrator.backends.ray.stacks import LoggedProcess, logged_process
-from orchestrator.backends.ray.stalls import LOOK_EVERY_S, OwnRooms, Patience, wait_for_hang, watch
+from orchestrator.backends.ray.gang.hangs import HangWatch, wait_for_hang
+from orchestrator.backends.ray.gang.mailbox import PLACING, GangHome, GangMailbox, GangShape
+from orchestrator.backends.ray.gang.train import no_room, run_gang
+from orchestrator.backends.ray.placement_groups import (
+    LOOK_EVERY_S,
+    PlacementGroupFinder,
+    StallTimer,
+    remove_reservation,
+    watch_placement,
+)
+from orchestrator.backends.ray.search.mailbox import TrialMailbox, mailbox_of
+from orchestrator.backends.ray.search.run import run_search
+from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.metrics.attempts import AttemptMetrics
 from orchestrator.storage.layout import log_name
-from orchestrator.storage.open import open_store
 from orchestrator.storage.scratch import scratch_folder
-
-Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
-
-WARM_UP = "warm_up"
-"""Optional function beside the entry point that imports what most jobs need."""
-
-
-DEVICE_ERROR = re.compile(
-    r"CUDA error|CUDA driver|AcceleratorError|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS|NCCL (error|Error)|ncclUnhandled|"
-    r"device-side assert|illegal memory access|uncorrectable ECC|HIP error"
-)
-"""After one of these a process's CUDA context may be broken for good, or its memory in pieces."""
-
-
-class EntryPoint:
-    """``package.module:function`` of the data plane, loaded by name so that the control plane never imports it."""
-
-    def __init__(self, name: str) -> None:
-        self._module, _, self._function = name.partition(":")
-        self.is_warm = False
-
-    def warm_up(self) -> None:
-        """Import ahead of the attempts. A failing import is met again, and reported, by the attempt that needs it."""
-        self.is_warm = True
-        try:
-            self.load()
-            getattr(importlib.import_module(self._module), WARM_UP, lambda: None)()
-        except Exception:  # noqa: BLE001 - see above
-            traceback.print_exc()
-
-    def load(self) -> Execute:
-        """The function itself. Raises whatever its import raises."""
-        execute: Execute = getattr(importlib.import_module(self._module), self._function)
-        return execute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +52,7 @@ class AttemptRun:
 
     def __init__(self, request: JobRequest, shape: GangShape | None = None) -> None:
         self.request = request
-        self.gang = desk_of(request, shape)
+        self.gang = mailbox_of(request, shape)
         self._accepted_s = time.monotonic()
         self._progress = Progress(phase="starting")
         self._metrics = AttemptMetrics(request)
@@ -103,17 +69,14 @@ class AttemptRun:
         return self._ended.is_set()
 
     @property
-    def poison(self) -> str:
+    def retire_reason(self) -> str:
         """Why the process that ran this attempt must not run another; empty = it may."""
         outcome = self._outcome
         if not isinstance(outcome, JobFailure):
             return ""
         if self._is_stuck:
             return f"attempt {outcome.attempt_id} still waits in it for workers that do not come"
-        told = f"{outcome.message}\n{outcome.traceback}"
-        if outcome.kind is FailureKind.OUT_OF_MEMORY or DEVICE_ERROR.search(told):
-            return f"attempt {outcome.attempt_id} ended with: {outcome.message}"
-        return ""
+        return retire_reason(outcome)
 
     @property
     def must_stop(self) -> bool:
@@ -128,17 +91,17 @@ class AttemptRun:
         """Block until the end or the timeout."""
         self._ended.wait(timeout_s)
 
-    def hear(self, rank: int, news: Mapping[str, Any], digest: str) -> str:
+    def on_report(self, rank: int, news: Mapping[str, Any], digest: str) -> str:
         """Take what a worker of the gang says; returns why it is refused, empty = it is not.
 
         ``digest``: of the runner's code. The first call of every worker says its own.
         """
         if self.gang is None or self.has_ended:
             return "its attempt has ended"
-        self.gang.hear(rank, news)
+        self.gang.on_report(rank, news)
         if "placement_group" not in news or self.gang.admits(news.get("digest", ""), digest):
             return ""
-        what = "trial" if isinstance(self.gang, SearchDesk) else "rank"
+        what = "trial" if isinstance(self.gang, TrialMailbox) else "rank"
         who = f"{what} {rank} of {self.request.job} on node '{self.gang.node_of(rank)}'"
         refusal = other_code(who, news.get("digest", ""), self.gang.digest or digest)
         self.gang.fail(
@@ -196,7 +159,7 @@ class AttemptRun:
         except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
             failure = failure_from(error, self.request)
             # Of a gang nobody knows more here: its runner only waits for the workers.
-            is_here = self.gang is None or isinstance(self.gang, SearchDesk)
+            is_here = self.gang is None or isinstance(self.gang, TrialMailbox)
             self._end(replace(failure, node_id=place.node_id, gpus=place.gpus) if is_here else failure)
 
     def _end(self, outcome: JobResult | JobFailure, *, is_stuck: bool = False) -> bool:
@@ -208,23 +171,23 @@ class AttemptRun:
             self._ended.set()
             return True
 
-    def _run_gang(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> JobResult | JobFailure:
+    def _run_gang(self, gang: GangMailbox, settings: RunnerSettings, place: RunnerPlace) -> JobResult | JobFailure:
         """The workers have their own scratch and logs; this folder takes what Ray Train writes."""
         watcher = threading.Thread(target=self._watch_start, args=(gang, settings, place), name="stalls", daemon=True)
         watcher.start()
         with scratch_folder("gang") as scratch:
             home = GangHome(runner=place.name, namespace=place.namespace, scratch=scratch)
-            if isinstance(gang, SearchDesk):
+            if isinstance(gang, TrialMailbox):
                 return run_search(self.request, gang, settings, home, self._stop)
             return run_gang(self.request, gang, settings, home)
 
-    def _watch_start(self, gang: Gang, settings: RunnerSettings, place: RunnerPlace) -> None:
+    def _watch_start(self, gang: GangMailbox, settings: RunnerSettings, place: RunnerPlace) -> None:
         """End the attempt if its workers do not come. Nothing can call its thread back, so the runner must leave."""
-        own = OwnRooms(place.worker_id, place.actor_id)
+        own = PlacementGroupFinder(place.worker_id, place.actor_id)
 
         def look() -> dict[str, bool] | None:
             rooms = own.find()
-            if rooms and (any if isinstance(gang, SearchDesk) else all)(rooms.values()):
+            if rooms and (any if isinstance(gang, TrialMailbox) else all)(rooms.values()):
                 gang.got_room(own.node_ids)
             return rooms
 
@@ -233,8 +196,8 @@ class AttemptRun:
             return ended or bool(self._why_no_room(gang, settings))
 
         limit_s = settings.gang_start_s
-        patience = Patience(counts_without_room=not isinstance(gang, SearchDesk))
-        rooms = watch(look, patience, limit_s, is_over)
+        timer = StallTimer(counts_without_room=not isinstance(gang, TrialMailbox))
+        rooms = watch_placement(look, timer, limit_s, is_over)
         if rooms is not None:
             what = f"the gang of {self.request.job} has waited {limit_s:g} s for its workers"
             why = f", although {'room is reserved for them' if rooms else 'no room is reserved for them'}"
@@ -244,16 +207,16 @@ class AttemptRun:
         rooms = look() or {}
         if why := self._why_no_room(gang, settings):
             self._abandon(no_room(self.request, gang.shape, why), rooms)
-        elif isinstance(gang, SearchDesk):
+        elif isinstance(gang, TrialMailbox):
             self._watch_trials(gang, own, limit_s)
         else:
             self._watch_ranks(gang, settings)
 
-    def _watch_trials(self, desk: SearchDesk, own: OwnRooms, limit_s: float) -> None:
+    def _watch_trials(self, trials: TrialMailbox, own: PlacementGroupFinder, limit_s: float) -> None:
         """End a search one of whose trials never comes, or is heard of no more: Ray Tune would wait for it for ever."""
         lost: int | None = None
         while lost is None and not self._ended.wait(LOOK_EVERY_S):
-            lost = desk.silent_trial(own.find(), time.monotonic(), limit_s)
+            lost = trials.silent_trial(own.find(), time.monotonic(), limit_s)
         if lost is not None:
             what = f"nothing has been heard of trial {lost} of {self.request.job} for {limit_s:g} s"
             self._abandon(self._lost(f"{what}, although room is reserved for it"), own.find() or ())
@@ -269,7 +232,7 @@ class AttemptRun:
             ),
         )
 
-    def _why_no_room(self, gang: Gang, settings: RunnerSettings) -> str:
+    def _why_no_room(self, gang: GangMailbox, settings: RunnerSettings) -> str:
         """Why a gang does not wait for its room any longer; empty while it does, and once it has it."""
         if gang.placed_for_s is not None:
             return ""
@@ -286,7 +249,7 @@ class AttemptRun:
             for group_id in rooms:
                 remove_reservation(group_id)
 
-    def _watch_ranks(self, gang: Gang, settings: RunnerSettings) -> None:
+    def _watch_ranks(self, gang: GangMailbox, settings: RunnerSettings) -> None:
         """End the attempt if some ranks wait for others that do not come; its processes end with their reservation."""
         limits = HangWatch(
             world_size=gang.shape.num_workers, setup_limit_s=settings.setup_hang_s, train_limit_s=settings.train_hang_s
@@ -306,27 +269,19 @@ class AttemptRun:
 
     def _run(self, entry_point: EntryPoint, settings: RunnerSettings) -> JobResult:
         request = self.request
-        store = open_store(request.store_uri)
-        cache = make_cache()
         name = log_name(request.sweep, request.job, request.attempt_number, key=request.key)
-        with scratch_folder("attempt") as scratch:
+        with attempt_place(request, name, settings) as place:
+            self._logged = place.process
             context = ExecutionContext(
-                store=store, scratch=scratch, cache=cache, report=self._show, should_stop=self._stop.is_set
+                store=place.store,
+                scratch=place.scratch,
+                cache=place.cache,
+                report=self._show,
+                should_stop=self._stop.is_set,
             )
-            # The log lies beside the scratch directory: a job may empty its scratch.
-            log_path = scratch.with_suffix(".log")
-            with AttemptLog(store, name, log_path, every_s=settings.log_every_s):
-                self._logged = logged_process(log_path, name)
-                return self._call(entry_point, context)
-
-    def _call(self, entry_point: EntryPoint, context: ExecutionContext) -> JobResult:
-        try:
             execute = entry_point.load()
             waited_s = time.monotonic() - self._accepted_s
-            result = execute(self.request, context)
-        except BaseException:
-            traceback.print_exc(file=sys.stderr)  # into the attempt's log
-            raise
+            result = execute(request, context)
         # The worker thread is either free or warming up, so that a wait for it is a wait for imports.
         timings = replace(result.timings, import_s=waited_s + result.timings.import_s)
         return replace(result, timings=timings)

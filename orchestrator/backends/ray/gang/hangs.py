@@ -7,14 +7,22 @@ collective operations it has begun. Below both, its limits leave time to ask eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.backends.ray.attempt_log import examine
+from orchestrator.backends.ray.capacity import node_name
+from orchestrator.backends.ray.gang.mailbox import GangMailbox, HeardRank
+from orchestrator.backends.ray.placement_groups import LOOK_EVERY_S
+from orchestrator.backends.ray.settings import SETUP_LIMIT_S, TRAIN_LIMIT_S
 from orchestrator.core.activity import Activity
 
-SETUP_LIMIT_S: Final = 300.0
-TRAIN_LIMIT_S: Final = 100.0
 UNHEARD_S: Final = 45.0
 """Ranks above 0 may speak every 10 s only, and a call may fail."""
 _MAX_GAP_S = 10.0
@@ -26,38 +34,6 @@ _MULTIPLE_OF_SETUP = 2.0
 _EXCUSES = frozenset({Activity.DATA, Activity.STORE, Activity.CHECKPOINT, Activity.COMPILE})
 
 _WAITS = frozenset({Activity.PEERS, Activity.ENDED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeardRank:
-    """What a rank has said last of itself."""
-
-    rank: int
-    node: str
-    """Ray's id of its node; empty = not known yet."""
-    heard_at_s: float
-    doing: str
-    stage: str
-    num_entered: int
-    operation: str
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its part is done, so that it says no more."""
-        return self.doing == Activity.ENDED
-
-    @classmethod
-    def of(cls, rank: int, node: str, news: Mapping[str, Any], now_s: float) -> HeardRank:
-        """From ``RankActivity.to_json``."""
-        return cls(
-            rank=rank,
-            node=node,
-            heard_at_s=now_s,
-            doing=news["doing"],
-            stage=news["stage"],
-            num_entered=news["entered"],
-            operation=news["operation"],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,3 +158,62 @@ def tell_hang(hang: Hang, records: Mapping[int, Mapping[str, Any]], names: Mappi
 
 def _on(node: str, names: Mapping[str, str]) -> str:
     return f" on node {names.get(node, node)}" if node else ""
+
+
+_ANSWER_WITHIN_S = 45.0
+"""Ranks above 0 may speak every 10 s only, and a call may be tried again."""
+_STACKS_WITHIN_S = 20.0
+_LOG = logging.getLogger(__name__)
+
+
+def wait_for_hang(
+    gang: GangMailbox, limits: HangWatch, store_uri: str, is_over: Callable[[float], bool]
+) -> tuple[Hang, str] | None:
+    """Look after a gang's ranks until they hang or it is over.
+
+    Returns who is waited for, and the same as text; None if it was over before.
+
+    Then all ranks that still speak have stored their flight records, and the stacks of all are in their logs.
+
+    Args:
+        gang: what its ranks say.
+        limits: what counts.
+        store_uri: where logs are.
+        is_over: waits so many seconds; true once nothing has to be watched any more.
+    """
+    pause_s = min(LOOK_EVERY_S, limits.train_limit_s / 4, limits.setup_limit_s / 4)
+    while not is_over(pause_s):
+        if not limits.look(gang.ranks, time.monotonic()):
+            continue
+        asked_at_s, before = time.monotonic(), _entered(gang)
+        _ask_for_records(gang, asked_at_s, is_over)
+        if _entered(gang) != before:
+            continue  # it was slow, and goes on
+        stacks = [examine(process, store_uri) for process in gang.logged]
+        hang, names = judge_hang(limits, gang.ranks, asked_at_s), _node_names()
+        ray.wait(stacks, num_returns=len(stacks), timeout=_STACKS_WITHIN_S)
+        return hang, tell_hang(hang, gang.flight_records, names)
+    return None
+
+
+def _entered(gang: GangMailbox) -> dict[int, int]:
+    return {rank: one.num_entered for rank, one in gang.ranks.items()}
+
+
+def _ask_for_records(gang: GangMailbox, asked_at_s: float, is_over: Callable[[float], bool]) -> None:
+    """Until all ranks have answered, or had time to."""
+    gang.wants_records = True
+    try:
+        while time.monotonic() - asked_at_s < _ANSWER_WITHIN_S and not is_over(0.2):
+            answered, ranks = gang.flight_records, gang.ranks
+            if all(one.has_ended or (rank in answered and one.heard_at_s > asked_at_s) for rank, one in ranks.items()):
+                return
+    finally:
+        gang.wants_records = False
+
+
+def _node_names() -> dict[str, str]:
+    try:
+        return {node["NodeID"]: node_name(node) for node in ray.nodes()}  # type: ignore[no-untyped-call]
+    except RayError:
+        return {}

@@ -1,4 +1,4 @@
-"""The runner: a warm, detached, named actor that executes one attempt at a time.
+"""The runner: a warm, detached, named actor that executes one attempt at a time; how it is made, named and talked to.
 
 It outlives controllers. It keeps the outcome of an ended attempt until the outcome is on record (``release``), so that
 a controller that starts anew can still pull it. It obeys the highest epoch that it has heard of.
@@ -8,23 +8,173 @@ from __future__ import annotations
 
 import os
 import queue
+import re
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Self
 
 import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.backends.protocol import AttemptStatus
-from orchestrator.backends.ray.attempt import AttemptRun, EntryPoint, RunnerPlace
+from orchestrator.backends.ray.attempt_process import EntryPoint
 from orchestrator.backends.ray.digest import code_digest
-from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.gang.mailbox import COORDINATOR, NODE_LABEL, GangShape
+from orchestrator.backends.ray.placement_groups import off_the_head
+from orchestrator.backends.ray.runner.attempt import AttemptRun, RunnerPlace
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.backends.ray.wire import Answer, RunnerDescription
-from orchestrator.core.contract import JobRequest
+from orchestrator.core.contract import JobRequest, Resources, Spot
 from orchestrator.core.security import redaction
+from orchestrator.core.units import GIB
 from orchestrator.metrics.machine import describe_machine, gpu_uuids
 from orchestrator.storage.scratch import sweep_scratch
+
+_NAME = re.compile(r"runner/cpus([0-9.e+-]+)-gpus([0-9.e+-]+)-memory_gib([0-9.e+-]+)/[0-9a-f]+")
+
+
+def new_runner_name(resources: Resources) -> str:
+    """A fresh name for a runner of this shape."""
+    shape = f"cpus{resources.cpus:g}-gpus{resources.gpus:g}-memory_gib{resources.memory_gib:g}"
+    return f"runner/{shape}/{secrets.token_hex(4)}"
+
+
+def shape_of(name: str) -> Resources | None:
+    """Resource shape of the runner with this name; ``None`` if the name is not a runner's."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    cpus, gpus, memory_gib = (float(number) for number in match.groups())
+    return Resources(cpus=cpus, gpus=gpus, memory_gib=memory_gib)
+
+
+class Answer(StrEnum):
+    """A runner's answer to a command."""
+
+    ACCEPTED = "accepted"
+    STALE_EPOCH = "stale_epoch"
+    """A controller with a higher epoch has spoken before: this command has no effect."""
+    BUSY = "busy"
+    """Another attempt is here, running or not yet released."""
+    LEAVING = "leaving"
+    """This runner takes nothing any more."""
+    OTHER_CODE = "other_code"
+    """This runner's code is not the controller's."""
+    RUNNING = "running"
+    """The attempt that should be released has not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerDescription:
+    """What a runner says of itself."""
+
+    name: str
+    pid: int
+    node_id: str
+    epoch: int
+    digest: str
+    """Code that the runner started with."""
+    attempt_id: str = ""
+    """The attempt here, running or waiting for its release; empty = idle."""
+    has_ended: bool = False
+    """Whether that attempt has ended."""
+    jobs_done: int = 0
+    is_warm: bool = False
+    """Whether the data plane is loaded."""
+    leaving: str = ""
+    """Why it takes nothing any more; empty = it does."""
+    gang: dict[str, Any] | None = None
+    """Shape of the gang that works on its attempt; none for an attempt of one worker."""
+    placement_group: str = ""
+    """Id of that gang's reservation, hexadecimal."""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """What its node is; see ``metrics.machine``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        return cls(**document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a runner may be."""
+
+    node: str = ""
+    """Name of the one node for it; empty = any."""
+    node_id: str = ""
+    """Ray's id of that node."""
+    excluded: tuple[str, ...] = ()
+    """Names of nodes where it must not be."""
+    excluded_ids: tuple[str, ...] = ()
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Ray labels that a node must have which is yet to come; of one that is there the scheduler knows."""
+
+    def suits(self, node: str) -> bool:
+        """Whether a runner on a node, as far as that is known, may be used."""
+        if self.node:
+            return node == self.node
+        return not node or node not in self.excluded
+
+
+ANY_SITE = Site()
+_MARKET, _ACCELERATOR = "ray.io/market-type", "ray.io/accelerator-type"
+_MARKETS = {Spot.REQUIRE: "spot", Spot.NEVER: "!spot"}
+
+
+def selector_of(asked: Resources) -> dict[str, str]:
+    """The conditions of an attempt as Ray's label selector: an autoscaler then adds nodes that meet them."""
+    selector = dict(asked.labels)
+    if asked.spot in _MARKETS:
+        selector[_MARKET] = _MARKETS[asked.spot]
+    if asked.accelerator:
+        selector[_ACCELERATOR] = asked.accelerator
+    return selector
+
+
+def create_runner(
+    name: str, namespace: str, resources: Resources, settings: RunnerSettings, site: Site
+) -> ActorHandle[Any]:
+    """Start a runner; does not wait until it is up."""
+    options: dict[str, Any] = {"memory": int(resources.memory_gib * GIB)} if resources.memory_gib else {}
+    actor_class: Any = ray.remote(Runner).options(
+        name=name,
+        namespace=namespace,
+        lifetime="detached",
+        num_cpus=resources.cpus,
+        num_gpus=resources.gpus,
+        max_concurrency=MAX_CONCURRENT_CALLS,
+        max_restarts=0,
+        **options,
+        **_constraints(resources, site),
+    )
+    handle: ActorHandle[Any] = actor_class.remote(name, settings.to_json())
+    return handle
+
+
+def _constraints(resources: Resources, site: Site) -> dict[str, Any]:
+    is_coordinator = resources == COORDINATOR
+    if site.node_id:
+        if is_coordinator:
+            # It belongs on its gang's first node. A soft affinity forgets one that has only just joined, a hard one
+            # fails for it; a label waits. Of a node that is gone the backend knows.
+            return {"label_selector": {NODE_LABEL: site.node_id}}
+        # The scheduler has counted on this node, so that another one would be one too many there.
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(site.node_id, soft=False)}
+    if is_coordinator and (strategy := off_the_head()):
+        return {"scheduling_strategy": strategy}
+    avoided = {NODE_LABEL: f"!in({','.join(site.excluded_ids)})"} if site.excluded_ids else {}
+    selector = avoided if is_coordinator else {**site.selector, **avoided}
+    return {"label_selector": selector} if selector else {}
+
 
 MAX_CONCURRENT_CALLS = 8
 """Threads for calls. A dead controller's ``report`` may hold one for as long as it waits, at most ``MAX_WAIT_S``."""
@@ -140,7 +290,7 @@ class Runner:
         run = self._run
         if run is None or run.gang is None or run.has_ended or run.request.attempt_id != attempt_id:
             return {"stop": True}
-        refusal = run.hear(rank, news, self._digest)
+        refusal = run.on_report(rank, news, self._digest)
         stop = run.must_stop or bool(refusal)
         return {"stop": stop, "refusal": refusal, "flight_record": run.gang.wants_records}
 
@@ -179,7 +329,7 @@ class Runner:
         self._idle_since_s = time.monotonic()
         if self._jobs_done >= self._settings.max_jobs:
             self._leaving = f"it has run max_jobs={self._settings.max_jobs} jobs"
-        self._leaving = run.poison or self._leaving
+        self._leaving = run.retire_reason or self._leaving
 
     def _work(self) -> None:
         while True:

@@ -11,8 +11,8 @@ import threading
 import time
 
 from orchestrator.backends.classify import failure_from
-from orchestrator.backends.ray.gang import GangHome
-from orchestrator.backends.ray.search_desk import SearchDesk
+from orchestrator.backends.ray.gang.mailbox import GangHome
+from orchestrator.backends.ray.search.mailbox import TrialMailbox
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Outcome
 from orchestrator.core.errors import PreemptedError
@@ -34,19 +34,19 @@ _ENVIRONMENT = {
 
 
 def run_search(
-    request: JobRequest, desk: SearchDesk, settings: RunnerSettings, home: GangHome, stop: threading.Event
+    request: JobRequest, mailbox: TrialMailbox, settings: RunnerSettings, home: GangHome, stop: threading.Event
 ) -> JobResult | JobFailure:
     """Run an attempt to its end; blocks. ``stop`` asks it to end, and it asks its trials."""
     store = open_store(request.store_uri)
     try:
-        return _run(request, desk, settings, home, stop, store=store)
+        return _run(request, mailbox, settings, home, stop, store=store)
     except Exception as error:  # noqa: BLE001 - whatever ends an attempt is a value
         return failure_from(error, request)
 
 
 def _run(
     request: JobRequest,
-    desk: SearchDesk,
+    mailbox: TrialMailbox,
     settings: RunnerSettings,
     home: GangHome,
     stop: threading.Event,
@@ -61,9 +61,9 @@ def _run(
     study = Study(request, store, time.time)
     if not study.is_over:
         os.environ.update(_ENVIRONMENT)
-        from orchestrator.backends.ray.search_tune import tune  # imports ray.tune, which takes seconds
+        from orchestrator.backends.ray.search.tune import tune  # imports ray.tune, which takes seconds
 
-        tune(study, desk, settings, home, stop)
+        tune(study, mailbox, settings, home, stop)
     if stop.is_set() and not study.is_over:
         raise PreemptedError(f"{request.job} was asked to stop; it goes on from its log when it runs again")
     return commit_search(study, request, store, time.time())
