@@ -12,12 +12,10 @@ from orchestrator.cli.console import stderr_console, stdout_console
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
-from orchestrator.report.compare import check_different, compare_sweeps, comparison_tables, sweep_records
-from orchestrator.report.plain import json_ready
-from orchestrator.report.render_csv import render_csv
-from orchestrator.report.render_markdown import markdown_table
-from orchestrator.report.render_terminal import FittingTable
-from orchestrator.report.report import build_report
+from orchestrator.report.build import build_report
+from orchestrator.report.compare_sweeps import check_different, compare_sweeps, comparison_tables, sweep_records
+from orchestrator.report.render.files import json_ready, markdown_table, render_csv
+from orchestrator.report.render.terminal import FittingTable
 from orchestrator.report.results import Report
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import load_plan, load_snapshot

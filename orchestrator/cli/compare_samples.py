@@ -21,23 +21,25 @@ from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.curves import encode_png
-from orchestrator.report.grouping import seeds_of
-from orchestrator.report.render_csv import render_csv
-from orchestrator.report.render_markdown import markdown_table
-from orchestrator.report.render_terminal import FittingTable
-from orchestrator.report.report import build_report
-from orchestrator.report.results import Table
-from orchestrator.report.samples import NetworkPair, SampleComparison, compare_samples, groups_of
-from orchestrator.report.samples_text import (
+from orchestrator.report.build import build_report
+from orchestrator.report.compare_samples import (
+    NetworkPair,
+    SampleComparison,
+    compare_samples,
     draw_groups,
+    groups_of,
     render_samples_page,
     sample_records,
     sample_sentences,
     sample_tables,
 )
-from orchestrator.report.statistics import SeedPair
-from orchestrator.report.text import describe_transfer
+from orchestrator.report.render.columns import describe_transfer
+from orchestrator.report.render.curves import encode_png
+from orchestrator.report.render.files import markdown_table, render_csv
+from orchestrator.report.render.terminal import FittingTable
+from orchestrator.report.results import Table
+from orchestrator.report.statistics.summaries import SeedPair
+from orchestrator.report.tables import seeds_of
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes

@@ -17,7 +17,7 @@ from orchestrator.cli.sources import ScaleOption, SetOption, scale_name
 if TYPE_CHECKING:
     from orchestrator.planning.estimate.costs import PriceTable
     from orchestrator.planning.graph.plan import Plan
-    from orchestrator.report.text import TextTable
+    from orchestrator.report.render.columns import TextTable
     from orchestrator.services.power import Option, PowerAnswer, Price
 
 
@@ -94,8 +94,8 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
     from orchestrator.cli.console import stderr_console, stdout_console
     from orchestrator.cli.money import read_prices
     from orchestrator.cli.plan import check_accelerator
-    from orchestrator.report.numbers import is_fraction
-    from orchestrator.report.render_terminal import FittingTable
+    from orchestrator.report.render.terminal import FittingTable
+    from orchestrator.report.statistics.intervals import is_fraction
     from orchestrator.services.power import Question, answer_power
 
     _check(options)
@@ -153,7 +153,7 @@ def _document(answer: PowerAnswer, prices: PriceTable | None) -> dict[str, objec
 
 
 def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextTable:
-    from orchestrator.report.text import TextTable
+    from orchestrator.report.render.columns import TextTable
 
     header = ["transfer seeds", f"pretraining seeds for {answer.target_power:.0%}", "power", "GPU-hours more"]
     amounts: list[Callable[[Price], str]] = [lambda price: f"{price.gpu_hours:,.1f}"]
@@ -173,14 +173,14 @@ def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextT
 
 
 def _title(answer: PowerAnswer, metric: str) -> str:
-    from orchestrator.report.numbers import number
+    from orchestrator.report.render.numbers import number
 
     against = f" to {answer.baseline}" if answer.baseline else ""
     return f"{answer.place}: to see a difference of {number(answer.difference, metric)}{_unit(metric)}{against}"
 
 
 def _unit(metric: str) -> str:
-    from orchestrator.report.numbers import is_fraction
+    from orchestrator.report.statistics.intervals import is_fraction
 
     return " points" if is_fraction(metric) else ""
 
@@ -213,7 +213,7 @@ def _from_to(low: str, high: str) -> str:
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     """What it rests on, what the plan has, and what is cheapest."""
     from orchestrator.planning.graph.comparisons import METHOD
-    from orchestrator.report.numbers import number
+    from orchestrator.report.render.numbers import number
 
     noise, unit = answer.noise, _unit(metric)
     parts = [f"{number(noise.pretrain_std, metric)}{unit} between pretraining seeds"]
@@ -244,8 +244,7 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
 
 def _write(path: str, answers: Sequence[PowerAnswer], metric: str) -> None:
     from orchestrator.core.errors import UserError
-    from orchestrator.report.curves import encode_png
-    from orchestrator.report.power_curve import PowerPanel, draw_power
+    from orchestrator.report.render.curves import PowerPanel, draw_power, encode_png
 
     panels = [
         PowerPanel(

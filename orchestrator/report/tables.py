@@ -1,26 +1,169 @@
-"""From a plan and the metrics of its committed runs to tables; pure."""
+"""The transfer jobs of a plan, sorted into tables, rows and cells by their facets."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.compared import compared
-from orchestrator.report.grouping import Cells, Grouped, backbones_of, headline_places, seeds_of
+from orchestrator.planning.graph.published import Published
+from orchestrator.report.comparisons import compared
 from orchestrator.report.inputs import TRANSFER_KINDS, Committed
-from orchestrator.report.numbers import bounds_of
-from orchestrator.report.published import PublishedIndex
 from orchestrator.report.results import Compute, Criterion, OnePass, Place, Result, Row, Table
-from orchestrator.report.selection import select_cell
-from orchestrator.report.statistics import SeedPair, Summary, summarize, summarize_runs
+from orchestrator.report.statistics.intervals import bounds_of
+from orchestrator.report.statistics.summaries import SeedPair, Summary, summarize, summarize_runs
 from orchestrator.state.job_view import JobView
 from orchestrator.state.spending import Use, bill_of, uses_of
+
+Cells = dict[str, list[Job]]
+"""Jobs by grid cell, in plan order; without a grid the only cell is ``""``."""
+Grouped = dict[Place, dict[str, Cells]]
+"""Cells by place and label space, in plan order."""
+
+
+def group_transfers(jobs: Iterable[Job]) -> Grouped:
+    """Every transfer job in its table, row and cell."""
+    grouped: Grouped = {}
+    for job in jobs:
+        if job.kind in TRANSFER_KINDS:
+            spaces = grouped.setdefault(place_of(job), {})
+            cells = spaces.setdefault(str(job.facets["label_space"]), {})
+            cells.setdefault(str(job.facets.get("cell", "")), []).append(job)
+    return grouped
+
+
+def place_of(job: Job) -> Place:
+    """The table that a transfer job belongs to."""
+    return Place(
+        transfer=str(job.facets["transfer"]),
+        protocol=str(job.facets["protocol"]),
+        target=str(job.facets["target"]),
+        pretrain=str(job.facets.get("pretrain", "")),
+        checkpoint=str(job.facets.get("checkpoint", "")),
+        fraction=str(job.facets.get("fraction", "")),
+    )
+
+
+def seeds_of(job: Job) -> SeedPair:
+    """What pairs a transfer with those of other label spaces; what has no seed of its own counts as seed 0."""
+    return SeedPair(pretrain=int(job.facets.get("pretrain_seed", 0)), transfer=int(job.facets.get("transfer_seed", 0)))
+
+
+def headline_places(places: Iterable[Place]) -> frozenset[Place]:
+    """Of every transfer and pretrain block: the last checkpoint on the largest fraction of the labels."""
+    by_transfer: dict[Place, list[Place]] = {}
+    for place in places:
+        by_transfer.setdefault(replace(place, checkpoint="", fraction=""), []).append(place)
+    return frozenset(
+        max(alike, key=lambda place: (facet_rank(place.fraction), facet_rank(place.checkpoint)))
+        for alike in by_transfer.values()
+    )
+
+
+def facet_rank(value: str) -> float:
+    """Order of checkpoints and fractions by the number in their name; no name stands for the end and for all."""
+    if not value:
+        return float("inf")
+    number = re.search(r"\d+(\.\d+)?(e-?\d+)?", value)
+    return float(number[0]) if number else -1.0
+
+
+def backbones_of(job: Job, jobs: Mapping[str, Job]) -> set[str]:
+    """Names of the jobs between a transfer and its backbone, the backbone included and the transfer not."""
+    found: set[str] = set()
+    for name in job.needs:
+        need = jobs.get(name)
+        if need is not None and need.kind.value in {"pretrain", "embed", "search"} and name not in found:
+            found.add(name)
+            if need.kind.value == "embed":
+                found |= backbones_of(need, jobs)
+    return found
+
+
+SELECT_METRIC = "select_error"
+"""Error on the tenth of the training split that runs of a grid hold out, chosen by the samples' keys."""
+VALIDATION_METRIC = "val_error"
+"""Of the last epoch, whatever the report compares: the best epoch of a run is known only by looking at all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The selected cell."""
+
+    cell: str
+    criterion: Criterion
+
+
+def select_cell(
+    cells: Mapping[str, Sequence[Result]], expected: Mapping[str, int], *, wanted: Criterion | None = None
+) -> Selection | None:
+    """The cell with the lowest mean error over its runs; cells with all their runs go before cells that lack some.
+
+    Runs that held out a part of their training split are compared on that; where none did, on ``VALIDATION_METRIC``,
+    which favours the label space with the larger grid: whoever shows the result must say so (``Criterion``). ``wanted``
+    is what the sweep asks for, where it says so. None as long as no run has a result.
+    """
+    held_out = {
+        cell: error
+        for cell, results in cells.items()
+        if wanted is not Criterion.VALIDATION and (error := mean_metric(results, SELECT_METRIC)) is not None
+    }
+    criterion = Criterion.TRAIN_HOLDOUT if held_out else Criterion.VALIDATION
+    errors = held_out or {
+        cell: error for cell, results in cells.items() if (error := mean_metric(results, VALIDATION_METRIC)) is not None
+    }
+    if not errors:
+        return None
+    order = list(cells)
+    best = min(errors, key=lambda cell: (len(cells[cell]) < expected[cell], errors[cell], order.index(cell)))
+    return Selection(cell=best, criterion=criterion)
+
+
+def mean_metric(results: Sequence[Result], metric: str) -> float | None:
+    """Mean over the runs; None if there is no run, or one without a finite value."""
+    values = [result.metrics.get(metric, math.nan) for result in results]
+    return math.fsum(values) / len(values) if values and all(map(math.isfinite, values)) else None
+
+
+_Address = tuple[str, str, str, str, str, str]
+
+
+class PublishedIndex:
+    """Looks entries up and remembers which of them nobody asked for."""
+
+    def __init__(self, entries: Iterable[Published]) -> None:
+        self._entries = {_address(entry): entry for entry in entries}
+        self._unused = dict(self._entries)
+
+    @property
+    def unused(self) -> tuple[Published, ...]:
+        """Entries that name no row of this report."""
+        return tuple(self._unused.values())
+
+    def find(self, place: Place, label_space: str, *, is_headline: bool, cell: str = "") -> Published | None:
+        """The entry of a row; papers do not name the last checkpoint or all of the labels, so headlines need not."""
+        places = [place]
+        if is_headline:
+            places += [replace(place, checkpoint=""), replace(place, checkpoint="", fraction="")]
+        for candidate in places:
+            wanted = (candidate.transfer, candidate.pretrain, label_space)
+            address = (*wanted, candidate.checkpoint, candidate.fraction, cell)
+            if address in self._entries:
+                self._unused.pop(address, None)
+                return self._entries[address]
+        return None
+
+
+def _address(entry: Published) -> _Address:
+    place = (entry.transfer, entry.pretrain, entry.label_space)
+    return (*place, entry.checkpoint, entry.fraction, entry.cell)
+
 
 NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 

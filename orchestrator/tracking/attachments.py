@@ -10,10 +10,10 @@ from pathlib import Path
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.learning import read_learning
-from orchestrator.report.page import PAGE, render_page
-from orchestrator.report.render_markdown import render_markdown
-from orchestrator.report.report import DOCUMENT, MARKDOWN, build_report, render_files, save_files
+from orchestrator.report.build import build_report
+from orchestrator.report.inputs import read_learning
+from orchestrator.report.render.files import DOCUMENT, MARKDOWN, render_files, render_markdown, save_files
+from orchestrator.report.render.page import PAGE, render_page
 from orchestrator.report.results import Report
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.layout import submission_name

@@ -11,7 +11,7 @@ from typing import TypeVar
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.history import MetricLine, Segment, list_segments, read_segment
+from orchestrator.report.inputs import MetricLine, Segment, list_segments, read_segment
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import PreconditionFailedError
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.history import Segment
+from orchestrator.report.inputs import Segment
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.attachments import Attachments
 from orchestrator.tracking.content import ContentReader, JobContent, RecordCache, last_steps, read_all

@@ -27,8 +27,7 @@ from orchestrator.core.contract import JobKind, JobRequest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.notifications import outbox
 from orchestrator.notifications.notifications import Notice
-from orchestrator.report.history import read_metric_history
-from orchestrator.report.inputs import read_committed
+from orchestrator.report.inputs import read_committed, read_metric_history
 from orchestrator.retention.fsck import Depth, Finding, check_documents, check_store
 from orchestrator.retention.gc_pins import Pin, add_pin, read_pins
 from orchestrator.retention.gc_rules import Reason

@@ -13,9 +13,9 @@ from rich.console import Console
 from orchestrator.controller.foreground import run_sweep_inprocess
 from orchestrator.core.contract import ENTRY_POINT, JobKind
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.report.render_markdown import render_markdown
-from orchestrator.report.render_terminal import render_terminal
-from orchestrator.report.report import build_report
+from orchestrator.report.build import build_report
+from orchestrator.report.render.files import render_markdown
+from orchestrator.report.render.terminal import render_terminal
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry, dataset_digest
 from orchestrator.storage.local import LocalStore

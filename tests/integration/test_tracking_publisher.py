@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.page import PAGE
-from orchestrator.report.report import REPORT_FILES
+from orchestrator.report.render.files import REPORT_FILES
+from orchestrator.report.render.page import PAGE
 from orchestrator.state.events import SweepStatus
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import record_name, report_name, tracking_name

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.report.history import Segment, supersede
-from orchestrator.report.statistics import SeedPair, paired_difference, relative_improvement, summarize
+from orchestrator.report.inputs import Segment, supersede
+from orchestrator.report.statistics.summaries import SeedPair, paired_difference, relative_improvement, summarize
 
 FRACTIONS = st.floats(min_value=0.0, max_value=1.0)
 PAIRS = st.builds(SeedPair, pretrain=st.integers(0, 3), transfer=st.integers(0, 3))

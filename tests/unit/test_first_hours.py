@@ -11,9 +11,9 @@ import pytest
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError, UserError
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.report import compute_report
-from orchestrator.report.search_text import sentences
-from orchestrator.report.searches import SearchReport
+from orchestrator.report.build import compute_report
+from orchestrator.report.render.other_tables import sentences
+from orchestrator.report.results import SearchReport
 from orchestrator.state.job_view import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.artifacts import ArtifactWriter

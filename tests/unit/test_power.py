@@ -29,9 +29,8 @@ from orchestrator.planning.estimate.power import (
 )
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.comparisons import Comparisons
-from orchestrator.report.power_curve import PowerPanel, draw_power
-from orchestrator.report.statistics import SeedPair
-from orchestrator.report.variance import noise_of
+from orchestrator.report.render.curves import PowerPanel, draw_power
+from orchestrator.report.statistics.summaries import SeedPair, noise_of
 from orchestrator.services.power import Price, Question, answer_power
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import parse_sweep

@@ -7,7 +7,7 @@ errors (Searle, Casella, McCulloch: Variance Components, section 3.5); otherwise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,3 +125,18 @@ def _group_means(matrix: Floats, present: NDArray[np.bool_], numbers: NDArray[An
         counts[group] += present[row]
     with np.errstate(invalid="ignore", divide="ignore"):
         return sums / counts, counts
+
+
+_FRACTIONS = ("error", "accuracy")
+RATE = MetricRange(low=0.0, high=1.0)
+
+
+def is_fraction(metric: str) -> bool:
+    """Whether a metric is rendered in percent."""
+    return any(word in metric for word in _FRACTIONS)
+
+
+def bounds_of(metric: str, values: Iterable[float]) -> MetricRange | None:
+    """What a metric can be: a rate is between 0 and 1. None where nothing is known, or where its values lie outside."""
+    is_rate = is_fraction(metric) and all(RATE.low <= value <= RATE.high for value in values)
+    return RATE if is_rate else None

@@ -6,22 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.planning.graph.comparisons import ALPHA
-from orchestrator.report.family import Family
-from orchestrator.report.numbers import (
+from orchestrator.report.render.columns import describe_transfer, is_tied, num_comparisons
+from orchestrator.report.render.numbers import (
     MISSING,
     count,
     family_interval,
     fixed,
-    is_fraction,
     mean_and_std,
     number,
     p_text,
     plus_minus,
 )
-from orchestrator.report.pooled import PooledFit
 from orchestrator.report.results import Report, Row, Table
-from orchestrator.report.statistics import PairedDifference
-from orchestrator.report.text import describe_transfer, is_tied, num_comparisons
+from orchestrator.report.statistics.families import Family, PooledFit
+from orchestrator.report.statistics.intervals import is_fraction
+from orchestrator.report.statistics.summaries import PairedDifference
 
 _MAX_NAMES = 5
 

@@ -1,28 +1,34 @@
-"""What every rendering of a report says in words: cells of the tables and the statements below them."""
+"""The columns of a report: as text, for tables that people read, and as plain values, for CSV and Parquet.
+
+A new column needs its field in ``results`` and an entry here. Numbers in files are fractions, and None is a value that
+does not exist (yet); numbers in text are as people read them. The statements below the tables are here, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
-from orchestrator.report.family import Family
-from orchestrator.report.numbers import (
+from orchestrator.report.render.numbers import (
     MISSING,
     count,
     family_interval,
     fixed,
     hours,
-    is_fraction,
     mean_and_std,
     mean_interval,
     money,
     number,
+    on_these_images,
     p_text,
     plus_minus,
 )
-from orchestrator.report.results import Place, Report, Row, Table
-from orchestrator.report.statistics import PairedDifference
-from orchestrator.report.validation import on_these_images
+from orchestrator.report.results import OnePass, Place, Report, Row, Table
+from orchestrator.report.statistics.families import Family
+from orchestrator.report.statistics.intervals import is_fraction
+from orchestrator.report.statistics.summaries import PairedDifference, Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,3 +262,192 @@ def columns_left(table: TextTable, left_out: Sequence[tuple[int, ...]]) -> list[
     """Indices of the columns that stay."""
     gone = {index for columns in left_out for index in columns}
     return [index for index in range(len(table.header)) if index not in gone]
+
+
+Value = str | int | float | None
+Values = Mapping[str, Callable[[Any], Value]]
+"""Columns of a file by name, each with how its value is read from what the columns are of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """A table of plain values; every row has as many as there are columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A line of ``results.csv``: a row of a table, one of its subsets, or the one-pass baseline as a row."""
+
+    table: Table
+    row: Row
+    metric: str
+    subset: str = ""
+    num_expected: int | None = None
+
+
+def values(columns: Values, of: object) -> tuple[Value, ...]:
+    """One value per column; all of them missing where there is nothing to read them from."""
+    return tuple(None if of is None else get(of) for get in columns.values())
+
+
+def _fields(*names: str) -> Values:
+    return {name: attrgetter(name) for name in names}
+
+
+def _part(columns: Values, part: Callable[[_Line], object]) -> Values:
+    """The columns of a part of a line, which need not be there."""
+
+    def reader(get: Callable[[Any], Value]) -> Callable[[_Line], Value]:
+        return lambda line: None if (found := part(line)) is None else get(found)
+
+    return {name: reader(get) for name, get in columns.items()}
+
+
+PLACE_COLUMNS: Values = _fields("transfer", "protocol", "target", "pretrain", "checkpoint", "fraction")
+_SUMMARY: Values = {
+    "num_runs": attrgetter("num_values"),
+    **_fields("mean", "std"),
+    "mean_ci_low": attrgetter("low"),
+    "mean_ci_high": attrgetter("high"),
+    "pretrain_std": lambda summary: summary.components and summary.components.pretrain_std,
+    "transfer_std": lambda summary: summary.components and summary.components.transfer_std,
+}
+DIFFERENCE_COLUMNS: Values = {
+    "paired_difference": attrgetter("mean"),
+    "ci_low": attrgetter("low"),
+    "ci_high": attrgetter("high"),
+    **_fields("confidence", "num_pairs", "p_value", "p_holm", "p_bh"),
+    **_fields("std_error", "p_family", "family_low", "family_high", "p_pooled"),
+}
+_COMPUTE: Values = {
+    **_fields("gpu_hours", "cpu_hours", "cost"),
+    "cost_is_partial": lambda compute: None if compute.cost is None else int(compute.is_cost_partial),
+    "currency": lambda compute: None if compute.cost is None else compute.currency,
+}
+_PUBLISHED: Values = {
+    "published": attrgetter("value"),
+    "published_std": attrgetter("std"),
+    "published_source": attrgetter("source"),
+}
+_RESULT_COLUMNS: Values = {
+    **_part(PLACE_COLUMNS, lambda line: line.table.place),
+    "label_space": lambda line: line.row.label_space,
+    "granularity": lambda line: line.row.granularity,
+    "cell": lambda line: line.row.cell,
+    "selected_by": lambda line: line.row.selected_by.value if line.row.selected_by else "",
+    **_fields("metric", "subset", "num_expected"),
+    "absent": lambda line: "; ".join(f"{count} {why}" for why, count in line.row.absent.items()),
+    **_part(_SUMMARY, lambda line: line.row.summary),
+    "num_runs": lambda line: line.row.summary.num_values if line.row.summary else 0,
+    "relative_improvement": lambda line: line.row.improvement,
+    **_part(DIFFERENCE_COLUMNS, lambda line: line.row.difference),
+    "can_be_best": lambda line: None if line.row.can_be_best is None else int(line.row.can_be_best),
+    **_part(_COMPUTE, lambda line: line.row.compute),
+    **_part(_PUBLISHED, lambda line: line.row.published),
+}
+
+
+def result_records(report: Report) -> Records:
+    """One line per label space and table, one per subset of the validation samples, one per one-pass baseline."""
+    lines = (values(_RESULT_COLUMNS, line) for table in report.tables for line in _result_lines(table))
+    return Records(columns=tuple(_RESULT_COLUMNS), rows=tuple(lines))
+
+
+def _result_lines(table: Table) -> Iterator[_Line]:
+    for row in table.rows:
+        yield _Line(table=table, row=row, metric=table.metric, num_expected=row.num_expected)
+        for name, summary in row.subsets.items():
+            only = _row_of(row, summary)
+            metric = f"{table.metric}_{name}"
+            yield _Line(table=table, row=only, metric=metric, subset=name, num_expected=row.num_expected)
+    if (found := table.one_pass) is not None:
+        yield _Line(table=table, row=_one_pass_row(found), metric=table.metric)
+
+
+def _row_of(row: Row, subset: Summary) -> Row:
+    """The row with nothing but the summary of a subset."""
+    return Row(
+        label_space=row.label_space,
+        series=row.series,
+        granularity=row.granularity,
+        num_expected=row.num_expected,
+        results=(),
+        summary=subset,
+        subsets={},
+        improvement=None,
+        difference=None,
+        cell=row.cell,
+        selected_by=row.selected_by,
+    )
+
+
+def _one_pass_row(found: OnePass) -> Row:
+    return Row(
+        label_space="one-pass",
+        series="",
+        granularity=None,
+        num_expected=0,
+        results=(),
+        summary=found.summary,
+        subsets={},
+        improvement=None,
+        difference=None,
+        published=found.published,
+    )
+
+
+def run_records(report: Report) -> Records:
+    """One line per committed run with all of its final metrics."""
+    runs = [
+        (table, row, result) for table in report.tables for row in table.rows for result in (*row.results, *row.others)
+    ]
+    metrics = sorted({name for _, _, result in runs for name in result.metrics})
+    lines = [
+        (
+            *values(PLACE_COLUMNS, table.place),
+            *(row.label_space, row.granularity, result.cell, int(result.cell == row.cell)),
+            *(result.seeds.pretrain, result.seeds.transfer, result.job, result.key),
+            *(result.metrics.get(name) for name in metrics),
+        )
+        for table, row, result in runs
+    ]
+    names = ("label_space", "granularity", "cell", "is_selected", "pretrain_seed", "transfer_seed", "job", "key")
+    return Records(columns=(*PLACE_COLUMNS, *names, *metrics), rows=tuple(lines))
+
+
+def comparison_records(report: Report) -> Records:
+    """One line per pair of label spaces of a table: the first minus the second."""
+    lines = [
+        (
+            *values(PLACE_COLUMNS, table.place),
+            table.metric,
+            pair.first,
+            pair.second,
+            *values(DIFFERENCE_COLUMNS, pair.difference),
+        )
+        for table in report.tables
+        for pair in table.comparisons
+    ]
+    return Records(columns=(*PLACE_COLUMNS, "metric", "first", "second", *DIFFERENCE_COLUMNS), rows=tuple(lines))
+
+
+def ablation_records(report: Report) -> Records:
+    """One line per label space and value of a grid, of the checkpoints or of the fractions."""
+    names = ("facet", "value", "label_space", "granularity", "metric", "is_selected", "select_error", "num_expected")
+    lines = [
+        (
+            *values(PLACE_COLUMNS, ablation.place),
+            *(ablation.facet.value, value, row.label_space, row.granularity, ablation.metric),
+            *(int(cell.is_selected), cell.select_error, cell.num_expected),
+            cell.summary.num_values if cell.summary else 0,
+            *values(_SUMMARY, cell.summary)[1:],
+            *values(_PUBLISHED, cell.published),
+        )
+        for ablation in report.ablations
+        for row in ablation.rows
+        for value, cell in zip(ablation.values, row.cells, strict=True)
+    ]
+    return Records(columns=(*PLACE_COLUMNS, *names, *_SUMMARY, *_PUBLISHED), rows=tuple(lines))

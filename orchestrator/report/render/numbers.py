@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
 
 from orchestrator.core.units import format_money
-from orchestrator.report.intervals import MetricRange
-from orchestrator.report.results import Row
-from orchestrator.report.statistics import PairedDifference, Summary
+from orchestrator.report.results import Row, Table
+from orchestrator.report.statistics.intervals import RATE, is_fraction
+from orchestrator.report.statistics.summaries import PairedDifference, Summary
 
 MISSING = "-"
 TOO_FEW = "too few seeds"
 """In place of a wide interval that reaches beyond what the metric can be, and so says nothing else."""
-_FRACTIONS = ("error", "accuracy")
 _SIGNIFICANT_DIGITS = 4
-_RATE = MetricRange(low=0.0, high=1.0)
-
-
-def is_fraction(metric: str) -> bool:
-    """Whether a metric is rendered in percent."""
-    return any(word in metric for word in _FRACTIONS)
-
-
-def bounds_of(metric: str, values: Iterable[float]) -> MetricRange | None:
-    """What a metric can be: a rate is between 0 and 1. None where nothing is known, or where its values lie outside."""
-    is_rate = is_fraction(metric) and all(_RATE.low <= value <= _RATE.high for value in values)
-    return _RATE if is_rate else None
 
 
 def fixed(value: float, digits: int, *, sign: str = "") -> str:
@@ -61,7 +49,7 @@ def interval(low: float | None, high: float | None, metric: str, *, sign: str = 
 
 def mean_interval(summary: Summary, metric: str) -> str:
     """The interval of a mean; where it is all that the metric can be, it says nothing but its reason."""
-    if is_fraction(metric) and (summary.low, summary.high) == (_RATE.low, _RATE.high):
+    if is_fraction(metric) and (summary.low, summary.high) == (RATE.low, RATE.high):
         return TOO_FEW
     return interval(summary.low, summary.high, metric)
 
@@ -103,3 +91,24 @@ def count(row: Row) -> str:
 _SILENT = frozenset({"missing", "pending"})
 """Reasons that "2/3" says already."""
 _REASONS = {"nan": "NaN"}
+
+
+_IS_SHARE_OF_SAMPLES = re.compile(r"(best_)?val_error|val_top5_error|val_level_error_.+")
+"""Metrics that are wrong samples over all validation samples."""
+
+
+def on_these_images(table: Table) -> str:
+    """What the intervals of a table leave out: that other validation images would give other errors; else empty.
+
+    They are of seeds, on one set of images. An error p on n images has the binomial standard error sqrt(p (1 - p) / n)
+    beside that, which more seeds do not lower.
+    """
+    ranked, num_val = table.ranked, table.num_val
+    if not num_val or not ranked or not _IS_SHARE_OF_SAMPLES.fullmatch(table.metric):
+        return ""
+    best = ranked[0].summary.mean if ranked[0].summary else math.nan
+    error = number(math.sqrt(max(0.0, best * (1 - best)) / num_val), table.metric)
+    return (
+        f"intervals cover seeds only, on the same {num_val:,} validation images; at an error of "
+        f"{number(best, table.metric)} % so many images have a binomial standard error of {error} points"
+    )

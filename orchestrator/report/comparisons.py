@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.planning.graph.comparisons import Comparisons
-from orchestrator.report.family import Family, corrected, within
-from orchestrator.report.intervals import MetricRange
-from orchestrator.report.pooled import PooledFit, complete, p_all_pairs, p_many_to_one, two_way
 from orchestrator.report.results import Comparison, Row, Table
-from orchestrator.report.statistics import (
+from orchestrator.report.statistics.families import (
+    Family,
+    PooledFit,
+    complete,
+    corrected,
+    p_all_pairs,
+    p_many_to_one,
+    two_way,
+    within,
+)
+from orchestrator.report.statistics.intervals import MetricRange
+from orchestrator.report.statistics.summaries import (
     PairedDifference,
     SeedPair,
     all_paired_differences,

@@ -9,15 +9,14 @@ from importlib import resources
 from typing import Any
 
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.answers import answers
-from orchestrator.report.learning import TRAINED_KINDS, Curve, Learning
-from orchestrator.report.numbers import MISSING, count, family_interval, is_fraction, mean_interval
-from orchestrator.report.plain import fields_of, json_text
-from orchestrator.report.results import Ablation, AblationCell, Report, Row, Table
-from orchestrator.report.search_text import hours_unit, parameter_names, sentences
-from orchestrator.report.searches import SearchReport
-from orchestrator.report.text import caveats, describe_place, family_caption, is_tied
-from orchestrator.report.validation import on_these_images
+from orchestrator.report.inputs import TRAINED_KINDS, Curve, Learning
+from orchestrator.report.render.answers import answers
+from orchestrator.report.render.columns import caveats, describe_place, family_caption, is_tied
+from orchestrator.report.render.files import fields_of, json_text
+from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, on_these_images
+from orchestrator.report.render.other_tables import hours_unit, parameter_names, sentences
+from orchestrator.report.results import Ablation, AblationCell, Report, Row, SearchReport, Table
+from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.storage.layout import artifact_folder
 
 PAGE = "report.html"

@@ -11,12 +11,10 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.report.ablation_text import ablation_table
-from orchestrator.report.answers import answers
-from orchestrator.report.kinds_text import kinds_table
+from orchestrator.report.render.answers import answers
+from orchestrator.report.render.columns import TextTable, caveats, columns_left, text_table
+from orchestrator.report.render.other_tables import ablation_table, kinds_table, search_table
 from orchestrator.report.results import Report
-from orchestrator.report.search_text import search_table
-from orchestrator.report.text import TextTable, caveats, columns_left, text_table
 
 _UNLIMITED = 10_000
 """Width in characters at which a table is measured."""

@@ -8,13 +8,21 @@ from typing import Any
 
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.planning.graph.comparisons import METHOD
-from orchestrator.report.compared import values_of
-from orchestrator.report.family import corrected, within
-from orchestrator.report.numbers import MISSING, bounds_of, count, family_interval, number, p_text, plus_minus
-from orchestrator.report.records import DIFFERENCE_COLUMNS, PLACE_COLUMNS, Records, difference_values, place_values
+from orchestrator.report.comparisons import values_of
+from orchestrator.report.render.columns import (
+    DIFFERENCE_COLUMNS,
+    PLACE_COLUMNS,
+    Records,
+    TextTable,
+    describe_place,
+    units,
+    values,
+)
+from orchestrator.report.render.numbers import MISSING, count, family_interval, number, p_text, plus_minus
 from orchestrator.report.results import Place, Report, Row
-from orchestrator.report.statistics import PairedDifference, mean_in_common, paired_difference
-from orchestrator.report.text import TextTable, describe_place, units
+from orchestrator.report.statistics.families import corrected, within
+from orchestrator.report.statistics.intervals import bounds_of
+from orchestrator.report.statistics.summaries import PairedDifference, mean_in_common, paired_difference
 
 SAME = "same runs"
 
@@ -87,10 +95,10 @@ def sweep_records(comparison: SweepComparison) -> Records:
     """One line per cell and sweep; the first sweep's have no difference."""
     lines = [
         (
-            *place_values(place),
+            *values(PLACE_COLUMNS, place),
             *(cell.label_space, cell.granularity, sweep, comparison.metric),
             *((row.summary.num_values, row.summary.mean, row.summary.std) if row and row.summary else (0, None, None)),
-            *difference_values(found),
+            *values(DIFFERENCE_COLUMNS, found),
             int(is_same),
         )
         for place, cells in comparison.places.items()
