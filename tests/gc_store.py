@@ -14,9 +14,8 @@ from orchestrator.core.contract import JobKind, JobRequest
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector, Graces, Tally
-from orchestrator.retention.gc_layout import LOCK, TRASH
-from orchestrator.retention.gc_pins import Pin, add_pin
-from orchestrator.retention.retention import RootReader
+from orchestrator.retention.inventory import LOCK, TRASH
+from orchestrator.retention.retention import Pin, RootReader, add_pin
 from orchestrator.search.events import Asked, Completed, SearchEvent
 from orchestrator.search.log import SearchLog
 from orchestrator.state import events

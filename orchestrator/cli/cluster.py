@@ -75,7 +75,7 @@ def examine(file: Path, output: DocumentForm) -> ExitCode:
     """Run all checks and print one line for each; fails if any of them does."""
     from orchestrator.cli.console import stderr_console, stdout_console
     from orchestrator.cli.output import print_document
-    from orchestrator.cluster.checkup import cluster_checks
+    from orchestrator.cluster.check import cluster_checks
     from orchestrator.cluster.kinds import read_cluster
     from orchestrator.core.checks import Verdict, run_checks
 

@@ -21,7 +21,7 @@ from orchestrator.stack.description import (
     S3_FOLDER,
     Stack,
 )
-from orchestrator.stack.foreground import foreground_cluster
+from orchestrator.stack.start import foreground_cluster
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 

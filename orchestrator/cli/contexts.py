@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from orchestrator.cli.setting_values import problem_of_value
 from orchestrator.cli.settings_files import CHOICE, CONTEXTS, problem_of, read_user_file
 from orchestrator.core.errors import NotFoundError, SpecError, UserError
 from orchestrator.core.security.forms import secret_form
+from orchestrator.storage.files import write_private
 from orchestrator.sweepfile.suggest import did_you_mean
 
 _LOCK_S = 10.0
@@ -128,10 +127,6 @@ def _edited(path: Path) -> Iterator[TOMLDocument]:
             text = path.read_text(encoding="utf-8") if path.exists() else ""
             document = tomlkit.parse(text)
             yield document
-            partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(tomlkit.dumps(document))
-            partial.replace(path)
+            write_private(path, tomlkit.dumps(document))
     except (OSError, Timeout, TOMLKitError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be changed: {error}; repair it, or see who else writes it") from error

@@ -15,8 +15,7 @@ from orchestrator.cli.settings import Settings
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.stack.start import ensure_stack, stop_stack
 from orchestrator.sweeps.client import load_plan
-from orchestrator.tracking.loop import publish_until_done
-from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.publication import Publisher, publish_until_done
 
 _OUTAGE_S = 30.0
 

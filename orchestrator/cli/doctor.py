@@ -20,9 +20,8 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
 from orchestrator.doctor.cluster import Question
 from orchestrator.doctor.examination import examine_cluster
-from orchestrator.doctor.shards import read_beginnings, sample_shards
+from orchestrator.doctor.places import reach_tracking, read_beginnings, sample_shards
 from orchestrator.doctor.store import check_free_space, store_checks
-from orchestrator.doctor.tracking import reach_tracking
 from orchestrator.stack.description import read_stack
 from orchestrator.sweepfile.load import load_sweep
 from orchestrator.sweepfile.model import Sweep

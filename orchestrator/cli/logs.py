@@ -17,8 +17,19 @@ from orchestrator.cli.one_log import AttemptPrinter, print_attempts
 from orchestrator.cli.selection import parse_where, select
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.errors import NotFoundError
-from orchestrator.storage.log_records import LEVELS, LogQuery, LogRecord, encode, format_time, plain_text
-from orchestrator.storage.log_search import StoredLog, find_logs, follow_logs, of_keys, search_logs
+from orchestrator.storage.logs import (
+    LEVELS,
+    LogQuery,
+    LogRecord,
+    StoredLog,
+    encode,
+    find_logs,
+    follow_logs,
+    format_time,
+    of_keys,
+    plain_text,
+    search_logs,
+)
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.schema_policy import duration_s, moment_s
 from orchestrator.sweeps.client import SweepLedger

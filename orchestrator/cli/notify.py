@@ -17,10 +17,10 @@ from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.core.security.redaction import redacted
-from orchestrator.notifications.notification_channels import deliver
-from orchestrator.notifications.notifications import trial_notice
-from orchestrator.notifications.outbox import DeliveryState, Entry, read_all
-from orchestrator.storage.log_records import format_time
+from orchestrator.notifications.channels import deliver
+from orchestrator.notifications.messages import trial_notice
+from orchestrator.notifications.notifier import DeliveryState, Entry, read_entries
+from orchestrator.storage.logs import format_time
 from orchestrator.sweepfile.channel_rules import check_channel_of_sweep
 from orchestrator.sweepfile.load import load_sweep, read_text
 from orchestrator.sweepfile.notify import Channel
@@ -34,7 +34,7 @@ def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCo
         raise typer.BadParameter(message)
     store = open_existing_store(store_uri)
     require_sweep(store, sweep)
-    entries = read_all(store, sweep)
+    entries = read_entries(store, sweep)
     if form is not DocumentForm.TABLE:
         print_document({"sweep": sweep, "notifications": [_document(entry) for entry in entries]}, form)
     else:

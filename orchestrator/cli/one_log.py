@@ -13,8 +13,7 @@ from orchestrator.cli.console import stderr_console
 from orchestrator.core.errors import NotFoundError
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import attempt_logs_folder, job_logs_folder, log_name, short_hash
-from orchestrator.storage.log_records import LogContext, LogQuery, LogRecord
-from orchestrator.storage.log_search import LogFollower
+from orchestrator.storage.logs import LogContext, LogFollower, LogQuery, LogRecord
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import SweepLedger, load_plan

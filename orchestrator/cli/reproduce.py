@@ -66,7 +66,7 @@ def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, fo
 
 
 def _files(found: Reproduction) -> dict[str, str]:
-    from orchestrator.tracking.machine import requirements_text
+    from orchestrator.tracking.provenance import requirements_text
 
     origin = found.origin
     files = {_SWEEP: "".join(f"# {line}\n" for line in _header(found)) + found.text}

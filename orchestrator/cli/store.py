@@ -21,11 +21,8 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.units import format_bytes
-from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store
-from orchestrator.retention.gc import Action, Collector, Graces, Tally
-from orchestrator.retention.gc_layout import whole_artifact
-from orchestrator.retention.gc_pins import Pin, add_pin, read_pins, remove_pin
-from orchestrator.retention.gc_trash import Trash
+from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store, check_sweep
+from orchestrator.retention.gc import Action, Collector, Graces, Tally, Trash
 from orchestrator.retention.inventory import (
     ALL_GROUPS,
     Amount,
@@ -34,9 +31,18 @@ from orchestrator.retention.inventory import (
     Usage,
     artifact_lines,
     measure_usage,
+    whole_artifact,
 )
-from orchestrator.retention.retention import RootReader, check_reference, current_plans, forget
-from orchestrator.retention.sweep_check import check_sweep
+from orchestrator.retention.retention import (
+    Pin,
+    RootReader,
+    add_pin,
+    check_reference,
+    current_plans,
+    forget,
+    read_pins,
+    remove_pin,
+)
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
@@ -124,7 +130,7 @@ def tally_table(tally: Tally, *, applied: bool) -> Table:
 
 def check_integrity(store_uri: str, *, deep: bool, repairs: bool, form: DocumentForm) -> ExitCode:
     """Print every damaged object, and what was done about it; fails if one stays damaged."""
-    from orchestrator.retention.repair import repair
+    from orchestrator.retention.fsck import repair
 
     store, census = open_existing_store(store_uri), Census()
     depth = Depth.CONTENT if deep else Depth.SIZES

@@ -12,8 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Log, Static
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.storage.log_records import plain_text
-from orchestrator.storage.log_search import find_logs, search_logs
+from orchestrator.storage.logs import find_logs, plain_text, search_logs
 from orchestrator.storage.protocol import ObjectStore
 
 _MAX_RECORDS = 500

@@ -23,7 +23,7 @@ from orchestrator.controller.settlement import settle
 from orchestrator.controller.stops import Stops
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, FailureKind, OrchestratorError
-from orchestrator.metrics.counters import CounterBook
+from orchestrator.metrics.attempts import CounterBook
 from orchestrator.metrics.sweeps import Observed
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state.commands import Command, LaunchJob

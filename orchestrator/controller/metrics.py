@@ -9,8 +9,7 @@ from typing import Final
 from orchestrator.controller.controller import Controller
 from orchestrator.core.errors import StorageThrottledError, StorageTimeoutError
 from orchestrator.metrics import catalog
-from orchestrator.metrics.exporter import Exporter, RayExporter
-from orchestrator.metrics.store_errors import StoreErrors
+from orchestrator.metrics.exporter import Exporter, RayExporter, StoreErrors
 from orchestrator.metrics.sweeps import SweepMetrics
 
 SHOW_EVERY_S: Final = 5.0

@@ -1,49 +1,240 @@
-"""Garbage collection: hide what no root reaches, and destroy what has been hidden for long enough.
-
-Two invariants make it safe while sweeps run:
-
-1. What readers can see is hidden before it is destroyed, by deleting its record or manifest, and roots are read again
-   after the hiding: whoever asked for a key in the meantime gets it back. Whoever asks later finds it absent.
-2. Bytes are destroyed only if they were invisible *before* the roots were read that do not reach them. Whoever asks for
-   the key after that reading looks for its record after it too, finds none, and makes the artifact anew, under other
-   names.
-
-Everything is decided from the store alone, so an interrupted collection is continued by the next one. One that is
-suspended for longer than its lock looks at the lock again before every deletion; the single request that it may have
-been in the middle of does no harm either: what it hides late comes back, for whoever took its lock away keeps the
-tombstones of what lives on for another trash grace, and what it destroys late has been marked as past restoring.
-"""
+"""One garbage collection at a time: a lease, so that a dead one does not block the next for long."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
+from types import TracebackType
+from typing import Any, Self
 
-from orchestrator.core.errors import NotFoundError, PreconditionFailedError
-from orchestrator.retention.gc_layout import PROBES, last_part, whole_artifact
-from orchestrator.retention.gc_lock import CollectionLock
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.retention.gc_rules import (
     FOLLOWS_RECORD,
+    Action,
+    Graces,
     HasLeftovers,
     Reason,
     Roots,
+    Tally,
     Unit,
+    classify,
     classify_logs,
     classify_metrics,
     classify_search,
+    leftover,
+    survey,
 )
-from orchestrator.retention.gc_survey import Action, Graces, Tally, classify, leftover, survey
-from orchestrator.retention.gc_trash import Tombstone, Trash
-from orchestrator.retention.inventory import named_objects
+from orchestrator.retention.inventory import (
+    LOCK,
+    PROBES,
+    TRASH,
+    last_part,
+    named_objects,
+    tombstones_name,
+    whole_artifact,
+)
 from orchestrator.storage.layout import record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
-from orchestrator.storage.search_logs import is_whole
+from orchestrator.storage.seals import parse_sealed, seal
+from orchestrator.storage.trials import is_whole
+
+LOCK_DURATION_S = 300.0
+_RENEW_AFTER_S = 60.0
+
+
+class CollectionBusyError(StorageError):
+    """Another garbage collection works on this store, or has died and its lock has not expired yet."""
+
+
+class CollectionLock:
+    """Held inside a ``with`` block; call ``keep`` at least every few minutes.
+
+    Raises:
+        CollectionBusyError: on entering, and from ``keep`` if another collection took the expired lock.
+    """
+
+    def __init__(self, store: ObjectStore, holder: str, now: Callable[[], float]) -> None:
+        self._store = store
+        self._holder = f"{holder}-{secrets.token_hex(4)}"
+        self._now = now
+        self._etag = ""
+        self._renew_at_s = 0.0
+        self.deserted_at_s = 0.0
+        """When the lock was last taken from a collection that never said that it ended: it died, or it sleeps and may
+        still make the one request that it was about to make. 0: that has not happened."""
+
+    def __enter__(self) -> Self:
+        found = self._read()
+        if found is None:
+            self._write(None, LOCK_DURATION_S)
+            return self
+        document, etag = found
+        wait_s = document["expires_at_s"] - self._now()
+        if wait_s > 0:
+            message = (
+                f"{document['holder']} collects garbage in {self._store.uri}, or died while it did: two at once could "
+                f"undo each other's work; try again after its end, or in {wait_s:.0f} s if it is dead"
+            )
+            raise CollectionBusyError(message)
+        is_deserted = document["expires_at_s"] > 0
+        self.deserted_at_s = self._now() if is_deserted else document.get("deserted_at_s", 0.0)
+        self._write(etag, LOCK_DURATION_S)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None or issubclass(kind, Exception):
+            try:
+                self._write(self._etag, 0.0)
+            except StorageError:
+                if kind is None:
+                    raise
+
+    def keep(self) -> None:
+        """Renew the lock when it is time."""
+        if self._now() >= self._renew_at_s:
+            self._write(self._etag, LOCK_DURATION_S)
+
+    def _read(self) -> tuple[dict[str, Any], str] | None:
+        try:
+            content, stat = self._store.get_with_stat(LOCK)
+        except NotFoundError:
+            return None
+        return parse_json(content), stat.etag
+
+    def _write(self, etag: str | None, duration_s: float) -> None:
+        now_s = self._now()
+        document = {
+            "holder": self._holder,
+            "expires_at_s": now_s + duration_s if duration_s else 0.0,
+            "deserted_at_s": self.deserted_at_s,
+            "nonce": secrets.token_hex(8),
+        }
+        content = json.dumps(document).encode()
+        try:
+            if etag is None:
+                stat = self._store.put_if_absent(LOCK, content)
+            else:
+                stat = self._store.put_if_match(LOCK, content, etag)
+        except PreconditionFailedError as error:
+            message = f"another garbage collection has started in {self._store.uri}: this one stops; let that one end"
+            raise CollectionBusyError(message) from error
+        self._etag = stat.etag
+        self._renew_at_s = now_s + _RENEW_AFTER_S
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """One condemned unit."""
+
+    unit: str
+    reason: Reason
+    key: str
+    at_s: float
+    """When it was condemned, unix seconds."""
+    num_bytes: int
+    heads: Mapping[str, str] = field(default_factory=dict)
+    """Content by object name; whatever is not UTF-8 in a damaged one survives as surrogates."""
+    is_doomed: bool = False
+    """Its bytes may be going: from now on it is never restored, whoever asks for it."""
+
+    @classmethod
+    def of(cls, unit: Unit, heads: Mapping[str, bytes], at_s: float) -> Self:
+        """Tombstone of a unit whose heads have been read."""
+        texts = {name: content.decode(errors="surrogateescape") for name, content in heads.items()}
+        return cls(
+            unit=unit.name,
+            reason=unit.reason,
+            key=unit.key,
+            at_s=at_s,
+            num_bytes=unit.amount.num_bytes,
+            heads=texts,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form; what earlier programs do not know is left out where it says nothing."""
+        document = asdict(self)
+        if not self.is_doomed:
+            del document["is_doomed"]
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        return cls(**{**document, "reason": Reason(document["reason"])})
+
+    def contents(self) -> dict[str, bytes]:
+        """The heads as they were."""
+        return {name: text.encode(errors="surrogateescape") for name, text in self.heads.items()}
+
+
+class Trash:
+    """The tombstones of all runs; new ones go under ``run``, which readers leave empty."""
+
+    def __init__(self, store: ObjectStore, run: str = "") -> None:
+        self._store = store
+        self._run = run
+        self._num_batches = 0
+
+    def names(self) -> list[str]:
+        """Names of all batches."""
+        return sorted(stat.name for stat in self._store.list_objects(TRASH) if stat.name != LOCK)
+
+    def read(self, name: str) -> list[Tombstone]:
+        """The tombstones of a batch; none if it is gone.
+
+        Raises:
+            CorruptObjectError: it cannot be read, so that what it hides could not be restored.
+        """
+        try:
+            document = parse_sealed(name, self._store.get(name))
+            return [Tombstone.from_json(entry) for entry in document["tombstones"]]
+        except NotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{name} in {self._store.uri} is damaged ({error!r}): what it hides cannot be restored; delete it"
+            raise CorruptObjectError(message) from error
+
+    def read_all(self) -> Iterator[Tombstone]:
+        """All tombstones, one batch in memory at a time."""
+        for name in self.names():
+            yield from self.read(name)
+
+    def bury(self, tombstones: Sequence[Tombstone]) -> str:
+        """Make tombstones durable as a new batch; returns its name."""
+        name = tombstones_name(self._run, self._num_batches)
+        self._num_batches += 1
+        self._write(name, tombstones)
+        return name
+
+    def doom(self, name: str, units: AbstractSet[str]) -> None:
+        """Make it durable that the tombstones of some units are past restoring."""
+        found = self.read(name)
+        doomed = [replace(entry, is_doomed=True) if entry.unit in units else entry for entry in found]
+        if doomed != found:
+            self._write(name, doomed)
+
+    def rewrite(self, name: str, kept: Sequence[Tombstone]) -> None:
+        """Drop all of a batch's tombstones but these."""
+        if kept:
+            self._write(name, kept)
+        else:
+            self._store.delete(name)
+
+    def _write(self, name: str, tombstones: Sequence[Tombstone]) -> None:
+        document = {"version": _VERSION, "tombstones": [tombstone.to_json() for tombstone in tombstones]}
+        self._store.put(name, seal(name, json.dumps(document, allow_nan=False).encode()))
+
 
 __all__ = ["Action", "Collector", "Graces", "Tally"]
 

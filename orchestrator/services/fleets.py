@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError
 from orchestrator.planning.estimate.makespan import Fleet
-from orchestrator.stack.answers import check_answers
+from orchestrator.stack.ports import check_answers
 
 DEFAULT_GPUS_PER_NODE = 8
 CPUS_PER_GPU = 16

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.core.errors import BadDataError
-from orchestrator.storage.dataset_files import level_counts
-from orchestrator.storage.joined_classes import join_class_tables
+from orchestrator.storage.dataset_files import join_class_tables, level_counts
 from orchestrator.sweepfile.complaints import Complaints
 from orchestrator.sweepfile.model import Dataset
 from orchestrator.sweepfile.schema_datasets import MixtureSpec

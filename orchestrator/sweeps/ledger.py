@@ -30,10 +30,15 @@ from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.stored import decode_snapshot, encode_snapshot
 from orchestrator.storage.bounds import PLAN_BYTES
-from orchestrator.storage.journal import Journal, JournalDamagedError, JournalFencedError
+from orchestrator.storage.journal import (
+    Journal,
+    JournalDamagedError,
+    JournalFencedError,
+    read_snapshots,
+    write_snapshot,
+)
 from orchestrator.storage.layout import journal_segment, plan_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.storage.snapshots import read_snapshots, write_snapshot
 from orchestrator.sweeps.told import without_secrets
 
 SNAPSHOT_EVERY = 128

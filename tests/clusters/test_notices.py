@@ -6,8 +6,15 @@ import time
 
 import pytest
 
-from orchestrator.cluster.notices import AwsNotices, GcpNotices, MetadataError, Notice, Provider, source_of
-from orchestrator.cluster.watch import wait_for_notice
+from orchestrator.cluster.watch import (
+    AwsNotices,
+    GcpNotices,
+    MetadataError,
+    Notice,
+    Provider,
+    source_of,
+    wait_for_notice,
+)
 from orchestrator.core.errors import UserError
 from tests.clusters.metadata_server import NOTHING, serve_metadata
 

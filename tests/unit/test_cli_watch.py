@@ -24,7 +24,7 @@ from orchestrator.cli.standing import Standing
 from orchestrator.cli.watch import Watching, view
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.stack.answers import check_answers
+from orchestrator.stack.ports import check_answers
 from orchestrator.state.job_table import JobTable
 from orchestrator.state.job_view import JobView
 from orchestrator.state.snapshot import Snapshot

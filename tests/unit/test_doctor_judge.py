@@ -17,8 +17,7 @@ from orchestrator.cli.doctor import _grouped
 from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.units import GIB
 from orchestrator.doctor.cluster import Question
-from orchestrator.doctor.examination import examine_cluster
-from orchestrator.doctor.judge import Here, judge
+from orchestrator.doctor.examination import Here, examine_cluster, judge
 
 PACKAGES = {"ray": "2.60.0", "torch": "2.15.0"}
 HERE = Here(python="3.11.7", packages=PACKAGES, digest="aaaa")
@@ -224,8 +223,8 @@ def question(address: str) -> Question:
 
 
 def test_cluster_that_takes_connections_and_stays_silent_is_given_up_soon(monkeypatch) -> None:
-    monkeypatch.setattr("orchestrator.stack.answers.TIMEOUT_S", 0.3)
-    monkeypatch.setattr("orchestrator.stack.answers.check_answers.__defaults__", (0.3,))
+    monkeypatch.setattr("orchestrator.stack.ports.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("orchestrator.stack.ports.check_answers.__defaults__", (0.3,))
     with listener(b"") as address:
         [result] = examine_cluster(question(address), address, 10.0)
     assert result.verdict is Verdict.FAILED

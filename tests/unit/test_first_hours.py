@@ -22,7 +22,7 @@ from orchestrator.sweepfile.list_source import ask_listing
 from orchestrator.sweepfile.load import load_sweep, parse_sweep
 from orchestrator.sweepfile.parse.document import read_document
 from orchestrator.sweepfile.resolve_notify import parse_notify_file
-from orchestrator.tracking.machine import installed_packages
+from orchestrator.tracking.provenance import installed_packages
 from tests.commands import run_command
 from tests.integration.search_jobs import SWEEP, search_request
 from tests.report_sweeps import StudyPlan, committed

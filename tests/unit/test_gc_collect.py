@@ -5,8 +5,7 @@ from typing import cast
 import pytest
 
 from orchestrator.core.errors import ControllerError, CorruptObjectError
-from orchestrator.retention.gc import Action, Tally
-from orchestrator.retention.gc_lock import LOCK_DURATION_S, CollectionBusyError, CollectionLock
+from orchestrator.retention.gc import LOCK_DURATION_S, Action, CollectionBusyError, CollectionLock, Tally
 from orchestrator.retention.gc_rules import Reason
 from orchestrator.retention.inventory import artifact_lines
 from orchestrator.retention.retention import RootReader, forget

@@ -2,11 +2,9 @@
 
 import pytest
 
-from orchestrator.retention.gc import Action, Collector, Graces, Tally
-from orchestrator.retention.gc_lock import LOCK_DURATION_S
-from orchestrator.retention.gc_pins import remove_pin
+from orchestrator.retention.gc import LOCK_DURATION_S, Action, Collector, Graces, Tally
 from orchestrator.retention.gc_rules import Reason, Roots
-from orchestrator.retention.retention import forget
+from orchestrator.retention.retention import forget, remove_pin
 from orchestrator.state.events import SweepReopened
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name

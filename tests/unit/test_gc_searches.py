@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.retention.gc import Action
-from orchestrator.retention.gc_lock import LOCK_DURATION_S
+from orchestrator.retention.gc import LOCK_DURATION_S, Action
 from orchestrator.retention.gc_rules import Reason
 from orchestrator.retention.retention import RootReader, forget
 from orchestrator.search.events import Asked

@@ -18,17 +18,22 @@ from hypothesis import strategies as st
 from orchestrator.backends.ray.attempt_log import AttemptLog, PrintedRecords
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.log_records import (
+from orchestrator.storage.logs import (
     LEVELS,
     LineReader,
     LogContext,
     LogQuery,
     LogRecord,
+    append_log,
     encode,
+    find_logs,
+    finish_log,
     format_time,
+    log_exists,
+    put_segment,
+    read_log,
+    search_logs,
 )
-from orchestrator.storage.log_search import find_logs, search_logs
-from orchestrator.storage.logs import append_log, finish_log, log_exists, put_segment, read_log
 from orchestrator.testing.memory_store import MemoryStore
 
 NAME = "logs/sweep/pretrain/a/000001/rank0.log"

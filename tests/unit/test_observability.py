@@ -14,18 +14,16 @@ from orchestrator.core.contract import JobKind, Outcome, Progress, Resources, Ti
 from orchestrator.core.errors import FailureKind, StorageError
 from orchestrator.core.ids import make_key
 from orchestrator.metrics import catalog
-from orchestrator.metrics.accounts import Account
-from orchestrator.metrics.attempts import AttemptMetrics
+from orchestrator.metrics.attempts import COUNTERS, AttemptMetrics, CounterBook
 from orchestrator.metrics.catalog import Metric, MetricType
-from orchestrator.metrics.counters import COUNTERS, CounterBook
-from orchestrator.metrics.store_errors import StoreErrors
-from orchestrator.metrics.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SlowRank, SweepMetrics
+from orchestrator.metrics.exporter import StoreErrors
+from orchestrator.metrics.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Account, Observed, SlowRank, SweepMetrics
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.state import events
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.error_counts import COUNTED
+from orchestrator.storage.errors import COUNTED
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.progress import ProgressBoard, read_warnings
 from tests.integration.ray_jobs import job, request

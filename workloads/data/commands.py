@@ -19,7 +19,7 @@ from orchestrator.storage.dataset_files import (
     read_class_table,
     read_dataset_file,
 )
-from orchestrator.storage.scratch import scratch_folder
+from orchestrator.storage.files import scratch_folder
 from workloads.data.convert.formats import CONVERTERS, list_source
 from workloads.data.convert.listing import describe_conversion
 from workloads.data.convert.request import WriteRequest

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
-from orchestrator.storage.joined_classes import join_class_tables
+from orchestrator.storage.dataset_files import join_class_tables
 from workloads.data.arrays import npy_bytes
 from workloads.data.columns import ColumnFile, subset_dtype
 from workloads.data.index import (

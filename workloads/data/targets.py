@@ -18,7 +18,7 @@ from orchestrator.storage.dataset_files import (
     read_dataset_file,
 )
 from orchestrator.storage.listing import list_shards
-from orchestrator.storage.uris import expand_braces
+from orchestrator.storage.open import expand_braces
 from workloads.data.index import Shard
 from workloads.data.jobs import described_shards, unread_shard
 

@@ -14,10 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from orchestrator.core.errors import BadDataError, NotFoundError, UserError
-from orchestrator.storage.allowed import check_allowed
-from orchestrator.storage.open import open_store
-from orchestrator.storage.regular_files import read_regular
-from orchestrator.storage.uris import split_object_uri
+from orchestrator.storage.files import read_regular
+from orchestrator.storage.open import check_allowed, open_store, split_object_uri
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.setting import TABLE_FILE, ClassTable, Setting
 

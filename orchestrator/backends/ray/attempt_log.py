@@ -28,9 +28,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.core.errors import StorageError
 from orchestrator.core.security.redaction import RedactedStream, redacted
-from orchestrator.storage.log_records import LEVELS, STDERR, STDOUT, LogContext, LogRecord, encode, format_time
-from orchestrator.storage.log_search import context_of
-from orchestrator.storage.logs import append_log, finish_log, put_segment
+from orchestrator.storage.logs import (
+    LEVELS,
+    STDERR,
+    STDOUT,
+    LogContext,
+    LogRecord,
+    append_log,
+    context_of,
+    encode,
+    finish_log,
+    format_time,
+    put_segment,
+)
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 

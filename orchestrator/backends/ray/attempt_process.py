@@ -20,9 +20,9 @@ from orchestrator.backends.ray.attempt_log import AttemptLog, LoggedProcess, log
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
 from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, JobResult
 from orchestrator.core.errors import FailureKind
+from orchestrator.storage.files import scratch_folder
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.storage.scratch import scratch_folder
 
 Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
 WARM_UP = "warm_up"

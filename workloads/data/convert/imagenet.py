@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
-from orchestrator.storage.regular_files import read_regular
+from orchestrator.storage.files import read_regular
 from workloads.data.convert.imagefolder import with_val
 from workloads.data.convert.items import Conversion, ItemTable, is_image
 from workloads.data.convert.request import ConvertRequest

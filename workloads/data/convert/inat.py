@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
-from orchestrator.storage.regular_files import NotRegularFileError, read_regular
+from orchestrator.storage.files import NotRegularFileError, read_regular
 from workloads.data.convert.imagefolder import with_val
 from workloads.data.convert.items import Conversion, ItemTable
 from workloads.data.convert.request import ConvertRequest

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from orchestrator.core.errors import UserError
-from orchestrator.storage.regular_files import is_inside, kind_of
+from orchestrator.storage.files import is_inside, kind_of
 from workloads.data.convert.items import is_image
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from orchestrator.core.errors import UserError
-from orchestrator.storage.regular_files import open_regular
+from orchestrator.storage.files import open_regular
 
 _MAX_HEADER_BYTES = 16 * 1024**2
 """Names and notes of a member; a broken header claims terabytes, or less than nothing."""

@@ -29,8 +29,8 @@ from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.metrics.attempts import AttemptMetrics
+from orchestrator.storage.files import scratch_folder
 from orchestrator.storage.layout import log_name
-from orchestrator.storage.scratch import scratch_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from orchestrator.core.contract import JobRequest, Resources, Spot
 from orchestrator.core.security import redaction
 from orchestrator.core.units import GIB
 from orchestrator.metrics.machine import describe_machine, gpu_uuids
-from orchestrator.storage.scratch import sweep_scratch
+from orchestrator.storage.files import sweep_scratch
 
 _NAME = re.compile(r"runner/cpus([0-9.e+-]+)-gpus([0-9.e+-]+)-memory_gib([0-9.e+-]+)/[0-9a-f]+")
 

@@ -1,12 +1,25 @@
-"""What can be wrong with a cluster before it exists. A check says what it found, or what is wrong and what to do."""
+"""Whether Slurm would take a batch script."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.cluster.kinds import ClusterFile, ClusterKind
+from orchestrator.cluster.drive import argument_of
+from orchestrator.cluster.kinds import ClusterFile, ClusterKind, ask_tool, find_tool
 from orchestrator.core.checks import Check
 from orchestrator.core.errors import UserError
+
+_LIMIT_S = 40.0
+
+
+def slurm_checks(file: ClusterFile) -> Iterator[Check]:
+    """That Slurm is here, and what it says of the script without queueing it."""
+    yield Check(name="tools", run=lambda: f"sbatch is {find_tool('sbatch')}")
+    yield Check(name="slurm", run=lambda: _test_only(file), needs=("tools",), limit_s=_LIMIT_S)
+
+
+def _test_only(file: ClusterFile) -> str:
+    return ask_tool(["sbatch", "--test-only", argument_of(file.path)]).strip() or "Slurm would take it"
 
 
 def cluster_checks(file: ClusterFile) -> Iterator[Check]:
@@ -21,7 +34,7 @@ def cluster_checks(file: ClusterFile) -> Iterator[Check]:
 
         yield from kubernetes_checks(file)
     else:
-        from orchestrator.cluster.check_slurm import slurm_checks
+        from orchestrator.cluster.check import slurm_checks
 
         yield from slurm_checks(file)
 

@@ -1,25 +1,179 @@
-"""Many runs at once, straight into the tables of an MLflow database, in one transaction for each batch.
-
-MLflow's own interface writes one run per call, in several transactions. Where its database can be reached, this module
-writes the rows that those calls would write. What a batch leaves behind equals what MLflow leaves (a test compares the
-tables), and a batch is there as a whole or not at all.
-
-It is used only where ``known_tables`` finds the tables to be exactly those that this module knows.
-"""
+"""Runs written through MLflow's own interface: a few calls for each, several runs at once over HTTP."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.tracking.draft import Experiment, MetricPoint, RunDraft, milliseconds
+from orchestrator.tracking.draft import DatasetUse, Experiment, MetricPoint, RunDraft, milliseconds
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput, Metric, Param, RunTag
     from sqlalchemy import Connection, Engine, Table
+
+
+_MAX_METRICS_PER_CALL = 1000
+_MAX_LABELS_PER_CALL = 100
+"""Parameters or tags; with them a call may hold 1000 entities in all."""
+_SEARCH_PAGE = 1000
+_NO_END = 0
+"""As an end time: over HTTP there is no other way to take one back, and MLflow reads 0 as no end."""
+
+_DATABASE_REFUSAL = "BAD_REQUEST"
+"""As an error code: what the database says no to, which is not always the caller's fault."""
+
+
+class OneByOneWriter:
+    """Writes runs by ``MlflowClient``. Each call may be repeated after a failure."""
+
+    def __init__(self, client: MlflowClient, *, num_threads: int) -> None:
+        self._client = client
+        self._num_threads = num_threads
+
+    def find_runs(self, experiment_id: str, sweep: str) -> list[tuple[str, str, str]]:
+        """(job, key, run id) of the sweep's runs that are not deleted, oldest first."""
+        found: list[tuple[str, str, str]] = []
+        token: str | None = None
+        while True:
+            page = self._client.search_runs(
+                [experiment_id],
+                f"tags.sweep = '{sweep}'",
+                max_results=_SEARCH_PAGE,
+                order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
+                page_token=token,
+            )
+            found += [(run.data.tags.get("job", ""), run.data.tags.get("key", ""), run.info.run_id) for run in page]
+            token = page.token
+            if not token:
+                return found
+
+    def write(self, experiment_id: str, drafts: Sequence[RunDraft]) -> Iterator[str]:
+        """Write each draft; yields its run id, or nothing but an empty string where the run was deleted meanwhile."""
+        with ThreadPoolExecutor(max_workers=self._num_threads, thread_name_prefix="mlflow") as threads:
+            yield from threads.map(lambda draft: self._write_or_miss(experiment_id, draft), drafts)
+
+    def is_active(self, run_id: str) -> bool:
+        """Whether a run exists and is not deleted."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+
+    def _write_or_miss(self, experiment_id: str, draft: RunDraft) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._write(experiment_id, draft)
+        except MlflowException as error:
+            if draft.run_id and _is_refusal(error) and not self.is_active(draft.run_id):
+                return ""
+            raise
+
+    def _write(self, experiment_id: str, draft: RunDraft) -> str:
+        run_id = draft.run_id or self._create(experiment_id, draft)
+        self._log(run_id, draft, is_new=not draft.run_id)
+        if draft.datasets:
+            self._log_datasets(run_id, draft.datasets)
+        self._end(run_id, draft)
+        return run_id
+
+    def _create(self, experiment_id: str, draft: RunDraft) -> str:
+        """Make a run that can be found by its tags from its first moment on."""
+        start_ms = milliseconds(draft.facts.start_s)
+        run = self._client.create_run(experiment_id, start_time=start_ms, tags=draft.all_tags, run_name=draft.name)
+        return str(run.info.run_id)
+
+    def _log(self, run_id: str, draft: RunDraft, *, is_new: bool) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        known = {} if is_new or not draft.params else self._client.get_run(run_id).data.params
+        params = [Param(*item) for item in draft.params.items() if item[0] not in known]
+        tags = [] if is_new else [RunTag(*item) for item in draft.all_tags.items()]
+        points = [Metric(point.name, point.value, milliseconds(point.at_s), point.step) for point in draft.points]
+        for metrics, labels in _calls(points, [*params, *tags]):
+            self._client.log_batch(
+                run_id,
+                metrics=metrics,
+                params=[label for label in labels if isinstance(label, Param)],
+                tags=[label for label in labels if isinstance(label, RunTag)],
+                synchronous=True,
+            )
+
+    def _log_datasets(self, run_id: str, uses: Sequence[DatasetUse]) -> None:
+        """Name what the run read; MLflow refuses a data set that is named elsewhere between its look and its write.
+
+        Each refusal of that kind means that one more of them is known, so there are at most as many as data sets.
+        """
+        from mlflow.exceptions import MlflowException
+
+        inputs = [_dataset_input(use) for use in uses]
+        for num_left in reversed(range(1 + len(uses))):
+            try:
+                self._client.log_inputs(run_id, datasets=inputs)
+            except MlflowException as error:
+                if error.error_code != _DATABASE_REFUSAL or not num_left:
+                    raise
+            else:
+                return
+
+    def _end(self, run_id: str, draft: RunDraft) -> None:
+        from mlflow.entities import RunStatus
+
+        facts = draft.facts
+        if facts.keeps_ending or (not draft.run_id and facts.status.value == "RUNNING"):
+            return  # as it is there, or as MLflow makes them
+        end_ms = _NO_END if facts.end_s is None else milliseconds(facts.end_s)
+        # The client's own methods cannot take an end back.
+        store = self._client._tracking_client.store  # noqa: SLF001
+        store.update_run_info(run_id, RunStatus.from_string(facts.status.value), end_ms, None)
+
+
+def _calls(
+    metrics: Sequence[Metric], labels: Sequence[Param | RunTag]
+) -> Iterator[tuple[list[Metric], list[Param | RunTag]]]:
+    """Batches within MLflow's limits, as few as possible."""
+    rest, left = iter(metrics), iter(labels)
+    while True:
+        some = list(islice(left, _MAX_LABELS_PER_CALL))
+        first = list(islice(rest, _MAX_METRICS_PER_CALL - len(some)))
+        if not some and not first:
+            return
+        yield first, some
+
+
+def _dataset_input(use: DatasetUse) -> DatasetInput:
+    from mlflow.entities import Dataset, DatasetInput
+
+    dataset = Dataset(
+        name=use.name,
+        digest=use.short_digest,
+        source_type=use.source_type,
+        source=use.source_json,
+        profile=use.profile_json,
+    )
+    return DatasetInput(dataset=dataset, tags=[])
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the server answered and said no, which is worth a second look; an outage is not."""
+    return getattr(error, "error_code", "") in {
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "RESOURCE_DOES_NOT_EXIST",
+        _DATABASE_REFUSAL,
+    }
+
 
 Row = dict[str, Any]
 _BUSY_TIMEOUT_MS = 20_000

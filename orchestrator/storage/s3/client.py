@@ -13,9 +13,8 @@ import boto3
 from botocore.config import Config
 
 from orchestrator.core.errors import StorageError
-from orchestrator.storage.s3_answers import Response, check_answer, check_raw_answer
-from orchestrator.storage.s3_errors import TRANSIENT, translated_errors
-from orchestrator.storage.settings import Addressing, S3Settings
+from orchestrator.storage.s3.answers import TRANSIENT, Response, check_answer, check_raw_answer, translated_errors
+from orchestrator.storage.s3.settings import Addressing, S3Settings
 
 Result = TypeVar("Result")
 

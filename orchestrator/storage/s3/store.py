@@ -25,12 +25,19 @@ from orchestrator.core.errors import (
 from orchestrator.storage.bounds import check_size
 from orchestrator.storage.bulk import Piece, size_differs
 from orchestrator.storage.protocol import ObjectStat, check_name
-from orchestrator.storage.s3_answers import Response
-from orchestrator.storage.s3_bulk import Bytes, File, Source, discard_upload, unfinished_uploads, upload
-from orchestrator.storage.s3_client import Bucket
-from orchestrator.storage.s3_download import arriving, download
-from orchestrator.storage.s3_errors import TRANSIENT, NoBucketError, OutOfRangeError
-from orchestrator.storage.settings import S3Settings
+from orchestrator.storage.s3.answers import TRANSIENT, NoBucketError, OutOfRangeError, Response
+from orchestrator.storage.s3.client import Bucket
+from orchestrator.storage.s3.settings import S3Settings
+from orchestrator.storage.s3.transfers import (
+    Bytes,
+    File,
+    Source,
+    arriving,
+    discard_upload,
+    download,
+    unfinished_uploads,
+    upload,
+)
 
 Read = tuple[bytes, ObjectStat]
 ReadIfShort = tuple[bytes | None, ObjectStat]
