@@ -13,7 +13,8 @@ from typing import Any, cast
 from orchestrator.core.contract import JobKind, JobRequest
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.retention.gc import Collector, Graces, Tally
+from orchestrator.retention.gc import Collector
+from orchestrator.retention.gc_rules import Graces, Tally
 from orchestrator.retention.inventory import LOCK, TRASH
 from orchestrator.retention.retention import Pin, RootReader, add_pin
 from orchestrator.search.events import Asked, Completed, SearchEvent

@@ -18,7 +18,7 @@ from orchestrator.cli.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.core.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
-from orchestrator.doctor.cluster import Question
+from orchestrator.doctor.cluster import ClusterQuestion
 from orchestrator.doctor.examination import examine_cluster
 from orchestrator.doctor.places import reach_tracking, read_beginnings, sample_shards
 from orchestrator.doctor.store import check_free_space, store_checks
@@ -98,7 +98,7 @@ def _cluster_results(
         yield CheckResult(name="cluster", verdict=Verdict.SKIPPED, detail=_why_not(settings))
         return
     tracking = settings.tracking_uri(sweep.tracking_uri if sweep else "")
-    question = Question(
+    question = ClusterQuestion(
         address="" if stack is not None else address,
         home=str(settings.home),
         namespace=settings.namespace,

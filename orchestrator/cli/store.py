@@ -22,7 +22,8 @@ from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.status import open_existing_store, require_sweep
 from orchestrator.core.units import format_bytes
 from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store, check_sweep
-from orchestrator.retention.gc import Action, Collector, Graces, Tally, Trash
+from orchestrator.retention.gc import Collector, Trash
+from orchestrator.retention.gc_rules import GcAction, Graces, Tally
 from orchestrator.retention.inventory import (
     ALL_GROUPS,
     Amount,
@@ -49,10 +50,10 @@ from orchestrator.sweeps.client import list_sweeps, load_plan
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _USAGE_COLUMNS = ("artifacts", "checkpoints", "metrics", "logs", "shared")
 _ACTION_TITLES = {
-    Action.WAIT_FOR_GRACE: "younger than the grace",
-    Action.HIDE: "into the trash",
-    Action.WAIT_IN_TRASH: "waits in the trash",
-    Action.DESTROY: "destroyed",
+    GcAction.WAIT_FOR_GRACE: "younger than the grace",
+    GcAction.HIDE: "into the trash",
+    GcAction.WAIT_IN_TRASH: "waits in the trash",
+    GcAction.DESTROY: "destroyed",
 }
 
 
@@ -113,7 +114,7 @@ def tally_table(tally: Tally, *, applied: bool) -> Table:
     title = "Garbage collected" if applied else "Garbage that `gc --apply` would handle now"
     table = Table(title=title, title_justify="left")
     table.add_column("reason")
-    actions = [action for action in Action if any(did is action for did, _ in tally.amounts)]
+    actions = [action for action in GcAction if any(did is action for did, _ in tally.amounts)]
     for action in actions:
         table.add_column(_ACTION_TITLES[action], justify="right")
     for reason in sorted({reason for _, reason in tally.amounts}):

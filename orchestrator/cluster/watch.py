@@ -45,7 +45,7 @@ class MetadataError(OrchestratorError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class PreemptionNotice:
     """The provider takes the machine back."""
 
     reason: str
@@ -56,7 +56,7 @@ class Notice:
 class NoticeSource(Protocol):
     """Where one provider's machines hear of it."""
 
-    def ask(self, now: float) -> Notice | None:
+    def ask(self, now: float) -> PreemptionNotice | None:
         """The notice, if there is one; ``now`` in unix seconds.
 
         Raises:
@@ -86,7 +86,7 @@ class AwsNotices:
     endpoint: str
     _token: str = field(default="", repr=False)
 
-    def ask(self, now: float) -> Notice | None:
+    def ask(self, now: float) -> PreemptionNotice | None:
         """See ``NoticeSource``: a spot instance is interrupted."""
         text = self._get("/latest/meta-data/spot/instance-action")
         if text is None:
@@ -99,7 +99,7 @@ class AwsNotices:
                 f"{self.endpoint} announces an interruption that cannot be read: {text[:200]}"
             ) from error
         at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-        return Notice(reason=f"AWS spot interruption ({action})", seconds_left=max(0.0, at_s - now))
+        return PreemptionNotice(reason=f"AWS spot interruption ({action})", seconds_left=max(0.0, at_s - now))
 
     def _get(self, path: str) -> str | None:
         for _ in range(2):  # a token ends after some hours; the second round has a new one
@@ -128,13 +128,13 @@ class GcpNotices:
 
     endpoint: str
 
-    def ask(self, now: float) -> Notice | None:
+    def ask(self, now: float) -> PreemptionNotice | None:
         """See ``NoticeSource``: the instance is preempted, or its host goes into maintenance and takes it along."""
         if self._get("/computeMetadata/v1/instance/preempted") == "TRUE":
-            return Notice(reason="Google Cloud preempts the instance", seconds_left=_GCP_NOTICE_S)
+            return PreemptionNotice(reason="Google Cloud preempts the instance", seconds_left=_GCP_NOTICE_S)
         # Machines with GPUs cannot be moved: they are told an hour ahead, and stopped.
         if self._get("/computeMetadata/v1/instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
-            return Notice(reason="Google Cloud maintains the host and ends the instance", seconds_left=3600.0)
+            return PreemptionNotice(reason="Google Cloud maintains the host and ends the instance", seconds_left=3600.0)
         return None
 
     def _get(self, path: str) -> str:
@@ -179,7 +179,7 @@ def wait_for_notice(
     every_s: float = EVERY_S,
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> Notice:
+) -> PreemptionNotice:
     """Look again and again; returns with the first notice. A metadata service that is away is asked again for ever."""
     num_missed = 0
     while True:

@@ -22,7 +22,7 @@ from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
 from orchestrator.core.units import GIB, format_bytes, format_duration
-from orchestrator.doctor.cluster import Question
+from orchestrator.doctor.cluster import ClusterQuestion
 from orchestrator.stack.environment import python_path
 from orchestrator.stack.ports import check_answers
 
@@ -363,7 +363,7 @@ _PACKAGES = ("ray", "torch", "torchvision", "timm", "numpy", "pretraining-orches
 _END = ""
 
 
-def examine_cluster(question: Question, address: str, limit_s: float) -> Iterator[CheckResult]:
+def examine_cluster(question: ClusterQuestion, address: str, limit_s: float) -> Iterator[CheckResult]:
     """All verdicts on a cluster, as they come; those that are not there in time count as failed.
 
     ``address`` is where Ray's control store listens, asked first without Ray.
@@ -401,12 +401,12 @@ def this_machine() -> Here:
     )
 
 
-def _stages(question: Question) -> list[str]:
+def _stages(question: ClusterQuestion) -> list[str]:
     asked = ["nodes", "facts", "clocks", "services", "gloo"]
     return asked + ["store"] * bool(question.store_uri) + ["tracking"] * bool(question.tracking_uri)
 
 
-def _lines(question: Question, limit_s: float) -> Iterator[str]:
+def _lines(question: ClusterQuestion, limit_s: float) -> Iterator[str]:
     """What the process prints until it ends, or the time is over: then it is killed, whatever it does."""
     environment = {**os.environ, "PYTHONPATH": python_path(os.environ), "RAY_DEDUP_LOGS": "0"}
     command = [sys.executable, "-m", "orchestrator.doctor.cluster"]

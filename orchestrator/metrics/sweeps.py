@@ -34,7 +34,7 @@ class Share:
 _NONE = Share()
 
 
-class Account:
+class SweepAccount:
     """One sweep; ``follow`` takes time by the number of jobs that changed."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class SweepMetrics:
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, SweepAccount] = {}
         self._num_events: dict[str, int] = {}
         self._moved_at_s: dict[str, float] = {}
 
@@ -223,7 +223,7 @@ class SweepMetrics:
         for snapshot in snapshots:
             sweep = snapshot.sweep
             if sweep not in self._accounts:
-                self._accounts[sweep] = Account()
+                self._accounts[sweep] = SweepAccount()
                 for outcome in _OUTCOMES:
                     self._exporter.add(catalog.ATTEMPTS, 0, {"sweep": sweep, "outcome": outcome})
             if self._num_events.get(sweep) != snapshot.num_events:
@@ -241,7 +241,7 @@ class SweepMetrics:
                 account.see(one.progress)
                 self._show(one, account, now)
 
-    def _show(self, one: Observed, account: Account, now: float) -> None:
+    def _show(self, one: Observed, account: SweepAccount, now: float) -> None:
         snapshot = one.snapshot
         labels = {"sweep": snapshot.sweep}
         for state in JobState:

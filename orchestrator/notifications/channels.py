@@ -1,6 +1,7 @@
-"""Connections to addresses that people write into files: no metadata services, no redirects, no clear text to far away.
+"""The channels of notifications: one entry per kind, what each sends, and the connections that are made to receivers.
 
-A receiver that sends a byte now and then keeps every read alive, so besides each step the whole has a deadline.
+Receivers are what people write into files: no metadata services, no redirects, no clear text to far away. A receiver
+that sends a byte now and then keeps every read alive, so besides each step the whole has a deadline.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -180,16 +182,54 @@ def deliver(notice: Notice, channel: Channel) -> None:
         DeliveryError: nobody took it; the message shows no secret.
         UserError: a reference leads to no secret, or a URL is refused.
     """
+    _KINDS[channel.kind].send(notice, channel)
+
+
+def describe_channel(channel: Channel) -> str:
+    """Kind and receiver of a channel, without its secrets."""
+    return _KINDS[channel.kind].describe(channel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """How one kind of channel sends, and how people are told of it."""
+
+    send: Callable[[Notice, Channel], None]
+    describe: Callable[[Channel], str]
+
+
+def _send_mail(notice: Notice, channel: Channel) -> None:
     if channel.email is not None:
         _mail(notice, channel.email)
-    elif channel.slack:
-        url = resolve_secret(channel.slack, what="the URL of Slack's webhook")
-        body = json.dumps(slack_document(notice)).encode()
-        _post(url, Signed(body=body, headers={"Content-Type": "application/json"}))
-    else:
-        url = resolve_secret(channel.webhook, what="the webhook") if is_reference(channel.webhook) else channel.webhook
-        key = resolve_secret(channel.secret, what="the webhook's key") if channel.secret else ""
-        _post(url, signed(notice, key, time.time()))
+
+
+def _describe_mail(channel: Channel) -> str:
+    return f"email to {', '.join(channel.email.to)} by {channel.email.server}" if channel.email is not None else ""
+
+
+def _send_to_slack(notice: Notice, channel: Channel) -> None:
+    url = resolve_secret(channel.slack, what="the URL of Slack's webhook")
+    body = json.dumps(slack_document(notice)).encode()
+    _post(url, Signed(body=body, headers={"Content-Type": "application/json"}))
+
+
+def _send_to_webhook(notice: Notice, channel: Channel) -> None:
+    url = resolve_secret(channel.webhook, what="the webhook") if is_reference(channel.webhook) else channel.webhook
+    key = resolve_secret(channel.secret, what="the webhook's key") if channel.secret else ""
+    _post(url, signed(notice, key, time.time()))
+
+
+def _describe_url(channel: Channel) -> str:
+    where = channel.slack or channel.webhook
+    return f"{channel.kind} {where if where.startswith('${') else where.split('/')[2]}"
+
+
+_KINDS = {
+    "email": _Kind(send=_send_mail, describe=_describe_mail),
+    "slack": _Kind(send=_send_to_slack, describe=_describe_url),
+    "webhook": _Kind(send=_send_to_webhook, describe=_describe_url),
+}
+"""By ``Channel.kind``."""
 
 
 def signed(notice: Notice, key: str, now: float) -> Signed:

@@ -16,10 +16,10 @@ from orchestrator.report.results import (
     AblationRow,
     Criterion,
     Facet,
-    Place,
     Report,
     Row,
     Table,
+    TablePlace,
     build_searches,
 )
 from orchestrator.report.tables import (
@@ -70,7 +70,7 @@ def _grid(builder: TableBuilder, table: Table, spaces: Mapping[str, Cells], *, i
 
 
 def _grid_cell(
-    builder: TableBuilder, place: Place, row: Row, value: str, cells: Cells, *, is_headline: bool
+    builder: TableBuilder, place: TablePlace, row: Row, value: str, cells: Cells, *, is_headline: bool
 ) -> AblationCell:
     results = builder.results(cells.get(value, ()))
     return AblationCell(
@@ -84,13 +84,13 @@ def _grid_cell(
 
 def _along(tables: Sequence[Table], facet: Facet) -> list[Ablation]:
     """Tables that differ in nothing but the facet, side by side."""
-    alike: dict[Place, list[Table]] = {}
+    alike: dict[TablePlace, list[Table]] = {}
     for table in tables:
         alike.setdefault(_without(table.place, facet), []).append(table)
     return [_side_by_side(place, some, facet) for place, some in alike.items() if len(some) > 1]
 
 
-def _side_by_side(place: Place, tables: Sequence[Table], facet: Facet) -> Ablation:
+def _side_by_side(place: TablePlace, tables: Sequence[Table], facet: Facet) -> Ablation:
     ordered = sorted(tables, key=lambda table: facet_rank(_value(table.place, facet)))
     spaces: dict[str, dict[str, Row]] = {}
     for table in ordered:
@@ -121,11 +121,11 @@ def _ablation_row(row: Row, cells: Sequence[AblationCell]) -> AblationRow:
     return AblationRow(label_space=row.label_space, series=row.series, granularity=row.granularity, cells=tuple(cells))
 
 
-def _value(place: Place, facet: Facet) -> str:
+def _value(place: TablePlace, facet: Facet) -> str:
     return place.checkpoint if facet is Facet.CHECKPOINT else place.fraction
 
 
-def _without(place: Place, facet: Facet) -> Place:
+def _without(place: TablePlace, facet: Facet) -> TablePlace:
     return replace(place, checkpoint="") if facet is Facet.CHECKPOINT else replace(place, fraction="")
 
 

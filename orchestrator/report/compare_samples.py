@@ -82,7 +82,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ImageGroup:
     """The images of one class, node of a level or subset; counts are sums over the pairs of networks."""
 
     kind: str
@@ -124,7 +124,7 @@ class SampleComparison:
     """In how many pairs each image of the split was fixed."""
     broken_N: NDArray[np.int64]
     counted_N: NDArray[np.bool_]
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ImageGroup, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form, without the images."""
@@ -164,10 +164,10 @@ def compare_samples(
     )
 
 
-def groups_of(counted: Sequence[Mapping[str, Any]], num_pairs: int) -> tuple[Group, ...]:
+def groups_of(counted: Sequence[Mapping[str, Any]], num_pairs: int) -> tuple[ImageGroup, ...]:
     """Tested groups out of their counts, each kind of group one family of tests."""
     found = [
-        Group(
+        ImageGroup(
             **line,
             difference=(line["num_broken"] - line["num_fixed"]) / (line["num_samples"] * num_pairs),
             p_value=sign_test(line["num_better"], line["num_worse"]),
@@ -335,9 +335,9 @@ def sample_records(comparisons: Sequence[SampleComparison]) -> Records:
     return Records(columns=("place", "first", "second", "kind", "name", *counts), rows=tuple(lines))
 
 
-def groups_by_kind(comparison: SampleComparison) -> dict[str, list[Group]]:
+def groups_by_kind(comparison: SampleComparison) -> dict[str, list[ImageGroup]]:
     """Groups by what they are of, in the order in which they came."""
-    kinds: dict[str, list[Group]] = {}
+    kinds: dict[str, list[ImageGroup]] = {}
     for group in comparison.groups:
         kinds.setdefault(group.kind, []).append(group)
     return kinds
@@ -410,7 +410,7 @@ def _test_row(test: NetworkTest) -> tuple[str, ...]:
     return (_pair_name(test), *counts, *_tested(test.difference, test.p_value, test.p_holm))
 
 
-def _group_row(group: Group) -> tuple[str, ...]:
+def _group_row(group: ImageGroup) -> tuple[str, ...]:
     counts = (f"{group.num_samples:,}", f"{group.num_fixed:,}", f"{group.num_broken:,}")
     return (group.name, *counts, *_tested(group.difference, group.p_value, group.p_holm))
 
@@ -419,13 +419,13 @@ def _tested(difference: float, p_value: float, p_holm: float) -> tuple[str, str,
     return number(difference, _ERROR, sign="+"), p_text(p_value), p_text(p_holm)
 
 
-def _most_changed(groups: Sequence[Group]) -> list[Group]:
+def _most_changed(groups: Sequence[ImageGroup]) -> list[ImageGroup]:
     """Those whose number of errors changed most, in the order of the difference."""
     changed = sorted(groups, key=lambda group: (-abs(group.num_broken - group.num_fixed), group.name))
     return sorted(changed[:_MOST_GROUPS], key=lambda group: (group.difference, group.name))
 
 
-def _draw_panel(panel: Axes, kind: str, groups: Sequence[Group], num_pairs: int, num_groups: int) -> None:
+def _draw_panel(panel: Axes, kind: str, groups: Sequence[ImageGroup], num_pairs: int, num_groups: int) -> None:
     places = range(len(groups))
     fixed = [100 * group.num_fixed / (group.num_samples * num_pairs) for group in groups]
     broken = [-100 * group.num_broken / (group.num_samples * num_pairs) for group in groups]

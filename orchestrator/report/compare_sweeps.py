@@ -19,7 +19,7 @@ from orchestrator.report.render.columns import (
     values,
 )
 from orchestrator.report.render.numbers import MISSING, count, family_interval, number, p_text, plus_minus
-from orchestrator.report.results import Place, Report, Row
+from orchestrator.report.results import Report, Row, TablePlace
 from orchestrator.report.statistics.families import corrected, within
 from orchestrator.report.statistics.intervals import bounds_of
 from orchestrator.report.statistics.summaries import PairedDifference, mean_in_common, paired_difference
@@ -47,7 +47,7 @@ class SweepComparison:
 
     sweeps: tuple[str, ...]
     metric: str
-    places: Mapping[Place, tuple[ComparedCell, ...]]
+    places: Mapping[TablePlace, tuple[ComparedCell, ...]]
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def compare_sweeps(reports: Sequence[Report]) -> SweepComparison:
     rows = [_rows(report) for report in reports]
     shared = [cell for cell in dict.fromkeys(cell for some in rows for cell in some) if _num_having(rows, cell) > 1]
     cells = _compared(rows, shared, reports[0].metric)
-    places: dict[Place, tuple[ComparedCell, ...]] = {}
+    places: dict[TablePlace, tuple[ComparedCell, ...]] = {}
     for (place, _), cell in zip(shared, cells, strict=True):
         places[place] = (*places.get(place, ()), cell)
     return SweepComparison(
@@ -111,7 +111,7 @@ def sweep_records(comparison: SweepComparison) -> Records:
     return Records(columns=(*PLACE_COLUMNS, *names, *DIFFERENCE_COLUMNS, "is_same"), rows=tuple(lines))
 
 
-_Cell = tuple[Place, str]
+_Cell = tuple[TablePlace, str]
 
 
 def _rows(report: Report) -> dict[_Cell, Row]:
@@ -179,7 +179,7 @@ def _notes(names: Sequence[str], rows: Sequence[Mapping[_Cell, Row]], shared: Se
     ]
 
 
-def _text_table(comparison: SweepComparison, place: Place, cells: Sequence[ComparedCell]) -> TextTable:
+def _text_table(comparison: SweepComparison, place: TablePlace, cells: Sequence[ComparedCell]) -> TextTable:
     percent, points = units(comparison.metric)
     first, *others = comparison.sweeps
     header = ["pretrained on", "G"]

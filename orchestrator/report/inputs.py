@@ -52,7 +52,7 @@ class MetricLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class MetricSegment:
     """One segment and how much of it counts: the steps ``from_step < step <= valid_to_step``."""
 
     name: str
@@ -61,14 +61,14 @@ class Segment:
     valid_to_step: int
 
 
-def list_segments(store: ObjectStore, key: str) -> list[Segment]:
+def list_segments(store: ObjectStore, key: str) -> list[MetricSegment]:
     """Segments of a key of which anything counts, in order of steps."""
     folder = metrics_folder(key)
     names = [stat.name for stat in store.list_objects(folder) if stat.name.endswith(_SUFFIX)]
     return supersede([_parse(name, folder) for name in names])
 
 
-def supersede(segments: Sequence[Segment]) -> list[Segment]:
+def supersede(segments: Sequence[MetricSegment]) -> list[MetricSegment]:
     """Cut every segment at the first step that a later attempt starts from; drop those without any step left."""
     starts: dict[int, int] = {}
     for segment in segments:
@@ -83,7 +83,7 @@ def supersede(segments: Sequence[Segment]) -> list[Segment]:
     return sorted(cut, key=lambda segment: (segment.from_step, segment.attempt))
 
 
-def read_segment(store: ObjectStore, segment: Segment) -> list[MetricLine]:
+def read_segment(store: ObjectStore, segment: MetricSegment) -> list[MetricLine]:
     """The lines of a segment that count, in order of steps.
 
     Raises:
@@ -117,7 +117,7 @@ def read_epochs_and_metrics(store: ObjectStore, key: str) -> list[tuple[float, M
     return found
 
 
-def _documents(store: ObjectStore, segment: Segment) -> list[dict[str, Any]]:
+def _documents(store: ObjectStore, segment: MetricSegment) -> list[dict[str, Any]]:
     # One list and not line by line, and not by json.loads: a sixth of the time, which counts where a page shows
     # thousands of runs. All that it refuses is a ValueError here too, nesting of more than 200 levels included.
     content = store.get(segment.name, max_bytes=METRICS_BYTES)
@@ -127,7 +127,7 @@ def _documents(store: ObjectStore, segment: Segment) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _telling_which(segment: Segment) -> Iterator[None]:
+def _telling_which(segment: MetricSegment) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
@@ -137,11 +137,11 @@ def _telling_which(segment: Segment) -> Iterator[None]:
         raise CorruptObjectError(message) from error
 
 
-def _parse(name: str, folder: str) -> Segment:
+def _parse(name: str, folder: str) -> MetricSegment:
     try:
         attempt, steps = name.removeprefix(folder).removesuffix(_SUFFIX).split("/")
         from_step, to_step = steps.split("-")
-        return Segment(name=name, attempt=int(attempt), from_step=int(from_step), valid_to_step=int(to_step))
+        return MetricSegment(name=name, attempt=int(attempt), from_step=int(from_step), valid_to_step=int(to_step))
     except ValueError as error:
         message = f"{name} is not named <attempt>/<from>-<to>.jsonl as metric segments are; remove it from the store"
         raise CorruptObjectError(message) from error

@@ -117,7 +117,7 @@ class Criterion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Place:
+class TablePlace:
     """Everything but the label space and the seeds that two runs must share to stand in one table."""
 
     transfer: str
@@ -244,9 +244,9 @@ class Table:
     """What the comparisons are corrected for; None before they are made."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TablePlace:
         """What the table is about."""
-        return Place(
+        return TablePlace(
             transfer=self.transfer,
             protocol=self.protocol,
             target=self.target,
@@ -312,7 +312,7 @@ class AblationRow:
 class Ablation:
     """A whole grid, all checkpoints or all fractions of one transfer, everything else being equal."""
 
-    place: Place
+    place: TablePlace
     facet: Facet
     metric: str
     values: tuple[str, ...]

@@ -15,7 +15,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.published import Published
 from orchestrator.report.comparisons import compared
 from orchestrator.report.inputs import TRANSFER_KINDS, Committed
-from orchestrator.report.results import Compute, Criterion, OnePass, Place, Result, Row, Table
+from orchestrator.report.results import Compute, Criterion, OnePass, Result, Row, Table, TablePlace
 from orchestrator.report.statistics.intervals import bounds_of
 from orchestrator.report.statistics.summaries import SeedPair, Summary, summarize, summarize_runs
 from orchestrator.state.job_view import JobView
@@ -23,7 +23,7 @@ from orchestrator.state.spending import Use, bill_of, uses_of
 
 Cells = dict[str, list[Job]]
 """Jobs by grid cell, in plan order; without a grid the only cell is ``""``."""
-Grouped = dict[Place, dict[str, Cells]]
+Grouped = dict[TablePlace, dict[str, Cells]]
 """Cells by place and label space, in plan order."""
 
 
@@ -38,9 +38,9 @@ def group_transfers(jobs: Iterable[Job]) -> Grouped:
     return grouped
 
 
-def place_of(job: Job) -> Place:
+def place_of(job: Job) -> TablePlace:
     """The table that a transfer job belongs to."""
-    return Place(
+    return TablePlace(
         transfer=str(job.facets["transfer"]),
         protocol=str(job.facets["protocol"]),
         target=str(job.facets["target"]),
@@ -55,9 +55,9 @@ def seeds_of(job: Job) -> SeedPair:
     return SeedPair(pretrain=int(job.facets.get("pretrain_seed", 0)), transfer=int(job.facets.get("transfer_seed", 0)))
 
 
-def headline_places(places: Iterable[Place]) -> frozenset[Place]:
+def headline_places(places: Iterable[TablePlace]) -> frozenset[TablePlace]:
     """Of every transfer and pretrain block: the last checkpoint on the largest fraction of the labels."""
-    by_transfer: dict[Place, list[Place]] = {}
+    by_transfer: dict[TablePlace, list[TablePlace]] = {}
     for place in places:
         by_transfer.setdefault(replace(place, checkpoint="", fraction=""), []).append(place)
     return frozenset(
@@ -146,7 +146,7 @@ class PublishedIndex:
         """Entries that name no row of this report."""
         return tuple(self._unused.values())
 
-    def find(self, place: Place, label_space: str, *, is_headline: bool, cell: str = "") -> Published | None:
+    def find(self, place: TablePlace, label_space: str, *, is_headline: bool, cell: str = "") -> Published | None:
         """The entry of a row; papers do not name the last checkpoint or all of the labels, so headlines need not."""
         places = [place]
         if is_headline:
@@ -240,7 +240,7 @@ class TableBuilder:
         space_of = labels.identity["parameters"]["space"]
         return "rebalanced" if "rebalanced" in space_of.get("clusters", {}) else str(next(iter(space_of), entry))
 
-    def _table(self, place: Place, spaces: Mapping[str, Cells]) -> Table:
+    def _table(self, place: TablePlace, spaces: Mapping[str, Cells]) -> Table:
         table = Table(
             transfer=place.transfer,
             protocol=place.protocol,
@@ -259,7 +259,7 @@ class TableBuilder:
         values = (found.metrics[metric] for row in table.rows for found in row.results)
         return compared(table, bounds_of(metric, values))
 
-    def _row(self, place: Place, space: str, cells: Cells) -> Row:
+    def _row(self, place: TablePlace, space: str, cells: Cells) -> Row:
         found = {cell: self.results(jobs) for cell, jobs in cells.items()}
         expected = {cell: len(jobs) for cell, jobs in cells.items()}
         has_grid = "" not in cells
@@ -301,7 +301,7 @@ class TableBuilder:
         view = self._views.get(job.name)
         return MISSING if view is None or view.state.is_done else view.state.value
 
-    def _one_pass(self, place: Place) -> OnePass | None:
+    def _one_pass(self, place: TablePlace) -> OnePass | None:
         """Backbones that were trained on the target itself: of this block, else of the first that has any; also those
         of other blocks that differ in their seeds alone.
         """

@@ -18,7 +18,7 @@ from orchestrator.core.errors import CorruptObjectError, NotFoundError, Precondi
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.retention.gc_rules import (
     FOLLOWS_RECORD,
-    Action,
+    GcAction,
     Graces,
     HasLeftovers,
     Reason,
@@ -236,8 +236,6 @@ class Trash:
         self._store.put(name, seal(name, json.dumps(document, allow_nan=False).encode()))
 
 
-__all__ = ["Action", "Collector", "Graces", "Tally"]
-
 _BATCH_UNITS = 256
 """Folders between two readings of the roots; bounds memory, and the work that a crash repeats."""
 
@@ -275,10 +273,10 @@ class Collector:
         for unit in chain.from_iterable(survey(self._store, self._roots())):
             action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
             self._count(action, unit)
-            if action is Action.HIDE:
+            if action is GcAction.HIDE:
                 hidden.add(unit.name)
         for _, stat in self._leftovers():
-            self._tally.add(Action.DESTROY, leftover(stat))
+            self._tally.add(GcAction.DESTROY, leftover(stat))
         return self._tally
 
     def collect(self) -> Tally:
@@ -303,7 +301,7 @@ class Collector:
             for delete, stat in self._leftovers():
                 self._lock.keep()
                 delete(stat.name)
-                self._tally.add(Action.DESTROY, leftover(stat))
+                self._tally.add(GcAction.DESTROY, leftover(stat))
             self._settle(self._trash.names(), finish=True)
         return self._tally
 
@@ -319,38 +317,38 @@ class Collector:
             self._condemned_at_s[tombstone.unit] = latest
             self._condemned_for[tombstone.unit] = tombstone.reason
 
-    def _count(self, action: Action, unit: Unit) -> None:
+    def _count(self, action: GcAction, unit: Unit) -> None:
         # Without its record an artifact looks like the rest of a job that was never committed.
-        is_hidden = action in {Action.WAIT_IN_TRASH, Action.DESTROY}
+        is_hidden = action in {GcAction.WAIT_IN_TRASH, GcAction.DESTROY}
         reason = self._condemned_for.get(unit.name, unit.reason) if is_hidden else unit.reason
         self._tally.add(action, replace(unit, reason=reason))
 
-    def _due(self, unit: Unit) -> Action:
+    def _due(self, unit: Unit) -> GcAction:
         if unit.newest_at_s > self._started_s - self._graces.age_s:
-            return Action.WAIT_FOR_GRACE
+            return GcAction.WAIT_FOR_GRACE
         at_s = self._condemned_at_s.get(unit.name, 0.0)
         # Visible again, or with objects younger than its tombstone: it lived a second time since, and starts over.
         if at_s <= unit.newest_at_s or unit.heads:
-            return Action.HIDE
+            return GcAction.HIDE
         at_s = max(at_s, self._condemned_at_s.get(unit.behind, 0.0))
-        return Action.DESTROY if at_s + self._graces.trash_s <= self._started_s else Action.WAIT_IN_TRASH
+        return GcAction.DESTROY if at_s + self._graces.trash_s <= self._started_s else GcAction.WAIT_IN_TRASH
 
     def _act(self, batch: Sequence[Unit]) -> None:
-        due: dict[Action, list[Unit]] = defaultdict(list)
+        due: dict[GcAction, list[Unit]] = defaultdict(list)
         for unit in batch:
             due[self._due_now(unit)].append(unit)
-        for action in (Action.WAIT_FOR_GRACE, Action.WAIT_IN_TRASH):
+        for action in (GcAction.WAIT_FOR_GRACE, GcAction.WAIT_IN_TRASH):
             for unit in due[action]:
                 self._count(action, unit)
-        if due[Action.HIDE]:
-            self._hide(due[Action.HIDE])
-        if due[Action.DESTROY]:
-            self._destroy(due[Action.DESTROY])
+        if due[GcAction.HIDE]:
+            self._hide(due[GcAction.HIDE])
+        if due[GcAction.DESTROY]:
+            self._destroy(due[GcAction.DESTROY])
 
-    def _due_now(self, unit: Unit) -> Action:
+    def _due_now(self, unit: Unit) -> GcAction:
         # Metrics go after the record of their key: readers of the record expect them.
         is_veiled = not unit.veil or not self._store.exists(unit.veil)
-        return self._due(unit) if is_veiled else Action.WAIT_FOR_GRACE
+        return self._due(unit) if is_veiled else GcAction.WAIT_FOR_GRACE
 
     # --------------------------------------------------------------------------------------------------------- effects
     def _hide(self, units: Sequence[Unit]) -> None:
@@ -370,14 +368,14 @@ class Collector:
         self._remember(batch, (tombstone for tombstone in tombstones if tombstone.unit not in spared))
         for unit in units:
             if unit.name not in spared:
-                self._tally.add(Action.HIDE, unit)
+                self._tally.add(GcAction.HIDE, unit)
 
     def _destroy(self, units: Sequence[Unit]) -> None:
         # The names to delete are fixed before the roots are read: what is written later is not ours (invariant 2).
         listed = [(unit, self._list_around(unit)) for unit in units]
         roots = self._roots()
         due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
-        due = [(unit, stats) for unit, stats in due if self._due_now(unit) is Action.DESTROY]
+        due = [(unit, stats) for unit, stats in due if self._due_now(unit) is GcAction.DESTROY]
         # Durable before any byte goes: if this collection falls asleep over a deletion, no later one restores the rest.
         self._doom({unit.name for unit, _ in due})
         for unit, stats in due:
@@ -387,7 +385,7 @@ class Collector:
                 if stat.name.startswith(unit.name):
                     self._lock.keep()
                     self._store.delete(stat.name)
-            self._count(Action.DESTROY, unit)
+            self._count(GcAction.DESTROY, unit)
 
     def _doom(self, units: AbstractSet[str]) -> None:
         for batch in sorted({batch for unit in units for batch in self._batches_of[unit]}):

@@ -212,7 +212,7 @@ def _is_head(name: str) -> bool:
 DAY_S = 86_400.0
 
 
-class Action(StrEnum):
+class GcAction(StrEnum):
     """What a collection does with garbage, in the order in which garbage meets them."""
 
     WAIT_FOR_GRACE = "wait_for_grace"
@@ -227,15 +227,15 @@ class Action(StrEnum):
 class Tally:
     """What a collection did, or would do."""
 
-    amounts: dict[tuple[Action, Reason], Amount] = field(default_factory=lambda: defaultdict(Amount))
+    amounts: dict[tuple[GcAction, Reason], Amount] = field(default_factory=lambda: defaultdict(Amount))
     restored: list[str] = field(default_factory=list)
     """Folders taken back out of the trash, because a root reaches them again."""
 
-    def add(self, action: Action, unit: Unit) -> None:
+    def add(self, action: GcAction, unit: Unit) -> None:
         """Count one folder."""
         self.amounts[action, unit.reason] += unit.amount
 
-    def total(self, action: Action) -> Amount:
+    def total(self, action: GcAction) -> Amount:
         """Sum over all reasons."""
         return sum((amount for (did, _), amount in self.amounts.items() if did is action), Amount())
 

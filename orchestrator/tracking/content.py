@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.inputs import MetricLine, Segment, list_segments, read_segment
+from orchestrator.report.inputs import MetricLine, MetricSegment, list_segments, read_segment
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder
@@ -156,7 +156,7 @@ class RecordCache:
             return None
 
 
-def last_steps(segments: Iterable[Segment]) -> dict[str, int]:
+def last_steps(segments: Iterable[MetricSegment]) -> dict[str, int]:
     """Last step that counts, by attempt."""
     return {str(segment.attempt): segment.valid_to_step for segment in segments}  # in order of steps: the last one wins
 
@@ -188,12 +188,12 @@ class ContentReader:
         self._store, self._plan, self._records = store, plan, records
         self._jobs = plan.by_name()
 
-    def segments(self, job: Job) -> list[Segment]:
+    def segments(self, job: Job) -> list[MetricSegment]:
         """The job's metric segments of which anything counts."""
         return list_segments(self._store, job.key)
 
     def read(
-        self, job: Job, view: JobView, *, segments: Sequence[Segment], said: Mapping[str, int], is_described: bool
+        self, job: Job, view: JobView, *, segments: Sequence[MetricSegment], said: Mapping[str, int], is_described: bool
     ) -> JobContent:
         """What is new about a job.
 
@@ -221,7 +221,7 @@ class ContentReader:
         )
 
     def _final_points(
-        self, job: Job, view: JobView, record: Record | None, segments: Sequence[Segment]
+        self, job: Job, view: JobView, record: Record | None, segments: Sequence[MetricSegment]
     ) -> Iterator[MetricPoint]:
         """The committed metrics at the last step, without those that the last line said already."""
         last = read_segment(self._store, segments[-1])[-1:] if segments else []
@@ -259,7 +259,9 @@ class ContentReader:
             yield dataset_use(index, record, self._jobs[generated] if generated else None, self._store.uri)
 
 
-def _new_points(store: ObjectStore, segments: Iterable[Segment], said: Mapping[str, int]) -> Iterator[MetricPoint]:
+def _new_points(
+    store: ObjectStore, segments: Iterable[MetricSegment], said: Mapping[str, int]
+) -> Iterator[MetricPoint]:
     for segment in segments:
         done = said.get(str(segment.attempt), segment.from_step)
         if done < segment.valid_to_step:

@@ -14,7 +14,7 @@ from typing import Protocol
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import PreconditionFailedError
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.inputs import Segment
+from orchestrator.report.inputs import MetricSegment
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
@@ -156,7 +156,7 @@ _SAVE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SweepSource:
     """Where a sweep's truth is read from; lives as long as its publisher."""
 
     store: ObjectStore
@@ -168,14 +168,14 @@ class Source:
 class Publication:
     """Use once. ``run`` may stop anywhere: a later pass goes on from what is in the store and on the server."""
 
-    def __init__(self, source: Source, server: TrackingServer, timeline: Timeline, plan: Plan) -> None:
+    def __init__(self, source: SweepSource, server: TrackingServer, timeline: Timeline, plan: Plan) -> None:
         self._source, self._server, self._timeline, self._plan = source, server, timeline, plan
         self._jobs = plan.by_name()
         self._reader = ContentReader(source.store, plan, source.records)
         self._attachments = Attachments(source.store, server, timeline, plan)
         self._memory = Memory()
         self._runs: dict[RunIdentity, RunMemory] = {}
-        self._segments: dict[RunIdentity, list[Segment]] = {}
+        self._segments: dict[RunIdentity, list[MetricSegment]] = {}
         self._unsaved: list[str] = []
         """Runs made since the memory was last saved."""
         self._saved_at_s = time.monotonic()
@@ -230,7 +230,7 @@ class Publication:
         sweep_run = self._runs.get(SWEEP_RUN)
         return sweep_run is not None and not self._server.is_active(sweep_run.run_id)
 
-    def _list_segments(self, facts: RunFacts) -> list[Segment]:
+    def _list_segments(self, facts: RunFacts) -> list[MetricSegment]:
         job = self._jobs.get(facts.job)
         if job is None or job.key != facts.key:
             return []
@@ -402,7 +402,7 @@ class Publisher:
         self._server = TrackingServer(tracking_uri, artifact_root=store.uri)
         self._records = RecordCache(store)
         self._readers: dict[str, TimelineReader] = {}
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, SweepSource] = {}
         self._published: dict[str, Timeline] = {}
         """Of ended sweeps, as they were when all of them was published."""
 
@@ -438,9 +438,9 @@ class Publisher:
         """Whether nothing will happen to the sweep unless a client asks for it."""
         return self._reader(sweep).read().snapshot.state.is_final
 
-    def _source(self, sweep: str) -> Source:
+    def _source(self, sweep: str) -> SweepSource:
         if sweep not in self._sources:
-            self._sources[sweep] = Source(
+            self._sources[sweep] = SweepSource(
                 store=self._store,
                 records=self._records,
                 facts=FactsCache(),

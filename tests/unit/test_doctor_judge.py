@@ -16,7 +16,7 @@ import pytest
 from orchestrator.cli.doctor import _grouped
 from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.units import GIB
-from orchestrator.doctor.cluster import Question
+from orchestrator.doctor.cluster import ClusterQuestion
 from orchestrator.doctor.examination import Here, examine_cluster, judge
 
 PACKAGES = {"ray": "2.60.0", "torch": "2.15.0"}
@@ -218,8 +218,8 @@ def listener(answer: bytes) -> Iterator[str]:
             connection.close()
 
 
-def question(address: str) -> Question:
-    return Question(address=address, home="/nowhere", namespace="x", store_uri="", tracking_uri="")
+def question(address: str) -> ClusterQuestion:
+    return ClusterQuestion(address=address, home="/nowhere", namespace="x", store_uri="", tracking_uri="")
 
 
 def test_cluster_that_takes_connections_and_stays_silent_is_given_up_soon(monkeypatch) -> None:
@@ -241,10 +241,10 @@ def test_driver_that_hangs_is_ended_at_the_deadline() -> None:
 
 
 def test_question_comes_back() -> None:
-    asked = Question(
+    asked = ClusterQuestion(
         address="a:1", home="/h", namespace="n", store_uri="s3://b", tracking_uri="", token="", shards=(("u", "n"),)
     )
-    assert Question.from_json(asked.to_json()) == asked
+    assert ClusterQuestion.from_json(asked.to_json()) == asked
     assert json.loads(asked.to_json())["shards"] == [["u", "n"]]
 
 

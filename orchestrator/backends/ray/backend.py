@@ -31,8 +31,8 @@ from orchestrator.backends.ray.node_checks import NodeChecks
 from orchestrator.backends.ray.placement_groups import OrphanedPlacementGroups, remove_reservation
 from orchestrator.backends.ray.runner.runner import (
     ANY_SITE,
-    Answer,
-    Site,
+    RunnerAnswer,
+    RunnerSite,
     create_runner,
     new_runner_name,
     selector_of,
@@ -168,29 +168,29 @@ class RayBackend:
         link.start(request, gang)
         self._attempts[request.attempt_id] = link
 
-    def _site(self, asked: Resources, placement: Placement) -> Site:
+    def _site(self, asked: Resources, placement: Placement) -> RunnerSite:
         """Where an attempt's runner may be: on the node that was chosen, or on one that the cluster is to get."""
         capacity, node_ids = self.capacity(), self._capacity.ids_of(placement.nodes)
         excluded = self._avoidable(placement.exclude)
         excluded_ids = self._capacity.ids_of(excluded)
         if node_ids:
             node = self._capacity.name_of(node_ids[0])
-            return Site(node=node, node_id=node_ids[0], excluded=excluded, excluded_ids=excluded_ids)
+            return RunnerSite(node=node, node_id=node_ids[0], excluded=excluded, excluded_ids=excluded_ids)
         unsuited = tuple(machine.name for machine in capacity.machines if not machine.suits(asked))
         selector = selector_of(asked) if capacity.maximum is not None else {}
-        return Site(excluded=excluded + unsuited, excluded_ids=excluded_ids, selector=selector)
+        return RunnerSite(excluded=excluded + unsuited, excluded_ids=excluded_ids, selector=selector)
 
     def _avoidable(self, excluded: tuple[str, ...]) -> tuple[str, ...]:
         """The nodes to avoid, unless nothing would be left."""
         names = {machine.name for machine in self.capacity().machines}
         return tuple(node for node in excluded if node in names) if names - set(excluded) else ()
 
-    def _choose_idle(self, resources: Resources, site: Site) -> RunnerLink | None:
+    def _choose_idle(self, resources: Resources, site: RunnerSite) -> RunnerLink | None:
         """A runner of the same shape: one that is up rather than one that is starting, the last used first."""
         idle = [link for link in self._alive() if link.is_idle and link.shape == resources and site.suits(link.node)]
         return max(idle, key=lambda link: (link.state is LinkState.READY, link.idle_since_s), default=None)
 
-    def _create_with_spares(self, resources: Resources, site: Site) -> RunnerLink:
+    def _create_with_spares(self, resources: Resources, site: RunnerSite) -> RunnerLink:
         link = self._create(resources, site)
         if sum(other.shape == resources for other in self._alive()) == 1:
             for _ in range(self._spare_runners):
@@ -198,7 +198,7 @@ class RayBackend:
                     self._create(resources, site)
         return link
 
-    def _create(self, resources: Resources, site: Site) -> RunnerLink:
+    def _create(self, resources: Resources, site: RunnerSite) -> RunnerLink:
         self._make_room(resources, site.node)
         name = new_runner_name(resources)
         _LOG.info("new runner %s", name)
@@ -299,7 +299,7 @@ class RayBackend:
             link.kill(link.pending_kill.reason)
         elif link.state is LinkState.FOUND and age_s > ANNOUNCE_TIMEOUT_S:
             link.kill(f"runner {link.name} did not acknowledge epoch {self._epoch} in {ANNOUNCE_TIMEOUT_S:g} s")
-        elif link.refused in {Answer.BUSY, Answer.LEAVING} or _left_unnoticed(link):
+        elif link.refused in {RunnerAnswer.BUSY, RunnerAnswer.LEAVING} or _left_unnoticed(link):
             self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")

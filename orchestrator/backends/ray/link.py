@@ -18,7 +18,7 @@ from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatu
 from orchestrator.backends.ray.attempt_log import LoggedProcess, examine
 from orchestrator.backends.ray.deaths import Death, death_of
 from orchestrator.backends.ray.gang.mailbox import PLACING, GangShape
-from orchestrator.backends.ray.runner.runner import MAX_WAIT_S, Answer, RunnerDescription
+from orchestrator.backends.ray.runner.runner import MAX_WAIT_S, RunnerAnswer, RunnerDescription
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.core.errors import FailureKind
 
@@ -160,7 +160,7 @@ class LinkState(StrEnum):
     """Dead, killed, or refusing: nothing here counts any more."""
 
 
-class _Call(StrEnum):
+class _RunnerCall(StrEnum):
     ANNOUNCE = "announce"
     START = "start"
     REPORT = "report"
@@ -214,7 +214,7 @@ class RunnerLink:
         """Id of that gang's reservation, which may outlive the runner; empty = none is known."""
         self.is_started = False
         """Whether the runner has acknowledged the attempt."""
-        self.refused: Answer | None = None
+        self.refused: RunnerAnswer | None = None
         """Why the runner did not take the attempt."""
         self.is_overtaken = False
         """Whether the runner obeys a controller of a higher epoch."""
@@ -246,7 +246,7 @@ class RunnerLink:
         self._epoch = 0
         self._to_release = ""
         self._must_stop = False
-        self._calls: dict[_Call, ray.ObjectRef[Any]] = {}
+        self._calls: dict[_RunnerCall, ray.ObjectRef[Any]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -271,7 +271,7 @@ class RunnerLink:
     def announce(self, epoch: int) -> None:
         """Raise the runner's epoch; its answer makes the link ready."""
         self._epoch = epoch
-        self._calls[_Call.ANNOUNCE] = self._handle.announce.remote(epoch)
+        self._calls[_RunnerCall.ANNOUNCE] = self._handle.announce.remote(epoch)
 
     def start(self, request: JobRequest, gang: GangShape | None = None) -> None:
         """Give the runner an attempt, and let go of the former one."""
@@ -285,19 +285,21 @@ class RunnerLink:
         # Queued behind the first call of a runner that is new, whose answer says which code it runs: one of other code
         # must refuse by itself, and one of a version that knows no digests fails at the argument.
         digests = [] if self.was_warm else [list(self.digests)]
-        self._calls[_Call.START] = self._handle.start.remote(request.to_json(), self._epoch, releases, gang, *digests)
+        self._calls[_RunnerCall.START] = self._handle.start.remote(
+            request.to_json(), self._epoch, releases, gang, *digests
+        )
 
     def stop(self) -> None:
         """Ask the attempt to end; waits for the runner's acceptance, which a stop must not overtake."""
         self._must_stop = not self.is_started
         if not self._must_stop:
-            self._calls[_Call.STOP] = self._handle.stop.remote(self.attempt_id, self._epoch)
+            self._calls[_RunnerCall.STOP] = self._handle.stop.remote(self.attempt_id, self._epoch)
 
     def release(self) -> None:
         """Let go of the ended attempt; the next ``start`` repeats this, should it overtake the call."""
         self._to_release = self.attempt_id
-        self._calls[_Call.RELEASE] = self._handle.release.remote(self.attempt_id, self._epoch)
-        self._calls.pop(_Call.REPORT, None)
+        self._calls[_RunnerCall.RELEASE] = self._handle.release.remote(self.attempt_id, self._epoch)
+        self._calls.pop(_RunnerCall.REPORT, None)
         self.forget_attempt()
 
     def forget_attempt(self) -> None:
@@ -327,11 +329,13 @@ class RunnerLink:
             if ref in ready and self._calls.get(call) == ref:
                 del self._calls[call]
                 self._take(call, ref)
-        is_asked = _Call.REPORT in self._calls or self.has_ended
+        is_asked = _RunnerCall.REPORT in self._calls or self.has_ended
         if self.state is LinkState.READY and self.attempt_id and self.is_started and not is_asked:
-            self._calls[_Call.REPORT] = self._handle.report.remote(self.attempt_id, min(REPORT_WAIT_S, MAX_WAIT_S))
+            self._calls[_RunnerCall.REPORT] = self._handle.report.remote(
+                self.attempt_id, min(REPORT_WAIT_S, MAX_WAIT_S)
+            )
 
-    def _take(self, call: _Call, ref: ray.ObjectRef[Any]) -> None:
+    def _take(self, call: _RunnerCall, ref: ray.ObjectRef[Any]) -> None:
         try:
             answer = ray.get(ref)
         except ActorUnavailableError as error:
@@ -346,25 +350,25 @@ class RunnerLink:
         else:
             self._apply(call, answer)
 
-    def _repeat(self, call: _Call) -> None:
-        if call is _Call.ANNOUNCE:
+    def _repeat(self, call: _RunnerCall) -> None:
+        if call is _RunnerCall.ANNOUNCE:
             self.announce(self._epoch)
-        elif call is _Call.START and self.request is not None:
+        elif call is _RunnerCall.START and self.request is not None:
             self._call_start(self.request, self._to_release)
-        elif call is _Call.STOP:
+        elif call is _RunnerCall.STOP:
             self.stop()
 
-    def _apply(self, call: _Call, answer: Any) -> None:  # noqa: ANN401 - decoded JSON
-        if call is _Call.ANNOUNCE:
+    def _apply(self, call: _RunnerCall, answer: Any) -> None:  # noqa: ANN401 - decoded JSON
+        if call is _RunnerCall.ANNOUNCE:
             self._introduce(RunnerDescription.from_json(answer))
-        elif call is _Call.START:
-            self.is_started = answer == Answer.ACCEPTED
-            self.refused = None if self.is_started else Answer(answer)
-            self.is_overtaken = self.refused is Answer.STALE_EPOCH
+        elif call is _RunnerCall.START:
+            self.is_started = answer == RunnerAnswer.ACCEPTED
+            self.refused = None if self.is_started else RunnerAnswer(answer)
+            self.is_overtaken = self.refused is RunnerAnswer.STALE_EPOCH
             self.state = LinkState.READY
             if self._must_stop and self.is_started:
                 self.stop()
-        elif call is _Call.REPORT:
+        elif call is _RunnerCall.REPORT:
             self.report = answer
             self.placement_group = answer.get("placement_group") or self.placement_group
 

@@ -26,16 +26,18 @@ _MAX_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReportAnswer:
     """What one transfer says: the lowest label space, the lowest of every other entry, and what is established."""
 
     title: str
     sentences: tuple[str, ...]
 
 
-def answers(report: Report) -> tuple[Answer, ...]:
+def answers(report: Report) -> tuple[ReportAnswer, ...]:
     """The answer of every transfer of final weights on all labels."""
-    return tuple(Answer(title=describe_transfer(table), sentences=_sentences(table)) for table in report.headlines)
+    return tuple(
+        ReportAnswer(title=describe_transfer(table), sentences=_sentences(table)) for table in report.headlines
+    )
 
 
 def verdict(table: Table) -> tuple[str, ...]:

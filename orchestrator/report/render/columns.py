@@ -25,7 +25,7 @@ from orchestrator.report.render.numbers import (
     p_text,
     plus_minus,
 )
-from orchestrator.report.results import OnePass, Place, Report, Row, Table
+from orchestrator.report.results import OnePass, Report, Row, Table, TablePlace
 from orchestrator.report.statistics.families import Family
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference, Summary
@@ -109,7 +109,7 @@ def describe_transfer(table: Table) -> str:
     return describe_place(table.place)
 
 
-def describe_place(place: Place) -> str:
+def describe_place(place: TablePlace) -> str:
     """``superclass (finetune on levels/depth1, epoch50, 10 % of the labels)``."""
     parts = [f"{place.protocol} on {place.target}"]
     parts += [f"pretrained by {place.pretrain}"] if place.pretrain else []
@@ -278,7 +278,7 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _ResultLine:
     """A line of ``results.csv``: a row of a table, one of its subsets, or the one-pass baseline as a row."""
 
     table: Table
@@ -297,10 +297,10 @@ def _fields(*names: str) -> Values:
     return {name: attrgetter(name) for name in names}
 
 
-def _part(columns: Values, part: Callable[[_Line], object]) -> Values:
+def _part(columns: Values, part: Callable[[_ResultLine], object]) -> Values:
     """The columns of a part of a line, which need not be there."""
 
-    def reader(get: Callable[[Any], Value]) -> Callable[[_Line], Value]:
+    def reader(get: Callable[[Any], Value]) -> Callable[[_ResultLine], Value]:
         return lambda line: None if (found := part(line)) is None else get(found)
 
     return {name: reader(get) for name, get in columns.items()}
@@ -356,15 +356,15 @@ def result_records(report: Report) -> Records:
     return Records(columns=tuple(_RESULT_COLUMNS), rows=tuple(lines))
 
 
-def _result_lines(table: Table) -> Iterator[_Line]:
+def _result_lines(table: Table) -> Iterator[_ResultLine]:
     for row in table.rows:
-        yield _Line(table=table, row=row, metric=table.metric, num_expected=row.num_expected)
+        yield _ResultLine(table=table, row=row, metric=table.metric, num_expected=row.num_expected)
         for name, summary in row.subsets.items():
             only = _row_of(row, summary)
             metric = f"{table.metric}_{name}"
-            yield _Line(table=table, row=only, metric=metric, subset=name, num_expected=row.num_expected)
+            yield _ResultLine(table=table, row=only, metric=metric, subset=name, num_expected=row.num_expected)
     if (found := table.one_pass) is not None:
-        yield _Line(table=table, row=_one_pass_row(found), metric=table.metric)
+        yield _ResultLine(table=table, row=_one_pass_row(found), metric=table.metric)
 
 
 def _row_of(row: Row, subset: Summary) -> Row:

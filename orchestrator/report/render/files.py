@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
-from orchestrator.report.render.answers import Answer, answers
+from orchestrator.report.render.answers import ReportAnswer, answers
 from orchestrator.report.render.columns import (
     Records,
     TextTable,
@@ -144,7 +144,7 @@ def _sections(table: Table) -> list[str]:
     return [markdown_table(found) for found in tables if found is not None]
 
 
-def _answer(answer: Answer) -> str:
+def _answer(answer: ReportAnswer) -> str:
     return "\n".join([f"**{answer.title}**", "", *(f"- {sentence}" for sentence in answer.sentences)])
 
 

@@ -31,7 +31,7 @@ from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.transfers import (
     Bytes,
     File,
-    Source,
+    UploadSource,
     arriving,
     discard_upload,
     download,
@@ -174,7 +174,7 @@ class S3Store:
     def _key(self, name: str) -> str:
         return f"{self._root}{check_name(name)}"
 
-    def _put(self, name: str, source: Source) -> ObjectStat:
+    def _put(self, name: str, source: UploadSource) -> ObjectStat:
         key = self._key(name)
         if source.size_bytes > self._bucket.settings.part_bytes:
             upload(self._bucket, key, source)

@@ -34,7 +34,7 @@ _SEPARATOR = " "
 """Of upload id and key in the name of an unfinished upload; neither holds a space."""
 
 
-class Source(Protocol):
+class UploadSource(Protocol):
     """Something of known size that can be read from any place, by several threads."""
 
     @property
@@ -52,7 +52,7 @@ class Bytes:
         self.size_bytes = len(content)
 
     def read(self, start: int, length: int) -> bytes:
-        """See ``Source``."""
+        """See ``UploadSource``."""
         return self._content[start : start + length]  # the whole of it is no copy
 
 
@@ -73,7 +73,7 @@ class File:
         os.close(self._descriptor)
 
     def read(self, start: int, length: int) -> bytes:
-        """See ``Source``. Raises ``StorageError`` if the file has become shorter."""
+        """See ``UploadSource``. Raises ``StorageError`` if the file has become shorter."""
         content = os.pread(self._descriptor, length, start)
         if len(content) != length:
             message = f"{self._path} ends at {start + len(content)} and had {self.size_bytes} bytes: it was changed"
@@ -81,7 +81,7 @@ class File:
         return content
 
 
-def upload(bucket: Bucket, key: str, source: Source) -> None:
+def upload(bucket: Bucket, key: str, source: UploadSource) -> None:
     """Write an object from its parts; on any error what was uploaded is discarded.
 
     Raises:
@@ -90,7 +90,7 @@ def upload(bucket: Bucket, key: str, source: Source) -> None:
     bucket.until_deadline(lambda: _try_upload(bucket, key, source))
 
 
-def _try_upload(bucket: Bucket, key: str, source: Source) -> None:
+def _try_upload(bucket: Bucket, key: str, source: UploadSource) -> None:
     upload_id = bucket.repeat("create_multipart_upload", key)["UploadId"]
     part_bytes = max(bucket.settings.part_bytes, -(-source.size_bytes // _MAX_PARTS))
 

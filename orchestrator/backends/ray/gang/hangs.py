@@ -37,7 +37,7 @@ _WAITS = frozenset({Activity.PEERS, Activity.ENDED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
+class GangHang:
     """Who keeps a gang waiting, as far as the ranks tell."""
 
     waited_s: float
@@ -98,14 +98,14 @@ class HangWatch:
         return self.waited_s >= self.limit_s
 
 
-def judge_hang(watch: HangWatch, ranks: Mapping[int, HeardRank], asked_at_s: float) -> Hang:
+def judge_hang(watch: HangWatch, ranks: Mapping[int, HeardRank], asked_at_s: float) -> GangHang:
     """Whom a gang that hangs waits for; all ranks were asked at that time, and had time to answer."""
     heard = [one for one in ranks.values() if one.heard_at_s > asked_at_s or one.has_ended]
     spoke = {one.rank for one in heard}
     waiting = tuple(one for one in heard if one.doing in _WAITS)
     last = max((one.num_entered for one in heard), default=0)
     elsewhere = tuple(one for one in heard if one.doing not in _WAITS)
-    return Hang(
+    return GangHang(
         waited_s=watch.waited_s,
         limit_s=watch.limit_s,
         silent=tuple(ranks.get(rank) or _unheard(rank) for rank in range(watch.world_size) if rank not in spoke),
@@ -132,7 +132,7 @@ def behind_on_device(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...
     return tuple(sorted(rank for rank, number in begun.items() if number < most))
 
 
-def tell_hang(hang: Hang, records: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]) -> str:
+def tell_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]) -> str:
     """One paragraph for whoever reads the failure; ``names`` are those of nodes by Ray's ids."""
     asleep = [f"rank {one.rank}{_on(one.node, names)} says nothing any more" for one in hang.silent]
     behind = [
@@ -168,7 +168,7 @@ _LOG = logging.getLogger(__name__)
 
 def wait_for_hang(
     gang: GangMailbox, limits: HangWatch, store_uri: str, is_over: Callable[[float], bool]
-) -> tuple[Hang, str] | None:
+) -> tuple[GangHang, str] | None:
     """Look after a gang's ranks until they hang or it is over.
 
     Returns who is waited for, and the same as text; None if it was over before.

@@ -52,7 +52,7 @@ def shape_of(name: str) -> Resources | None:
     return Resources(cpus=cpus, gpus=gpus, memory_gib=memory_gib)
 
 
-class Answer(StrEnum):
+class RunnerAnswer(StrEnum):
     """A runner's answer to a command."""
 
     ACCEPTED = "accepted"
@@ -105,7 +105,7 @@ class RunnerDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class RunnerSite:
     """Where a runner may be."""
 
     node: str = ""
@@ -125,7 +125,7 @@ class Site:
         return not node or node not in self.excluded
 
 
-ANY_SITE = Site()
+ANY_SITE = RunnerSite()
 _MARKET, _ACCELERATOR = "ray.io/market-type", "ray.io/accelerator-type"
 _MARKETS = {Spot.REQUIRE: "spot", Spot.NEVER: "!spot"}
 
@@ -141,7 +141,7 @@ def selector_of(asked: Resources) -> dict[str, str]:
 
 
 def create_runner(
-    name: str, namespace: str, resources: Resources, settings: RunnerSettings, site: Site
+    name: str, namespace: str, resources: Resources, settings: RunnerSettings, site: RunnerSite
 ) -> ActorHandle[Any]:
     """Start a runner; does not wait until it is up."""
     options: dict[str, Any] = {"memory": int(resources.memory_gib * GIB)} if resources.memory_gib else {}
@@ -160,7 +160,7 @@ def create_runner(
     return handle
 
 
-def _constraints(resources: Resources, site: Site) -> dict[str, Any]:
+def _constraints(resources: Resources, site: RunnerSite) -> dict[str, Any]:
     is_coordinator = resources == COORDINATOR
     if site.node_id:
         if is_coordinator:
@@ -260,22 +260,22 @@ class Runner:
         ``digests`` are of the code that a runner may run, empty = any.
         """
         if digests and self._digest not in digests:
-            return Answer.OTHER_CODE
+            return RunnerAnswer.OTHER_CODE
         with self._lock:
             if epoch < self._epoch:
-                return Answer.STALE_EPOCH
+                return RunnerAnswer.STALE_EPOCH
             self._epoch, self._is_heard = epoch, True
             if self._run is not None and self._run.request.attempt_id == request["attempt_id"]:
-                return Answer.ACCEPTED
+                return RunnerAnswer.ACCEPTED
             self._drop(releases)
             if self._run is not None:
-                return Answer.BUSY
+                return RunnerAnswer.BUSY
             if self._leaving:
-                return Answer.LEAVING
+                return RunnerAnswer.LEAVING
             shape = GangShape.from_json(gang) if gang is not None else None
             self._run = AttemptRun(JobRequest.from_json(request), shape)
             self._queue.put(self._run)
-            return Answer.ACCEPTED
+            return RunnerAnswer.ACCEPTED
 
     def report(self, attempt_id: str, wait_s: float = 0.0) -> dict[str, Any]:
         """Status, progress and outcome of an attempt, after its end or ``wait_s``, whichever is first."""
@@ -298,19 +298,19 @@ class Runner:
         """Ask an attempt to write a checkpoint and end; an attempt that is not here has ended already."""
         with self._lock:
             if epoch < self._epoch:
-                return Answer.STALE_EPOCH
+                return RunnerAnswer.STALE_EPOCH
             if self._run is not None and self._run.request.attempt_id == attempt_id:
                 self._run.stop()
-            return Answer.ACCEPTED
+            return RunnerAnswer.ACCEPTED
 
     def release(self, attempt_id: str, epoch: int) -> str:
         """Forget an ended attempt, whose end is on record now; one that is not here is forgotten already."""
         with self._lock:
             if epoch < self._epoch:
-                return Answer.STALE_EPOCH
+                return RunnerAnswer.STALE_EPOCH
             self._drop(attempt_id)
             is_here = self._run is not None and self._run.request.attempt_id == attempt_id
-            return Answer.RUNNING if is_here else Answer.ACCEPTED
+            return RunnerAnswer.RUNNING if is_here else RunnerAnswer.ACCEPTED
 
     def leave(self) -> None:
         """End this actor as intended. The runner calls it itself; it never interrupts an attempt."""
