@@ -1,4 +1,4 @@
-"""Whether Slurm would take a batch script."""
+"""What can be wrong with a cluster before it exists. A check says what it found, or what is wrong and what to do."""
 
 from __future__ import annotations
 

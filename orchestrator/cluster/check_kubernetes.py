@@ -1,4 +1,7 @@
-"""The objects of KubeRay (``ray.io/v1``) as far as they are looked at here. Pure."""
+"""What can be wrong with a Ray cluster on Kubernetes: of its manifests alone, and against the cluster it is for.
+
+The objects of KubeRay (``ray.io/v1``) as far as they are looked at here. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster file is, and reading it."""
+"""What a cluster file is, reading it, and running the programs that clusters are driven by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a provider says to its own machine before it takes it back. Read over HTTP from the link-local metadata service.
+"""``python -m orchestrator.cluster.watch``: runs on a spot node, and makes it leave when its provider takes it back.
+
+What a provider says to its own machine before it takes it back. Read over HTTP from the link-local metadata service.
 
 AWS: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, two minutes ahead.
 Google Cloud: https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption, half a minute ahead.

@@ -1,4 +1,9 @@
-"""From what nodes told to verdicts. Pure."""
+"""Asking a cluster from outside, and judging what its nodes told.
+
+Asking a cluster from outside: ``cluster.ask`` in a process of its own, with a deadline that holds whatever hangs.
+
+From what nodes told to verdicts. Pure.
+"""
 
 from __future__ import annotations
 

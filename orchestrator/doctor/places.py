@@ -1,4 +1,4 @@
-"""Whether the shards that a sweep reads are where it says, and are tars."""
+"""Whether shards are where a sweep says and are tars, and whether a tracking server can be published to."""
 
 from __future__ import annotations
 

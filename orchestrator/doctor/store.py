@@ -1,4 +1,7 @@
-"""What only stores on S3 are asked: credentials, bucket, clock, uploads in parts, checksums."""
+"""What a store must be able to do, asked one thing after the other: ``orchestrator doctor``.
+
+What only stores on S3 are asked: credentials, bucket, clock, uploads in parts, checksums.
+"""
 
 from __future__ import annotations
 

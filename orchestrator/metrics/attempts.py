@@ -1,4 +1,6 @@
-"""What a process that trains says of itself: its pace as gauges, and sums for the controller to export.
+"""What attempts say of themselves: gauges of their process, and sums for the controller to export.
+
+What a process that trains says of itself: its pace as gauges, and sums for the controller to export.
 
 The sums travel with the attempt's progress. Exported here they would be a series per process, as Ray labels each with
 its worker, and a node's agent keeps the counters of workers that are gone until Ray is started anew: ten thousand gangs

@@ -1,4 +1,4 @@
-"""From values to metrics of Ray, which Prometheus reads from every node of the cluster."""
+"""From values to metrics of Ray, which Prometheus reads from every node; failed requests to stores are counted here."""
 
 from __future__ import annotations
 

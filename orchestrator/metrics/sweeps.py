@@ -1,4 +1,4 @@
-"""How well a sweep's attempts use what they hold, added up as its journal grows. Pure."""
+"""What a controller knows of its sweeps, as metrics, and how well their attempts use what they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the committed results of a sweep to its report: tables, ablations, searches and what a reader must know."""
+"""From the committed results of a sweep to its report: tables, ablations, searches and notes for the reader; pure."""
 
 from __future__ import annotations
 

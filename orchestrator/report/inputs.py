@@ -1,4 +1,6 @@
-"""A job's metric history out of its segments.
+"""What a report is computed from: committed results, metric histories and learning curves.
+
+A job's metric history out of its segments.
 
 Attempts write immutable segments ``metrics/<key>/<attempt>/<from>-<to>.jsonl``. An attempt that resumes from step s
 repeats the steps after s, so its segments supersede what earlier attempts wrote about them. Which lines count follows

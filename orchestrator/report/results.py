@@ -1,4 +1,4 @@
-"""The searches of a sweep: what was tried, what was found, what was saved, and at what risk."""
+"""What a report consists of, before anything is rendered. Rates are fractions in [0, 1]."""
 
 from __future__ import annotations
 

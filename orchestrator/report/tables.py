@@ -1,4 +1,4 @@
-"""The transfer jobs of a plan, sorted into tables, rows and cells by their facets."""
+"""From a plan and the metrics of its committed runs to tables, a row per label space; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is garbage: pure rules from a listing and the roots. ``docs/retention.md`` has them as a table."""
+"""What is garbage: pure rules from a listing and the roots, and the survey of a store by them.
+
+``docs/retention.md`` has the rules as a table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names of the objects that retention and garbage collection own, and the way back from a name to its folder."""
+"""What a store holds, folder by folder, and the names of what retention and garbage collection own.
+
+Listings are streamed: memory holds one folder, and the names of all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pins: artifacts that stay whatever becomes of the sweeps that made them."""
+"""What must stay in a store: read from plans, journals, inboxes, pins and the identities of what these name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Starting and stopping a directory's stack from outside."""
+"""Starting and stopping the stack of a directory from outside, or a Ray cluster inside this command.
+
+A Ray cluster inside this command, for tests and notebooks: it ends with the command, and so does what runs on it.
+"""
 
 from __future__ import annotations
 

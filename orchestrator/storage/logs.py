@@ -1,4 +1,20 @@
-"""The logs of attempts in the store: their records, how they are written in segments, and how they are searched."""
+"""The logs of attempts in the store: their records, how they are written in segments, and how they are searched.
+
+What a log of an attempt says: one JSON object per line, complete in itself.
+
+    {"time":"2026-11-21T10:24:10.123456Z","level":"info","sweep":"s","job":"pretrain/a/seed0","attempt":1,"rank":0,
+     "source":"stdout","message":"epoch 3"}
+
+Fields stand in this order, so that a search need not parse lines that it can tell are not wanted. A line that is no
+such object is a record all the same: stacks that faulthandler writes from C, the end of a process that was killed
+within a line, and all of the plain logs of earlier versions.
+
+Text logs of attempts: segments while a process runs, one object once it has ended in good order.
+
+A log that is written anew every few seconds would cost its length each time. So what is new becomes a segment beside
+the log's name, ``rank0/<from>-<to>.log`` in bytes; a process that ends puts the whole log under its name and deletes
+the segments. Of a process that was killed the segments stay, and are its log.
+"""
 
 from __future__ import annotations
 
@@ -222,11 +238,6 @@ def finish_log(store: ObjectStore, name: str, content: bytes) -> None:
     # Only now: a reader finds the segments or the whole.
     for start, end in _segments(store, name):
         store.delete(_segment_name(name, start, end))
-
-
-def log_exists(store: ObjectStore, name: str) -> bool:
-    """Whether anything of a log is stored."""
-    return store.exists(name) or bool(_segments(store, name))
 
 
 def read_log(store: ObjectStore, name: str, start: int = 0) -> bytes:

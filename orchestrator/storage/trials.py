@@ -1,7 +1,13 @@
-"""Where the log of a search job lies: in a folder that its head, ``log.json``, names.
+"""The trials of a search job in the store: where its log lies, and what people can watch.
+
+Where the log of a search job lies: in a folder that its head, ``log.json``, names.
 
 A log that is begun anew gets a folder of its own, so that garbage collection may still be deleting the one before it:
 without its head a log is as if it had never been.
+
+What a search job tells of its trials while it runs: one small object each, rewritten at every change.
+
+The search's own log of questions and answers is the truth about it; these objects are for people to watch.
 """
 
 from __future__ import annotations

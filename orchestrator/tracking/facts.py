@@ -1,4 +1,4 @@
-"""What the publisher must know of a sweep's journal: its snapshot, and when things first began."""
+"""What a run on the tracking server says about a sweep or job, and what that is read from in the journal; pure."""
 
 from __future__ import annotations
 

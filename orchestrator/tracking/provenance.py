@@ -1,4 +1,7 @@
-"""What is installed beside this process. Read, never asked for."""
+"""Where a sweep was submitted from: commit and uncommitted changes of the directory, packages and machine.
+
+Never part of an identity: it explains results and decides nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The trials of search jobs as runs below the run of their job."""
+"""The publisher: brings a tracking server from what it shows to what is true of the sweeps of a store, never back.
+
+Publishing until there is nothing more to publish, through any outage of the tracking server.
+
+The trials of search jobs as runs below the run of their job.
+
+The facts of all runs of a sweep. Most jobs have not changed since the last look, and cost one comparison.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What can go wrong between the publisher and a tracking server. None of it ever touches a sweep's truth."""
+"""The one place that talks to MLflow. Every failure is a ``TrackingError``, and none touches the truth about a sweep.
+
+Whether what answers at a tracking URI is an MLflow that we can talk to; asked once, before anything is written.
+"""
 
 from __future__ import annotations
 

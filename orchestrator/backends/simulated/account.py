@@ -49,8 +49,7 @@ class Account:
     """Attempts by how they ended."""
     spans: list[Span] = field(default_factory=list)
     available_s: float = 0.0
-    """Resource-seconds of nodes that were up, from the first moment to ``measured_until_s``."""
-    measured_until_s: float = 0.0
+    """Resource-seconds of nodes that were up, from the first moment to the latest measurement."""
 
     @property
     def allocated_s(self) -> float:

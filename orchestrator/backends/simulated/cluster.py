@@ -297,7 +297,7 @@ class SimulatedCluster:
         now_s = self.clock()
         up = sum(self._weight(node.group.shape) for node in self.nodes.values() if node.is_up)
         self.account.available_s += up * (now_s - self._since_s)
-        self.account.measured_until_s = self._since_s = now_s
+        self._since_s = now_s
 
     def lose(self, nodes: list[SimulatedNode], cause: str) -> None:
         """Nodes vanish at once, with all that runs there; others take their places later."""

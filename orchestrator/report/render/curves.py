@@ -1,4 +1,4 @@
-"""The granularity curve: error after transfer against the number of pretraining classes, one panel per transfer."""
+"""The figures: error after transfer against the number of pretraining classes, and the power of a design."""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""The pooled two-way analysis: all label spaces of a table share one variance.
+"""How the comparisons of a table are corrected for each other: the family, and a second, pooled analysis; pure.
+
+The one corrected family of a table: which comparisons it has, and what each may claim.
+
+Sentences, stars, tables, the page and all files read it, so none of them can say more than another. The family of a
+table is every pair of its label spaces. Each comparison is a paired t test over pretrain seeds, which needs no equal
+variances. Bonferroni's inequality makes them one family, so the intervals hold for all comparisons at once with 95 %
+whatever their dependence, and a comparison is established where its interval excludes 0. (A step-down method as Holm's
+finds a few more differences, yet has no two-sided intervals to go with them and promises nothing about their signs.)
+
+``planning.graph.comparisons`` says how the level is shared; ``planning.estimate.power`` predicts from it what a design
+would find.
+
+The pooled two-way analysis: all label spaces of a table share one variance.
 
 ``y = label space + pretrain seed + residual`` over the means of the transfers of every backbone, so the residual is the
 interaction of pretrain seed and label space, and transfers of one backbone count once. With ``m`` label spaces and
