@@ -34,8 +34,6 @@ def cluster_checks(file: ClusterFile) -> Iterator[Check]:
 
         yield from kubernetes_checks(file)
     else:
-        from orchestrator.cluster.check import slurm_checks
-
         yield from slurm_checks(file)
 
 
