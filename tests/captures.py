@@ -27,13 +27,13 @@ from orchestrator.cli.commands.report import compute
 from orchestrator.cli.commands.watch import Watching, view
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.answers import answers
-from orchestrator.report.curves import draw_curve, encode_svg
+from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, read_committed
-from orchestrator.report.render_terminal import FittingTable, render_terminal
-from orchestrator.report.report import compute_report
+from orchestrator.report.render.answers import answers
+from orchestrator.report.render.columns import text_table
+from orchestrator.report.render.curves import draw_curve, encode_svg
+from orchestrator.report.render.terminal import FittingTable, render_terminal
 from orchestrator.report.results import Report
-from orchestrator.report.text import text_table
 from orchestrator.services.fleets import StatedCluster
 from orchestrator.services.sources import open_existing_store
 from orchestrator.storage import ObjectStore

@@ -13,10 +13,10 @@ from typing import Any, cast
 from orchestrator.core.contract import JobKind, JobRequest
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.retention.gc import Collector, Graces, Tally
-from orchestrator.retention.gc_layout import LOCK, TRASH
-from orchestrator.retention.gc_pins import Pin, add_pin
-from orchestrator.retention.retention import RootReader
+from orchestrator.retention.gc import Collector
+from orchestrator.retention.gc_rules import Graces, Tally
+from orchestrator.retention.inventory import LOCK, TRASH
+from orchestrator.retention.retention import Pin, RootReader, add_pin
 from orchestrator.search.log import SearchEvent, SearchLog, TrialAsked, TrialCompleted
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore

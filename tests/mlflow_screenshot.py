@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.storage.open import open_store
 from orchestrator.tracking.links import find_compare_link
-from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.publication import Publisher
 from tests.browser import launch_browser
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.pictures import save_picture

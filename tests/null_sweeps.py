@@ -11,8 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from orchestrator.planning.estimate.power import ALPHA, Comparisons
-from orchestrator.report.intervals import estimate_arrays
-from orchestrator.report.pooled import MIN_P_EQUAL_VARIANCES, p_all_pairs, p_equal_variances, p_many_to_one, residuals
+from orchestrator.report.statistics.families import (
+    MIN_P_EQUAL_VARIANCES,
+    p_all_pairs,
+    p_equal_variances,
+    p_many_to_one,
+    residuals,
+)
+from orchestrator.report.statistics.intervals import estimate_arrays
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

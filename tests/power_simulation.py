@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.planning.estimate.power import Design, Noise
-from orchestrator.report.family import corrected
-from orchestrator.report.statistics import SeedPair, all_paired_differences, paired_differences
+from orchestrator.report.statistics.families import corrected
+from orchestrator.report.statistics.summaries import SeedPair, all_paired_differences, paired_differences
 
 Values = dict[SeedPair, float]
 

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.loop import publish_until_done
-from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.publication import Publisher, publish_until_done
 
 if __name__ == "__main__":
     root, sweep, uri = sys.argv[1:]

@@ -14,8 +14,8 @@ import pytest
 
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER
 from orchestrator.stack.s3_server import S3Server, is_installed
-from orchestrator.storage.s3 import S3Store
-from orchestrator.storage.settings import S3Settings
+from orchestrator.storage.s3.settings import S3Settings
+from orchestrator.storage.s3.store import S3Store
 
 LIMITED = {"reader": ["Read", "List"], "stranger": ["Read:another", "Write:another", "List:another"]}
 """Identities of the server beside its own, and what they may do; their keys are their names."""

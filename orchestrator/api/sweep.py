@@ -225,7 +225,8 @@ class Sweep:
         something else it is not: that would replace the submitted sweep's. ``prices`` is the path of a table, for
         what ran on nodes that tell no price.
         """
-        from orchestrator.report.report import build_report, save_report  # with its plots
+        from orchestrator.report.build import build_report
+        from orchestrator.report.render.files import save_report
 
         store, plan = self._store(), self._plan()
         snapshot = self._snapshot(store)

@@ -19,7 +19,7 @@ NewClient = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class InstanceDemand:
     """Instances of one type that the cluster may grow to."""
 
     node_type: str
@@ -60,13 +60,13 @@ def aws_checks(config: Mapping[str, Any], make: NewClient = new_client) -> Itera
         yield Check(name=name, run=asked(question), needs=after, limit_s=_LIMIT_S)
 
 
-def demands(config: Mapping[str, Any]) -> Iterator[Demand]:
+def demands(config: Mapping[str, Any]) -> Iterator[InstanceDemand]:
     """What the configuration may ask for at most."""
     for name, one in (config.get("available_node_types") or {}).items():
         settings: Mapping[str, Any] = one.get("node_config") or {}
         is_head = name == config.get("head_node_type")
         most = 1 if is_head else min(one.get("max_workers", math.inf), config.get("max_workers", 0))
-        yield Demand(
+        yield InstanceDemand(
             node_type=name,
             instance_type=str(settings.get("InstanceType", "")),
             count=int(most),
@@ -91,7 +91,7 @@ def check_region(config: Mapping[str, Any]) -> str:
     return f"{region}, {len(zones) or 'all'} zone{'s' * (len(zones) != 1)}"
 
 
-def check_offers(wanted: list[Demand], config: Mapping[str, Any], ec2: Any) -> str:  # noqa: ANN401 - boto3's
+def check_offers(wanted: list[InstanceDemand], config: Mapping[str, Any], ec2: Any) -> str:  # noqa: ANN401 - boto3's
     """Raises ``UserError`` for instance types that no zone of the configuration has."""
     zones = [zone.strip() for zone in str(config["provider"].get("availability_zone", "")).split(",") if zone.strip()]
     types = sorted({one.instance_type for one in wanted})
@@ -107,7 +107,7 @@ def check_offers(wanted: list[Demand], config: Mapping[str, Any], ec2: Any) -> s
     return f"{', '.join(types)} are offered"
 
 
-def check_quotas(wanted: list[Demand], ec2: Any, quotas: Any) -> str:  # noqa: ANN401 - boto3's
+def check_quotas(wanted: list[InstanceDemand], ec2: Any, quotas: Any) -> str:  # noqa: ANN401 - boto3's
     """Raises ``UserError`` where the account's quota of vCPUs is below what the cluster may grow to."""
     sizes = _num_vcpus(wanted, ec2)
     pages = quotas.get_paginator("list_service_quotas").paginate(ServiceCode="ec2")
@@ -141,7 +141,7 @@ def covers(quota: str, instance_type: str, *, is_spot: bool) -> bool:
     return bool(words & {family, f"{family}{generation}"})
 
 
-def check_machine_images(wanted: list[Demand], ec2: Any) -> str:  # noqa: ANN401 - boto3's
+def check_machine_images(wanted: list[InstanceDemand], ec2: Any) -> str:  # noqa: ANN401 - boto3's
     """Raises ``UserError`` for images that the account does not see in this region."""
     images = sorted({str(one.settings.get("ImageId", "")) for one in wanted} - {""})
     if not images:
@@ -153,7 +153,7 @@ def check_machine_images(wanted: list[Demand], ec2: Any) -> str:  # noqa: ANN401
     return ", ".join(f"{one['ImageId']} ({one.get('Name', '')})" for one in found)
 
 
-def check_roles(wanted: list[Demand], iam: Any) -> str:  # noqa: ANN401 - boto3's
+def check_roles(wanted: list[InstanceDemand], iam: Any) -> str:  # noqa: ANN401 - boto3's
     """Raises where a node would have no right to the bucket: its instance profile is missing, or is not named."""
     names = {one.node_type: (one.settings.get("IamInstanceProfile") or {}) for one in wanted}
     unnamed = [node_type for node_type, profile in names.items() if not profile]
@@ -172,7 +172,7 @@ def _account(sts: Any) -> str:  # noqa: ANN401 - boto3's
     return f"account {sts.get_caller_identity()['Account']}"
 
 
-def _num_vcpus(wanted: list[Demand], ec2: Any) -> dict[str, int]:  # noqa: ANN401 - boto3's
+def _num_vcpus(wanted: list[InstanceDemand], ec2: Any) -> dict[str, int]:  # noqa: ANN401 - boto3's
     types = sorted({one.instance_type for one in wanted})
     found = ec2.describe_instance_types(InstanceTypes=types)["InstanceTypes"]
     return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in found}

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cluster.kinds import ClusterFile
-from orchestrator.cluster.tools import find_tool
+from orchestrator.cluster.kinds import ClusterFile, find_tool
 from orchestrator.core.checks import Check, ConcernError
 from orchestrator.core.errors import UserError
 from orchestrator.state.nodes import ZONE_LABEL

@@ -6,8 +6,7 @@ import re
 from enum import StrEnum
 from pathlib import Path
 
-from orchestrator.cluster.kinds import ClusterFile, ClusterKind
-from orchestrator.cluster.tools import run_tool
+from orchestrator.cluster.kinds import ClusterFile, ClusterKind, run_tool
 from orchestrator.core.errors import UserError
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

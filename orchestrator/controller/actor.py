@@ -20,14 +20,12 @@ from orchestrator.controller.notifying import start_notifying
 from orchestrator.controller.run_inprocess import new_holder
 from orchestrator.core.errors import OrchestratorError, StorageThrottledError, StorageTimeoutError
 from orchestrator.metrics import catalog
-from orchestrator.metrics.exporter import Exporter, RayExporter
-from orchestrator.metrics.store_errors import StoreErrors
+from orchestrator.metrics.exporter import Exporter, RayExporter, StoreErrors
 from orchestrator.metrics.sweeps import SweepMetrics
 from orchestrator.stack.description import database_behind
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.allowed import check_allowed, check_may_see_login
-from orchestrator.storage.open import open_store
+from orchestrator.storage.open import check_allowed, check_may_see_login, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger, list_sweeps
 from orchestrator.sweeps.lease import LeaseLostError
@@ -225,7 +223,7 @@ class PublisherActor(LoopActor):
 
 def _new_publisher(store: ObjectStore, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
     # MLflow takes seconds and 200 MB to import: only this process pays for it.
-    return importlib.import_module("orchestrator.tracking.publisher").Publisher(store, tracking_uri)
+    return importlib.import_module("orchestrator.tracking.publication").Publisher(store, tracking_uri)
 
 
 class StorePublication:

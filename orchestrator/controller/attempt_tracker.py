@@ -20,7 +20,7 @@ from typing import Any, Self
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
-from orchestrator.metrics.counters import CounterBook
+from orchestrator.metrics.attempts import CounterBook
 from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.state.codec import decode_value
 from orchestrator.state.snapshot import Attempt

@@ -27,7 +27,7 @@ from orchestrator.controller.node_health import NodeHealth
 from orchestrator.controller.owned_sweeps import Identification, OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, OrchestratorError
-from orchestrator.metrics.counters import CounterBook
+from orchestrator.metrics.attempts import CounterBook
 from orchestrator.metrics.sweeps import Observed
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.graph.plan import Plan

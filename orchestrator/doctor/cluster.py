@@ -1,7 +1,7 @@
 """``python -m orchestrator.doctor.cluster``: asks every node of a cluster, in a process that can be ended at any time.
 
 A driver whose control store does not answer tries for minutes and cannot be interrupted. So this one reads what to ask
-from stdin (``Question`` as JSON) and prints a line of JSON for each thing that it has found, as it finds it.
+from stdin (``ClusterQuestion`` as JSON) and prints a line of JSON for each thing that it has found, as it finds it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUICK_S, _STORE_S, _REDUCE_S, _DEVICES_S = 12.0, 15.0, 40.0, 45.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ClusterQuestion:
     """Which cluster is asked, and about what."""
 
     address: str
@@ -48,7 +48,7 @@ class Question:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Question:
+    def from_json(cls, text: str) -> ClusterQuestion:
         """Inverse of ``to_json``."""
         document = json.loads(text)
         return cls(**{**document, "shards": tuple(map(tuple, document["shards"]))})
@@ -58,7 +58,7 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 """Takes the name of a stage and what was found."""
 
 
-def ask(question: Question, tell: Tell) -> None:
+def ask(question: ClusterQuestion, tell: Tell) -> None:
     """Ask everything; each stage is told as soon as it is known.
 
     Raises:
@@ -100,7 +100,7 @@ def ask(question: Question, tell: Tell) -> None:
         tell("devices", _gather(devices, _DEVICES_S + 2.0) | held)
 
 
-def _join(question: Question) -> None:
+def _join(question: ClusterQuestion) -> None:
     if question.address:
         attach_cluster(question.address, question.namespace, token=question.token)
         return
@@ -260,7 +260,7 @@ def _print_line(stage: str, found: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """The program."""
-    question = Question.from_json(sys.stdin.read())
+    question = ClusterQuestion.from_json(sys.stdin.read())
     try:
         ask(question, _print_line)
     except OrchestratorError as error:

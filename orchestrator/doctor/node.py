@@ -80,7 +80,7 @@ class NodeDoctor:
     def tracking(self, uri: str) -> dict[str, Any]:
         """Whether MLflow answers from here."""
         try:
-            from orchestrator.doctor.tracking import reach_tracking
+            from orchestrator.doctor.places import reach_tracking
 
             return {"found": reach_tracking(uri)}
         except Exception as error:  # noqa: BLE001 - told as the check's result
@@ -89,7 +89,7 @@ class NodeDoctor:
     def shards(self, samples: list[list[str]]) -> dict[str, Any]:
         """Whether some shards, given by store and name, can be read from here."""
         try:
-            from orchestrator.doctor.shards import read_beginnings
+            from orchestrator.doctor.places import read_beginnings
 
             return {"found": read_beginnings(samples)}
         except Exception as error:  # noqa: BLE001 - told as the check's result

@@ -14,10 +14,10 @@ from boto3.session import Session
 
 from orchestrator.core.checks import Check, ConcernError
 from orchestrator.core.errors import StorageDeniedError, StorageError, StorageTimeoutError
-from orchestrator.storage.s3 import S3Store
-from orchestrator.storage.s3_client import Bucket
-from orchestrator.storage.s3_errors import translated_errors
-from orchestrator.storage.settings import S3Settings
+from orchestrator.storage.s3.answers import translated_errors
+from orchestrator.storage.s3.client import Bucket
+from orchestrator.storage.s3.settings import S3Settings
+from orchestrator.storage.s3.store import S3Store
 
 DEADLINE_S, TIMEOUT_S = 6.0, 4.0
 """So short that each check ends by itself, with its reason."""

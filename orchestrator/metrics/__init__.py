@@ -1,1 +1,1 @@
-"""Metrics for Prometheus, and the Grafana dashboard that shows them."""
+"""Metrics for Prometheus; infra/grafana has the dashboard that shows them."""

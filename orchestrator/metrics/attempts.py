@@ -1,4 +1,6 @@
-"""What a process that trains says of itself: its pace as gauges, and sums for the controller to export.
+"""What attempts say of themselves: gauges of their process, and sums for the controller to export.
+
+What a process that trains says of itself: its pace as gauges, and sums for the controller to export.
 
 The sums travel with the attempt's progress. Exported here they would be a series per process, as Ray labels each with
 its worker, and a node's agent keeps the counters of workers that are gone until Ray is started anew: ten thousand gangs
@@ -9,13 +11,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Final
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from orchestrator.core.contract import JobRequest, Progress
-from orchestrator.metrics.catalog import RUNNER_DATA_WAIT, RUNNER_IMAGES
+from orchestrator.metrics import catalog
+from orchestrator.metrics.catalog import RUNNER_DATA_WAIT, RUNNER_IMAGES, Metric
 from orchestrator.metrics.exporter import Exporter, RayExporter
-from orchestrator.storage.error_counts import error_counts
+from orchestrator.state.snapshot import Attempt, Snapshot
+from orchestrator.storage.errors import error_counts
 
 STORE_ERRORS_PREFIX: Final = "store_errors/"
 """In ``Progress.counters``, before the name of an error."""
@@ -65,3 +72,65 @@ class AttemptMetrics:
 
     def _since(self, progress: Progress, name: str) -> float:
         return max(0.0, progress.counters.get(name, 0.0) - self._shown.counters.get(name, 0.0))
+
+
+COUNTERS: Final[Mapping[str, Metric]] = MappingProxyType(
+    {
+        "images": catalog.IMAGES,
+        "steps": catalog.STEPS,
+        "train_s": catalog.TRAIN_SECONDS,
+        "data_wait_s": catalog.DATA_WAIT,
+        "checkpoint_stall_s": catalog.STALL,
+        "cache_hits": catalog.CACHE_HITS,
+        "cache_misses": catalog.CACHE_MISSES,
+        "store_read_bytes": catalog.READ_BYTES,
+        "bad_samples": catalog.BAD_SAMPLES,
+    }
+)
+"""By their names in ``Progress.counters``."""
+_Place: TypeAlias = tuple[str, str, str]
+"""Sweep, kind of job, name of the counter."""
+
+
+class CounterBook:
+    """Use from one thread. What attempts counted before ``started_at_s`` (unix), an earlier controller has exported."""
+
+    def __init__(self, started_at_s: float) -> None:
+        self._started_at_s = started_at_s
+        self._seen: dict[str, Mapping[str, float]] = {}
+        """Latest sums by attempt."""
+        self._new: defaultdict[_Place, float] = defaultdict(float)
+        """Not exported yet."""
+        self._shown: set[_Place] = set()
+
+    def see(self, snapshot: Snapshot, attempt: Attempt, progress: Progress) -> None:
+        """Take the latest sums of an attempt; those of its end, too."""
+        counters, before = progress.counters, self._seen.get(attempt.attempt_id)
+        if not counters or counters == before:
+            return
+        self._seen[attempt.attempt_id] = counters
+        if before is None:
+            before = {} if attempt.launched_at_s >= self._started_at_s else counters
+        job = snapshot.plan.by_name().get(attempt.job) if snapshot.plan else None
+        if job is None:
+            return  # of a job that a later revision no longer has
+        for name, value in counters.items():
+            past = before.get(name, 0.0)
+            # A sum that fell began anew, as that of a loader that was opened again.
+            self._new[snapshot.sweep, job.kind.value, name] += value - past if value >= past else value
+
+    def retain(self, attempt_ids: Collection[str]) -> None:
+        """Forget all attempts but these."""
+        if len(self._seen) > len(attempt_ids):
+            self._seen = {name: counters for name, counters in self._seen.items() if name in attempt_ids}
+
+    def export(self, exporter: Exporter) -> None:
+        """Export what is new since the last call."""
+        new, self._new = self._new, defaultdict(float)
+        for (sweep, kind, name), amount in new.items():
+            if name in COUNTERS and (amount or (sweep, kind, name) not in self._shown):
+                self._shown.add((sweep, kind, name))
+                exporter.add(COUNTERS[name], amount, {"sweep": sweep, "kind": kind})
+            elif name.startswith(STORE_ERRORS_PREFIX) and amount:
+                error = name.removeprefix(STORE_ERRORS_PREFIX)
+                exporter.add(catalog.STORE_ERRORS, amount, {"source": "runner", "error": error})

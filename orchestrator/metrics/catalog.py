@@ -24,7 +24,7 @@ class MetricType(StrEnum):
     """It only grows; ``rate()`` and ``increase()`` see through restarts. Its name ends in ``_total``."""
 
 
-class Source(StrEnum):
+class MetricSource(StrEnum):
     """Which process exports a metric."""
 
     CONTROLLER = "controller"
@@ -37,7 +37,7 @@ class Metric:
 
     name: str
     type: MetricType
-    source: Source
+    source: MetricSource
     unit: str = ""
     labels: tuple[str, ...] = ()
     meaning: str
@@ -52,7 +52,7 @@ def _of_sweep(name: str, meaning: str, *labels: str, unit: str = "") -> Metric:
     return Metric(
         name=f"orchestrator_{name}",
         type=MetricType.COUNTER if name.endswith("_total") else MetricType.GAUGE,
-        source=Source.CONTROLLER,
+        source=MetricSource.CONTROLLER,
         unit=unit,
         labels=("sweep", *labels),
         meaning=meaning,
@@ -63,7 +63,7 @@ def _of_controller(name: str, meaning: str, *labels: str, unit: str = "") -> Met
     return Metric(
         name=f"orchestrator_controller_{name}",
         type=MetricType.COUNTER if name.endswith("_total") else MetricType.GAUGE,
-        source=Source.CONTROLLER,
+        source=MetricSource.CONTROLLER,
         unit=unit,
         labels=("namespace", *labels),
         meaning=meaning,
@@ -74,7 +74,7 @@ def _of_attempts(name: str, meaning: str, *labels: str, unit: str = "") -> Metri
     return Metric(
         name=f"orchestrator_{name}_total",
         type=MetricType.COUNTER,
-        source=Source.CONTROLLER,
+        source=MetricSource.CONTROLLER,
         unit=unit,
         labels=labels or ("sweep", "kind"),
         meaning=meaning,
@@ -85,7 +85,7 @@ def _of_runner(name: str, meaning: str) -> Metric:
     return Metric(
         name=f"orchestrator_runner_{name}",
         type=MetricType.GAUGE,
-        source=Source.RUNNER,
+        source=MetricSource.RUNNER,
         labels=("sweep", "kind"),
         meaning=meaning,
     )

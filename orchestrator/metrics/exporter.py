@@ -1,4 +1,4 @@
-"""From values to metrics of Ray, which Prometheus reads from every node of the cluster."""
+"""From values to metrics of Ray, which Prometheus reads from every node; failed requests to stores are counted here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final, Protocol
 
-from orchestrator.metrics.catalog import Metric, MetricType
+from orchestrator.metrics.catalog import STORE_ERRORS, Metric, MetricType
+from orchestrator.storage.errors import COUNTED, error_counts
 
 _NEXT_TO_NOTHING: Final = 5e-324
 """Ray's counters refuse 0, and one that begins at 1 hides its first event from ``increase()``. The smallest float there
@@ -43,3 +44,26 @@ def _made(metric: Metric) -> Any:  # noqa: ANN401 - a gauge or a counter of Ray
 
     made = metrics.Counter if metric.type is MetricType.COUNTER else metrics.Gauge
     return made(metric.name, metric.meaning, metric.labels)
+
+
+class StoreErrors:
+    """Exports what the storage layer counted in a controller's process since the last look."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+        self._seen = error_counts()
+        self._is_shown = False
+
+    def show(self) -> None:
+        """Count what is new."""
+        if not self._is_shown:
+            self._is_shown = True
+            for source in ("controller", "runner"):
+                for error in COUNTED:
+                    self._exporter.add(STORE_ERRORS, 0, {"source": source, "error": error})
+        counts = error_counts()
+        for error, count in counts.items():
+            if count > self._seen.get(error, 0):
+                labels = {"source": "controller", "error": error}
+                self._exporter.add(STORE_ERRORS, count - self._seen.get(error, 0), labels)
+        self._seen = counts

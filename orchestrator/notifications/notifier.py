@@ -1,8 +1,8 @@
-"""The loop that tells people what happens to the sweeps of a cluster, beside its controller and never in its way.
+"""Tells people what happens to sweeps: an outbox in the store, and the thread that sends what waits there.
 
-It looks at the controller's snapshots, follows the journals from where it was (``sweeps/<sweep>/notified.json``), puts
-what is to be told into the outbox, and sends what waits there. All it knows is in the store: a new one goes on where an
-old one died.
+A notice is written before anything is sent, and marked after it was: a process that dies in between sends again, at
+least once and always with the same id. All that the notifier knows is in the store, so a new one goes on where another
+stopped.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Self
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, OrchestratorError, PreconditionFailedError
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.core.security.redaction import redacted
-from orchestrator.notifications import outbox
-from orchestrator.notifications.notification_channels import RefusedForeverError, deliver
-from orchestrator.notifications.notifications import (
+from orchestrator.notifications.channels import RefusedForeverError, deliver
+from orchestrator.notifications.messages import (
     Notice,
     budget_notices,
     may_stall,
@@ -28,13 +29,14 @@ from orchestrator.notifications.notifications import (
     stall_notice,
     used_gpu_hours,
 )
-from orchestrator.notifications.outbox import Delivery, Entry
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import parse_segment
 from orchestrator.storage.layout import (
     journal_folder,
     journal_segment,
     notification_cursor,
+    notification_name,
+    notifications_folder,
     notifications_since,
     progress_name,
 )
@@ -43,10 +45,119 @@ from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweepfile.notify import check_channel_of_sweep
 from orchestrator.sweepfile.values import Channel, Occasion
 
+FIRST_DELAY_S, LAST_DELAY_S = 5.0, 3600.0
+"""Between two tries, doubled from the first up to the last."""
+GIVE_UP_S = 3 * 24 * 3600.0
+_LOG = logging.getLogger(__name__)
+
+
+class DeliveryState(StrEnum):
+    """How far a notification is on one channel."""
+
+    WAITING = "waiting"
+    SENT = "sent"
+    GIVEN_UP = "given up"
+
+
+@dataclass(slots=True, kw_only=True)
+class Delivery:
+    """One notification on one channel."""
+
+    channel: Channel
+    state: DeliveryState = DeliveryState.WAITING
+    num_tries: int = 0
+    next_at_s: float = 0.0
+    """Not tried before; unix seconds."""
+    error: str = ""
+    """Of the latest try that failed."""
+    ended_at_s: float | None = None
+
+    def note_success(self, now: float) -> None:
+        """It was taken."""
+        self.state, self.error, self.ended_at_s = DeliveryState.SENT, "", now
+        self.num_tries += 1
+
+    def note_failure(self, why: str, now: float, *, is_final: bool) -> None:
+        """It was not; it is tried again later unless that is pointless."""
+        self.error = why
+        self.num_tries += 1
+        self.next_at_s = now + min(FIRST_DELAY_S * 2.0 ** (self.num_tries - 1), LAST_DELAY_S)
+        if is_final:
+            self.state, self.ended_at_s = DeliveryState.GIVEN_UP, now
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``dataclasses.asdict``."""
+        channel, state = Channel.from_json(document["channel"]), DeliveryState(document["state"])
+        return cls(**{**document, "channel": channel, "state": state})
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One notification with all its channels."""
+
+    notice: Notice
+    deliveries: list[Delivery] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> list[Delivery]:
+        """Those that were neither taken nor given up."""
+        return [delivery for delivery in self.deliveries if delivery.state is DeliveryState.WAITING]
+
+    @property
+    def name(self) -> str:
+        """Of the object that holds it."""
+        return notification_name(self.notice.sweep, self.notice.notification_id)
+
+    def to_bytes(self) -> bytes:
+        """JSON document."""
+        document = {"notice": self.notice.to_json(), "deliveries": [asdict(delivery) for delivery in self.deliveries]}
+        return seal(self.name, json.dumps(document, indent=1).encode())
+
+    @classmethod
+    def from_bytes(cls, name: str, content: bytes) -> Self:
+        """Inverse of ``to_bytes``. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything else."""
+        document = parse_sealed(name, content)
+        deliveries = [Delivery.from_json(one) for one in document["deliveries"]]
+        return cls(notice=Notice.from_json(document["notice"]), deliveries=deliveries)
+
+
+def add_entry(store: ObjectStore, notice: Notice, channels: Iterable[Channel]) -> Entry | None:
+    """Decide to tell something; None if that was decided before.
+
+    Raises:
+        StorageError: the store does not answer; the next call tells whether it was written.
+    """
+    entry = Entry(notice=notice, deliveries=[Delivery(channel=channel) for channel in channels])
+    if store.exists(entry.name):
+        return None
+    try:
+        store.put_if_absent(entry.name, entry.to_bytes())
+    except PreconditionFailedError:
+        return None
+    return entry
+
+
+def save_entry(store: ObjectStore, entry: Entry) -> None:
+    """Remember how far an entry is."""
+    store.put(entry.name, entry.to_bytes())
+
+
+def read_entries(store: ObjectStore, sweep: str) -> Sequence[Entry]:
+    """All that was, or is to be, told about a sweep, by time. What cannot be read is passed over."""
+    entries = []
+    for child in store.list_children(notifications_folder(sweep)):
+        name = f"{notifications_folder(sweep)}{child}"
+        try:
+            entries.append(Entry.from_bytes(name, store.get(name)))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            _LOG.warning("the notification %s of sweep %s cannot be read: %s", child, sweep, error)
+    return sorted(entries, key=lambda entry: entry.notice.at_s)
+
+
 _SAVE_EVERY = 64
 """Segments of the journal between two notes of how far it was read: what a restart reads again."""
 _NUM_SENDERS = 4
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +252,7 @@ class Notifier:
     def _follow(self, snapshot: Snapshot) -> _Followed:
         sweep = snapshot.sweep
         if sweep not in self._followed:
-            for entry in outbox.read_all(self._store, sweep):
+            for entry in read_entries(self._store, sweep):
                 identity = (sweep, entry.notice.notification_id)
                 self._told.add(identity)
                 if entry.waiting:
@@ -210,7 +321,7 @@ class Notifier:
         identity = (notice.sweep, notice.notification_id)
         if identity in self._told:
             return
-        entry = outbox.add(self._store, notice, (one for one in channels if notice.occasion in one.on))
+        entry = add_entry(self._store, notice, (one for one in channels if notice.occasion in one.on))
         self._told.add(identity)
         if entry is not None and entry.deliveries:
             self._waiting[identity] = entry
@@ -233,7 +344,7 @@ class Notifier:
         with ThreadPoolExecutor(_NUM_SENDERS, thread_name_prefix="notify") as pool:
             list(pool.map(lambda pair: self._try(*pair), due))
         for entry in {id(entry): entry for entry, _ in due}.values():
-            outbox.save(self._store, entry)
+            save_entry(self._store, entry)
         self._waiting = {identity: entry for identity, entry in self._waiting.items() if entry.waiting}
 
     def _try(self, entry: Entry, delivery: Delivery) -> None:
@@ -245,7 +356,7 @@ class Notifier:
         except Exception as error:  # noqa: BLE001 - libraries of mail and TLS fail in many ways, none of which may end us
             # An error that nobody expected may quote anything: only ours are shown.
             why = redacted(str(error)) if isinstance(error, OrchestratorError) else type(error).__name__
-            is_old = self._now() - notice.at_s > outbox.GIVE_UP_S
+            is_old = self._now() - notice.at_s > GIVE_UP_S
             delivery.note_failure(why, self._now(), is_final=is_old or isinstance(error, RefusedForeverError))
             _LOG.warning("%r was not told by %s (try %d): %s", notice.title, kind, delivery.num_tries, why)
         else:

@@ -1,27 +1,169 @@
-"""From a plan and the metrics of its committed runs to tables; pure."""
+"""From a plan and the metrics of its committed runs to tables, a row per label space; pure."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.core.contract import JobKind
-from orchestrator.core.job_kinds import RESULT_KINDS
+from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS
 from orchestrator.planning.estimate.costs import PriceTable
-from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.compared import compared
-from orchestrator.report.grouping import Cells, Grouped, backbones_of, headline_places, seeds_of
+from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.report.comparisons import compared
 from orchestrator.report.inputs import Committed
-from orchestrator.report.numbers import bounds_of
-from orchestrator.report.published import PublishedIndex
-from orchestrator.report.results import Compute, Criterion, OnePass, Place, Result, Row, Table
-from orchestrator.report.selection import select_cell
-from orchestrator.report.statistics import SeedPair, Summary, summarize, summarize_runs
+from orchestrator.report.results import Compute, Criterion, OnePass, Result, Row, Table, TablePlace
+from orchestrator.report.statistics.intervals import bounds_of
+from orchestrator.report.statistics.summaries import SeedPair, Summary, summarize, summarize_runs
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.spending import ResourceUse, bill_of, uses_of
+
+Cells = dict[str, list[Job]]
+"""Jobs by grid cell, in plan order; without a grid the only cell is ``""``."""
+Grouped = dict[TablePlace, dict[str, Cells]]
+"""Cells by place and label space, in plan order."""
+
+
+def group_transfers(jobs: Iterable[Job]) -> Grouped:
+    """Every transfer job in its table, row and cell."""
+    grouped: Grouped = {}
+    for job in jobs:
+        if job.kind in TRANSFER_KINDS:
+            spaces = grouped.setdefault(place_of(job), {})
+            cells = spaces.setdefault(str(job.facets["label_space"]), {})
+            cells.setdefault(str(job.facets.get("cell", "")), []).append(job)
+    return grouped
+
+
+def place_of(job: Job) -> TablePlace:
+    """The table that a transfer job belongs to."""
+    return TablePlace(
+        transfer=str(job.facets["transfer"]),
+        protocol=str(job.facets["protocol"]),
+        target=str(job.facets["target"]),
+        pretrain=str(job.facets.get("pretrain", "")),
+        checkpoint=str(job.facets.get("checkpoint", "")),
+        fraction=str(job.facets.get("fraction", "")),
+    )
+
+
+def seeds_of(job: Job) -> SeedPair:
+    """What pairs a transfer with those of other label spaces; what has no seed of its own counts as seed 0."""
+    return SeedPair(pretrain=int(job.facets.get("pretrain_seed", 0)), transfer=int(job.facets.get("transfer_seed", 0)))
+
+
+def headline_places(places: Iterable[TablePlace]) -> frozenset[TablePlace]:
+    """Of every transfer and pretrain block: the last checkpoint on the largest fraction of the labels."""
+    by_transfer: dict[TablePlace, list[TablePlace]] = {}
+    for place in places:
+        by_transfer.setdefault(replace(place, checkpoint="", fraction=""), []).append(place)
+    return frozenset(
+        max(alike, key=lambda place: (facet_rank(place.fraction), facet_rank(place.checkpoint)))
+        for alike in by_transfer.values()
+    )
+
+
+def facet_rank(value: str) -> float:
+    """Order of checkpoints and fractions by the number in their name; no name stands for the end and for all."""
+    if not value:
+        return float("inf")
+    number = re.search(r"\d+(\.\d+)?(e-?\d+)?", value)
+    return float(number[0]) if number else -1.0
+
+
+def backbones_of(job: Job, jobs: Mapping[str, Job]) -> set[str]:
+    """Names of the jobs between a transfer and its backbone, the backbone included and the transfer not."""
+    found: set[str] = set()
+    for name in job.needs:
+        need = jobs.get(name)
+        if need is not None and need.kind.value in {"pretrain", "embed", "search"} and name not in found:
+            found.add(name)
+            if need.kind.value == "embed":
+                found |= backbones_of(need, jobs)
+    return found
+
+
+SELECT_METRIC = "select_error"
+"""Error on the tenth of the training split that runs of a grid hold out, chosen by the samples' keys."""
+VALIDATION_METRIC = "val_error"
+"""Of the last epoch, whatever the report compares: the best epoch of a run is known only by looking at all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The selected cell."""
+
+    cell: str
+    criterion: Criterion
+
+
+def select_cell(
+    cells: Mapping[str, Sequence[Result]], expected: Mapping[str, int], *, wanted: Criterion | None = None
+) -> Selection | None:
+    """The cell with the lowest mean error over its runs; cells with all their runs go before cells that lack some.
+
+    Runs that held out a part of their training split are compared on that; where none did, on ``VALIDATION_METRIC``,
+    which favours the label space with the larger grid: whoever shows the result must say so (``Criterion``). ``wanted``
+    is what the sweep asks for, where it says so. None as long as no run has a result.
+    """
+    held_out = {
+        cell: error
+        for cell, results in cells.items()
+        if wanted is not Criterion.VALIDATION and (error := mean_metric(results, SELECT_METRIC)) is not None
+    }
+    criterion = Criterion.TRAIN_HOLDOUT if held_out else Criterion.VALIDATION
+    errors = held_out or {
+        cell: error for cell, results in cells.items() if (error := mean_metric(results, VALIDATION_METRIC)) is not None
+    }
+    if not errors:
+        return None
+    order = list(cells)
+    best = min(errors, key=lambda cell: (len(cells[cell]) < expected[cell], errors[cell], order.index(cell)))
+    return Selection(cell=best, criterion=criterion)
+
+
+def mean_metric(results: Sequence[Result], metric: str) -> float | None:
+    """Mean over the runs; None if there is no run, or one without a finite value."""
+    values = [result.metrics.get(metric, math.nan) for result in results]
+    return math.fsum(values) / len(values) if values and all(map(math.isfinite, values)) else None
+
+
+_Address = tuple[str, str, str, str, str, str]
+
+
+class PublishedIndex:
+    """Looks entries up and remembers which of them nobody asked for."""
+
+    def __init__(self, entries: Iterable[Published]) -> None:
+        self._entries = {_address(entry): entry for entry in entries}
+        self._unused = dict(self._entries)
+
+    @property
+    def unused(self) -> tuple[Published, ...]:
+        """Entries that name no row of this report."""
+        return tuple(self._unused.values())
+
+    def find(self, place: TablePlace, label_space: str, *, is_headline: bool, cell: str = "") -> Published | None:
+        """The entry of a row; papers do not name the last checkpoint or all of the labels, so headlines need not."""
+        places = [place]
+        if is_headline:
+            places += [replace(place, checkpoint=""), replace(place, checkpoint="", fraction="")]
+        for candidate in places:
+            wanted = (candidate.transfer, candidate.pretrain, label_space)
+            address = (*wanted, candidate.checkpoint, candidate.fraction, cell)
+            if address in self._entries:
+                self._unused.pop(address, None)
+                return self._entries[address]
+        return None
+
+
+def _address(entry: Published) -> _Address:
+    place = (entry.transfer, entry.pretrain, entry.label_space)
+    return (*place, entry.checkpoint, entry.fraction, entry.cell)
+
 
 NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 
@@ -97,7 +239,7 @@ class TableBuilder:
         space_of = labels.identity["parameters"]["space"]
         return "rebalanced" if "rebalanced" in space_of.get("clusters", {}) else str(next(iter(space_of), entry))
 
-    def _table(self, place: Place, spaces: Mapping[str, Cells]) -> Table:
+    def _table(self, place: TablePlace, spaces: Mapping[str, Cells]) -> Table:
         table = Table(
             transfer=place.transfer,
             protocol=place.protocol,
@@ -116,7 +258,7 @@ class TableBuilder:
         values = (found.metrics[metric] for row in table.rows for found in row.results)
         return compared(table, bounds_of(metric, values))
 
-    def _row(self, place: Place, space: str, cells: Cells) -> Row:
+    def _row(self, place: TablePlace, space: str, cells: Cells) -> Row:
         found = {cell: self.results(jobs) for cell, jobs in cells.items()}
         expected = {cell: len(jobs) for cell, jobs in cells.items()}
         has_grid = "" not in cells
@@ -158,7 +300,7 @@ class TableBuilder:
         view = self._views.get(job.name)
         return MISSING if view is None or view.state.is_done else view.state.value
 
-    def _one_pass(self, place: Place) -> OnePass | None:
+    def _one_pass(self, place: TablePlace) -> OnePass | None:
         """Backbones that were trained on the target itself: of this block, else of the first that has any; also those
         of other blocks that differ in their seeds alone.
         """

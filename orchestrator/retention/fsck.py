@@ -1,27 +1,51 @@
-"""Reports every object of a store that is missing, short or altered.
+"""Reports every object of a store that is missing, short or altered, and repairs what can be made again.
+
+Reports every object of a store that is missing, short or altered.
 
 ``check_store`` compares what records and manifests name; ``check_documents`` reads the documents of the control plane,
-which carry their own digests. What only a sweep's journal can tell is checked in ``retention.sweep_check``.
+which carry their own digests. What only a sweep's journal can tell is checked by ``check_sweep``.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from pathlib import Path
 
-from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError
 from orchestrator.core.ids import canonical_json, sha256_hex
 from orchestrator.core.security.json_text import parse_json
-from orchestrator.retention.gc_layout import ARTIFACT_DEPTH, MANIFEST, METRICS, PINS, RECORD, SEARCHES, TRASH, TRIALS
-from orchestrator.retention.inventory import Amount, Named, named_objects, walk_artifacts
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.retention.inventory import (
+    ARTIFACT_DEPTH,
+    MANIFEST,
+    METRICS,
+    PINS,
+    RECORD,
+    SEARCHES,
+    TRASH,
+    TRIALS,
+    Amount,
+    Named,
+    named_objects,
+    walk_artifacts,
+)
+from orchestrator.state.events import Event, PlanAccepted, decode_event
+from orchestrator.state.fold import fold
 from orchestrator.storage.artifacts import Record
-from orchestrator.storage.bounds import PLAN_BYTES, RECORD_BYTES
+from orchestrator.storage.bounds import PLAN_BYTES, RECORD_BYTES, SEGMENT_BYTES
+from orchestrator.storage.journal import JournalDamagedError, parse_segment, parse_snapshot
+from orchestrator.storage.layout import journal_folder, journal_segment, plan_name, snapshots_folder, spec_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_nonce, check_seal
+from orchestrator.sweepfile.load import load_all
+from orchestrator.sweepfile.parse.document import Changes
+from orchestrator.sweeps.ledger import DocumentDamagedError, plan_content, read_document, read_plan
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _DOCUMENTS = ("sweeps/", "controllers/", PINS, TRASH, SEARCHES)
@@ -90,7 +114,7 @@ def check_documents(store: ObjectStore, depth: Depth = Depth.SIZES, census: Cens
     """Check that every stored document outside of artifacts is JSON and fits its own digest.
 
     Those of which there is one per attempt or checkpoint (attempts, claims, metrics, trials) are read with
-    ``Depth.CONTENT`` only. Journals, snapshots, plans and specs are left to ``retention.sweep_check``, logs and
+    ``Depth.CONTENT`` only. Journals, snapshots, plans and specs are left to ``check_sweep``, logs and
     reports are text for people.
     """
     census = census or Census()
@@ -188,3 +212,151 @@ def _check_identity(key: str, head: str, content: bytes) -> Iterator[Finding]:
             f"it is the record of {record.key} with an identity of digest {digest}: not what {key} is the address of"
         )
         yield Finding(name=head, problem=Problem.ALTERED, named_by=head, detail=detail)
+
+
+_UNDECODABLE = (ControllerError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
+
+@dataclass(slots=True)
+class SweepFindings:
+    """What is wrong with a sweep, and what its journal tells of its revisions."""
+
+    findings: list[Finding] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    """Of all segments before the first damaged one."""
+    digests: list[str] = field(default_factory=list)
+    """Sha256 of the same segments."""
+
+    @property
+    def accepted(self) -> list[PlanAccepted]:
+        """The revisions, oldest first."""
+        return [event for event in self.events if isinstance(event, PlanAccepted)]
+
+    def add(self, name: str, detail: object, problem: Problem = Problem.ALTERED) -> None:
+        """Note a damaged object."""
+        self.findings.append(Finding(name=name, problem=problem, named_by=name, detail=str(detail)))
+
+
+def check_sweep(store: ObjectStore, sweep: str) -> SweepFindings:
+    """Read a sweep's journal, plans, specs, provenances and snapshots, and compare all digests."""
+    found = SweepFindings()
+    _check_journal(store, sweep, found)
+    for event in found.accepted:
+        found.findings += _check_revision(store, sweep, event)
+    if not found.findings:
+        _check_fold(store, sweep, found)
+    _check_snapshots(store, sweep, found)
+    return found
+
+
+def _check_journal(store: ObjectStore, sweep: str, found: SweepFindings) -> None:
+    """Segments behind a damaged one are checked by themselves: what they follow is unknown."""
+    is_whole = True
+    for sequence in range(len(store.list_children(journal_folder(sweep)))):
+        name = journal_segment(sweep, sequence)
+        try:
+            segment = parse_segment(sweep, sequence, store.get(name, max_bytes=SEGMENT_BYTES))
+            events = [decode_event(event) for event in segment.events]
+        except NotFoundError:
+            found.add(name, "the journal has later segments", Problem.MISSING)
+            is_whole = False
+        except (CorruptObjectError, *_UNDECODABLE) as error:
+            found.add(name, error.args[-1] if isinstance(error, JournalDamagedError) else error)
+            is_whole = False
+        else:
+            if is_whole and segment.previous_sha256 and found.digests and segment.previous_sha256 != found.digests[-1]:
+                found.add(name, "the segment before it is another one than its header names")
+                is_whole = False
+            if is_whole:
+                found.events += events
+                found.digests.append(segment.sha256)
+
+
+def _check_revision(store: ObjectStore, sweep: str, event: PlanAccepted) -> Iterator[Finding]:
+    plan = plan_name(sweep, event.revision)
+    for name in sorted({plan, *event.documents}):
+        try:
+            if name == plan:
+                read_plan(store, sweep, event.revision, event.documents)
+            else:
+                read_document(store, name, event.documents)
+        except NotFoundError:
+            yield Finding(name=name, problem=Problem.MISSING, named_by=name, detail="the journal names it")
+        except DocumentDamagedError as error:
+            yield Finding(name=name, problem=Problem.ALTERED, named_by=name, detail=str(error.args[1]))
+
+
+def _check_fold(store: ObjectStore, sweep: str, found: SweepFindings) -> None:
+    """Events can each be whole and not follow each other, in journals of earlier versions, which have no digests."""
+    try:
+        fold(sweep, found.events, lambda event: read_plan(store, sweep, event.revision, event.documents))
+    except _UNDECODABLE as error:
+        found.add(journal_folder(sweep), f"its events cannot follow each other: {error}")
+
+
+def _check_snapshots(store: ObjectStore, sweep: str, found: SweepFindings) -> None:
+    for child in store.list_children(snapshots_folder(sweep)):
+        name = f"{snapshots_folder(sweep)}{child}"
+        try:
+            stored = parse_snapshot(name, store.get(name, max_bytes=PLAN_BYTES))
+        except NotFoundError:
+            continue  # a newer one has taken its place meanwhile
+        except (ValueError, KeyError, TypeError, CorruptObjectError) as error:
+            found.add(name, error)
+            continue
+        covered = found.digests[: stored.next_sequence]
+        is_known = stored.journal_sha256 and len(covered) == stored.next_sequence
+        if is_known and covered[-1] != stored.journal_sha256:
+            found.add(name, "it covers another journal than the sweep's")
+
+
+_DISPENSABLE: Mapping[str, str] = {
+    r"sweeps/[^/]+/snapshots/[^/]+": "deleted; the sweep is read from its journal",
+    r"sweeps/[^/]+/notified\.json": "deleted; the journal is read again, and nothing is sent twice",
+    r"sweeps/[^/]+/tracking/[^/]+": "deleted; the runs are found again on the tracking server",
+    r"controllers/[^/]+/lease\.json": "deleted; the next controller starts above every epoch that the journals name",
+    r"jobs/[^/]+/claim\.json": "deleted; a cluster that works on the job claims it again",
+}
+"""Objects that the rest of the store makes up for, by their names, and what becomes of them."""
+
+
+def repair(store: ObjectStore, finding: Finding, sweep: SweepFindings | None = None) -> str:
+    """Repair one object if that is possible; returns what was done, or an empty text.
+
+    Args:
+        store: that holds it.
+        finding: what is wrong with it.
+        sweep: of the sweep that it belongs to; plans are made again from the spec that its journal names.
+    """
+    for pattern, done in _DISPENSABLE.items():
+        if re.fullmatch(pattern, finding.name):
+            store.delete(finding.name)
+            return done
+    for event in sweep.accepted if sweep is not None else ():
+        if sweep is not None and finding.name == plan_name(finding.name.split("/")[1], event.revision):
+            return _restore_plan(store, finding.name, event, sweep)
+    return ""
+
+
+def _restore_plan(store: ObjectStore, name: str, event: PlanAccepted, sweep: SweepFindings) -> str:
+    for content in _planned_again(store, name.split("/")[1], event, sweep):
+        if sha256_hex(content) == event.documents.get(name):
+            store.delete(name)
+            store.put_if_absent(name, content)
+            return "restored: planned again from the sweep's spec, with the sha256 that the journal names"
+    return ""
+
+
+def _planned_again(store: ObjectStore, sweep: str, event: PlanAccepted, found: SweepFindings) -> Iterator[bytes]:
+    """The plan as each of the sweep's submitters would own it."""
+    try:
+        text = read_document(store, spec_name(sweep, event.revision), event.documents).decode()
+        with tempfile.TemporaryDirectory(prefix="orchestrator-repair-") as folder:
+            file = Path(folder, f"{sweep}.yaml")
+            file.write_text(text, encoding="utf-8")
+            loaded = load_all(str(file), Changes())
+    except (OrchestratorError, ValueError):
+        return
+    document = build_plan(loaded.sweep, store_uri=store.uri).to_json()
+    for owner in dict.fromkeys(["", *(accepted.sender for accepted in found.accepted)]):
+        yield plan_content({**document, "owner": owner}, event.revision)

@@ -12,40 +12,251 @@ Everything is decided from the store alone, so an interrupted collection is cont
 suspended for longer than its lock looks at the lock again before every deletion; the single request that it may have
 been in the middle of does no harm either: what it hides late comes back, for whoever took its lock away keeps the
 tombstones of what lives on for another trash grace, and what it destroys late has been marked as past restoring.
+
+Tombstones: what was condemned, when, and the content of the records and manifests that were hidden.
+
+Nothing is copied. Condemning a folder deletes its *heads* alone (``record.json``, ``manifest.json``), whose bytes are
+in the tombstone first: readers no longer see the folder, and putting the heads back undoes it. The bytes go when
+the tombstone is old enough. One object holds the tombstones of a whole batch.
+
+One garbage collection at a time: a lease, so that a dead one does not block the next for long.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
+from types import TracebackType
+from typing import Any, Self
 
-from orchestrator.core.errors import NotFoundError, PreconditionFailedError
-from orchestrator.retention.gc_layout import PROBES, last_part, whole_artifact
-from orchestrator.retention.gc_lock import CollectionLock
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.core.security.json_text import parse_json
 from orchestrator.retention.gc_rules import (
     FOLLOWS_RECORD,
+    GcAction,
+    Graces,
     HasLeftovers,
     Reason,
     Roots,
+    Tally,
     Unit,
+    classify,
     classify_logs,
     classify_metrics,
     classify_search,
+    leftover,
+    survey,
 )
-from orchestrator.retention.gc_survey import Action, Graces, Tally, classify, leftover, survey
-from orchestrator.retention.gc_trash import Tombstone, Trash
-from orchestrator.retention.inventory import named_objects
+from orchestrator.retention.inventory import (
+    LOCK,
+    PROBES,
+    TRASH,
+    last_part,
+    named_objects,
+    tombstones_name,
+    whole_artifact,
+)
 from orchestrator.storage.layout import record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
-from orchestrator.storage.search_logs import is_whole
+from orchestrator.storage.seals import parse_sealed, seal
+from orchestrator.storage.trials import is_whole
 
-__all__ = ["Action", "Collector", "Graces", "Tally"]
+LOCK_DURATION_S = 300.0
+_RENEW_AFTER_S = 60.0
+
+
+class CollectionBusyError(StorageError):
+    """Another garbage collection works on this store, or has died and its lock has not expired yet."""
+
+
+class CollectionLock:
+    """Held inside a ``with`` block; call ``keep`` at least every few minutes.
+
+    Raises:
+        CollectionBusyError: on entering, and from ``keep`` if another collection took the expired lock.
+    """
+
+    def __init__(self, store: ObjectStore, holder: str, now: Callable[[], float]) -> None:
+        self._store = store
+        self._holder = f"{holder}-{secrets.token_hex(4)}"
+        self._now = now
+        self._etag = ""
+        self._renew_at_s = 0.0
+        self.deserted_at_s = 0.0
+        """When the lock was last taken from a collection that never said that it ended: it died, or it sleeps and may
+        still make the one request that it was about to make. 0: that has not happened."""
+
+    def __enter__(self) -> Self:
+        found = self._read()
+        if found is None:
+            self._write(None, LOCK_DURATION_S)
+            return self
+        document, etag = found
+        wait_s = document["expires_at_s"] - self._now()
+        if wait_s > 0:
+            message = (
+                f"{document['holder']} collects garbage in {self._store.uri}, or died while it did: two at once could "
+                f"undo each other's work; try again after its end, or in {wait_s:.0f} s if it is dead"
+            )
+            raise CollectionBusyError(message)
+        is_deserted = document["expires_at_s"] > 0
+        self.deserted_at_s = self._now() if is_deserted else document.get("deserted_at_s", 0.0)
+        self._write(etag, LOCK_DURATION_S)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None or issubclass(kind, Exception):
+            try:
+                self._write(self._etag, 0.0)
+            except StorageError:
+                if kind is None:
+                    raise
+
+    def keep(self) -> None:
+        """Renew the lock when it is time."""
+        if self._now() >= self._renew_at_s:
+            self._write(self._etag, LOCK_DURATION_S)
+
+    def _read(self) -> tuple[dict[str, Any], str] | None:
+        try:
+            content, stat = self._store.get_with_stat(LOCK)
+        except NotFoundError:
+            return None
+        return parse_json(content), stat.etag
+
+    def _write(self, etag: str | None, duration_s: float) -> None:
+        now_s = self._now()
+        document = {
+            "holder": self._holder,
+            "expires_at_s": now_s + duration_s if duration_s else 0.0,
+            "deserted_at_s": self.deserted_at_s,
+            "nonce": secrets.token_hex(8),
+        }
+        content = json.dumps(document).encode()
+        try:
+            if etag is None:
+                stat = self._store.put_if_absent(LOCK, content)
+            else:
+                stat = self._store.put_if_match(LOCK, content, etag)
+        except PreconditionFailedError as error:
+            message = f"another garbage collection has started in {self._store.uri}: this one stops; let that one end"
+            raise CollectionBusyError(message) from error
+        self._etag = stat.etag
+        self._renew_at_s = now_s + _RENEW_AFTER_S
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """One condemned unit."""
+
+    unit: str
+    reason: Reason
+    key: str
+    at_s: float
+    """When it was condemned, unix seconds."""
+    num_bytes: int
+    heads: Mapping[str, str] = field(default_factory=dict)
+    """Content by object name; whatever is not UTF-8 in a damaged one survives as surrogates."""
+    is_doomed: bool = False
+    """Its bytes may be going: from now on it is never restored, whoever asks for it."""
+
+    @classmethod
+    def of(cls, unit: Unit, heads: Mapping[str, bytes], at_s: float) -> Self:
+        """Tombstone of a unit whose heads have been read."""
+        texts = {name: content.decode(errors="surrogateescape") for name, content in heads.items()}
+        return cls(
+            unit=unit.name,
+            reason=unit.reason,
+            key=unit.key,
+            at_s=at_s,
+            num_bytes=unit.amount.num_bytes,
+            heads=texts,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form; what earlier programs do not know is left out where it says nothing."""
+        document = asdict(self)
+        if not self.is_doomed:
+            del document["is_doomed"]
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``."""
+        return cls(**{**document, "reason": Reason(document["reason"])})
+
+    def contents(self) -> dict[str, bytes]:
+        """The heads as they were."""
+        return {name: text.encode(errors="surrogateescape") for name, text in self.heads.items()}
+
+
+class Trash:
+    """The tombstones of all runs; new ones go under ``run``, which readers leave empty."""
+
+    def __init__(self, store: ObjectStore, run: str = "") -> None:
+        self._store = store
+        self._run = run
+        self._num_batches = 0
+
+    def names(self) -> list[str]:
+        """Names of all batches."""
+        return sorted(stat.name for stat in self._store.list_objects(TRASH) if stat.name != LOCK)
+
+    def read(self, name: str) -> list[Tombstone]:
+        """The tombstones of a batch; none if it is gone.
+
+        Raises:
+            CorruptObjectError: it cannot be read, so that what it hides could not be restored.
+        """
+        try:
+            document = parse_sealed(name, self._store.get(name))
+            return [Tombstone.from_json(entry) for entry in document["tombstones"]]
+        except NotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{name} in {self._store.uri} is damaged ({error!r}): what it hides cannot be restored; delete it"
+            raise CorruptObjectError(message) from error
+
+    def read_all(self) -> Iterator[Tombstone]:
+        """All tombstones, one batch in memory at a time."""
+        for name in self.names():
+            yield from self.read(name)
+
+    def bury(self, tombstones: Sequence[Tombstone]) -> str:
+        """Make tombstones durable as a new batch; returns its name."""
+        name = tombstones_name(self._run, self._num_batches)
+        self._num_batches += 1
+        self._write(name, tombstones)
+        return name
+
+    def doom(self, name: str, units: AbstractSet[str]) -> None:
+        """Make it durable that the tombstones of some units are past restoring."""
+        found = self.read(name)
+        doomed = [replace(entry, is_doomed=True) if entry.unit in units else entry for entry in found]
+        if doomed != found:
+            self._write(name, doomed)
+
+    def rewrite(self, name: str, kept: Sequence[Tombstone]) -> None:
+        """Drop all of a batch's tombstones but these."""
+        if kept:
+            self._write(name, kept)
+        else:
+            self._store.delete(name)
+
+    def _write(self, name: str, tombstones: Sequence[Tombstone]) -> None:
+        document = {"version": _VERSION, "tombstones": [tombstone.to_json() for tombstone in tombstones]}
+        self._store.put(name, seal(name, json.dumps(document, allow_nan=False).encode()))
+
 
 _BATCH_UNITS = 256
 """Folders between two readings of the roots; bounds memory, and the work that a crash repeats."""
@@ -84,10 +295,10 @@ class Collector:
         for unit in chain.from_iterable(survey(self._store, self._roots())):
             action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
             self._count(action, unit)
-            if action is Action.HIDE:
+            if action is GcAction.HIDE:
                 hidden.add(unit.name)
         for _, stat in self._leftovers():
-            self._tally.add(Action.DESTROY, leftover(stat))
+            self._tally.add(GcAction.DESTROY, leftover(stat))
         return self._tally
 
     def collect(self) -> Tally:
@@ -112,7 +323,7 @@ class Collector:
             for delete, stat in self._leftovers():
                 self._lock.keep()
                 delete(stat.name)
-                self._tally.add(Action.DESTROY, leftover(stat))
+                self._tally.add(GcAction.DESTROY, leftover(stat))
             self._settle(self._trash.names(), finish=True)
         return self._tally
 
@@ -128,38 +339,38 @@ class Collector:
             self._condemned_at_s[tombstone.unit] = latest
             self._condemned_for[tombstone.unit] = tombstone.reason
 
-    def _count(self, action: Action, unit: Unit) -> None:
+    def _count(self, action: GcAction, unit: Unit) -> None:
         # Without its record an artifact looks like the rest of a job that was never committed.
-        is_hidden = action in {Action.WAIT_IN_TRASH, Action.DESTROY}
+        is_hidden = action in {GcAction.WAIT_IN_TRASH, GcAction.DESTROY}
         reason = self._condemned_for.get(unit.name, unit.reason) if is_hidden else unit.reason
         self._tally.add(action, replace(unit, reason=reason))
 
-    def _due(self, unit: Unit) -> Action:
+    def _due(self, unit: Unit) -> GcAction:
         if unit.newest_at_s > self._started_s - self._graces.age_s:
-            return Action.WAIT_FOR_GRACE
+            return GcAction.WAIT_FOR_GRACE
         at_s = self._condemned_at_s.get(unit.name, 0.0)
         # Visible again, or with objects younger than its tombstone: it lived a second time since, and starts over.
         if at_s <= unit.newest_at_s or unit.heads:
-            return Action.HIDE
+            return GcAction.HIDE
         at_s = max(at_s, self._condemned_at_s.get(unit.behind, 0.0))
-        return Action.DESTROY if at_s + self._graces.trash_s <= self._started_s else Action.WAIT_IN_TRASH
+        return GcAction.DESTROY if at_s + self._graces.trash_s <= self._started_s else GcAction.WAIT_IN_TRASH
 
     def _act(self, batch: Sequence[Unit]) -> None:
-        due: dict[Action, list[Unit]] = defaultdict(list)
+        due: dict[GcAction, list[Unit]] = defaultdict(list)
         for unit in batch:
             due[self._due_now(unit)].append(unit)
-        for action in (Action.WAIT_FOR_GRACE, Action.WAIT_IN_TRASH):
+        for action in (GcAction.WAIT_FOR_GRACE, GcAction.WAIT_IN_TRASH):
             for unit in due[action]:
                 self._count(action, unit)
-        if due[Action.HIDE]:
-            self._hide(due[Action.HIDE])
-        if due[Action.DESTROY]:
-            self._destroy(due[Action.DESTROY])
+        if due[GcAction.HIDE]:
+            self._hide(due[GcAction.HIDE])
+        if due[GcAction.DESTROY]:
+            self._destroy(due[GcAction.DESTROY])
 
-    def _due_now(self, unit: Unit) -> Action:
+    def _due_now(self, unit: Unit) -> GcAction:
         # Metrics go after the record of their key: readers of the record expect them.
         is_veiled = not unit.veil or not self._store.exists(unit.veil)
-        return self._due(unit) if is_veiled else Action.WAIT_FOR_GRACE
+        return self._due(unit) if is_veiled else GcAction.WAIT_FOR_GRACE
 
     # --------------------------------------------------------------------------------------------------------- effects
     def _hide(self, units: Sequence[Unit]) -> None:
@@ -179,14 +390,14 @@ class Collector:
         self._remember(batch, (tombstone for tombstone in tombstones if tombstone.unit not in spared))
         for unit in units:
             if unit.name not in spared:
-                self._tally.add(Action.HIDE, unit)
+                self._tally.add(GcAction.HIDE, unit)
 
     def _destroy(self, units: Sequence[Unit]) -> None:
         # The names to delete are fixed before the roots are read: what is written later is not ours (invariant 2).
         listed = [(unit, self._list_around(unit)) for unit in units]
         roots = self._roots()
         due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
-        due = [(unit, stats) for unit, stats in due if self._due_now(unit) is Action.DESTROY]
+        due = [(unit, stats) for unit, stats in due if self._due_now(unit) is GcAction.DESTROY]
         # Durable before any byte goes: if this collection falls asleep over a deletion, no later one restores the rest.
         self._doom({unit.name for unit, _ in due})
         for unit, stats in due:
@@ -196,7 +407,7 @@ class Collector:
                 if stat.name.startswith(unit.name):
                     self._lock.keep()
                     self._store.delete(stat.name)
-            self._count(Action.DESTROY, unit)
+            self._count(GcAction.DESTROY, unit)
 
     def _doom(self, units: AbstractSet[str]) -> None:
         for batch in sorted({batch for unit in units for batch in self._batches_of[unit]}):

@@ -1,4 +1,7 @@
-"""What a store holds, folder by folder. Listings are streamed: memory holds one folder, and the names of all."""
+"""What a store holds, folder by folder, and the names of what retention and garbage collection own.
+
+Listings are streamed: memory holds one folder, and the names of all.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,55 @@ from typing import Self
 
 from orchestrator.core.errors import NotFoundError, TooLargeError
 from orchestrator.core.security.json_text import parse_json
-from orchestrator.retention.gc_layout import (
-    ARTIFACT_DEPTH,
-    ARTIFACTS,
-    CHECKPOINT_DEPTH,
-    LOGS,
-    LOGS_DEPTH,
-    METRICS,
-    METRICS_DEPTH,
-    RECORD,
-    folder_of,
-    last_part,
-    whole_artifact,
-)
 from orchestrator.storage.artifacts import Record
 from orchestrator.storage.bounds import RECORD_BYTES
-from orchestrator.storage.layout import checkpoints_folder, record_name
+from orchestrator.storage.layout import artifact_folder, checkpoints_folder, record_name, sweep_folder
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
+
+ARTIFACTS, METRICS, LOGS = "artifacts/", "metrics/", "logs/"
+ARTIFACT_DEPTH, METRICS_DEPTH, LOGS_DEPTH = 3, 2, 2
+"""Name parts of ``artifacts/<kind>/<key>/``, ``metrics/<key>/`` and ``logs/<sweep>/``."""
+CHECKPOINT_DEPTH = ARTIFACT_DEPTH + 2
+"""Of ``artifacts/<kind>/<key>/checkpoints/<step>-<nonce>/``, and of an attempt's parts."""
+SEARCHES, TRIALS, SEARCH_DEPTH = "searches/", "trials/", 2
+"""Of ``searches/<key>/`` and ``trials/<key>/``: the log of a search job, and what people see of its trials."""
+PINS = "pins/"
+PROBES = "probes/"
+"""What ``probe_store`` writes and deletes at once."""
+TRASH = "trash/"
+LOCK = "trash/lock.json"
+RECORD, MANIFEST = "record.json", "manifest.json"
+
+
+def folder_of(name: str, depth: int) -> str:
+    """The first ``depth`` parts of a name with a final ``/``; empty if the object does not lie below that many."""
+    parts = name.split("/", depth)
+    return "/".join(parts[:depth]) + "/" if len(parts) > depth else ""
+
+
+def last_part(folder: str) -> str:
+    """``a/b/`` -> ``b``: the key of an artifact's or a metrics folder, the sweep of a folder of logs."""
+    return folder.rstrip("/").rpartition("/")[2]
+
+
+def whole_artifact(key: str) -> str:
+    """The folder of everything of a key, with its final ``/``."""
+    return artifact_folder(key) + "/"
+
+
+def pin_name(pin: str) -> str:
+    """The object that is a pin."""
+    return f"{PINS}{pin}.json"
+
+
+def forgotten_name(sweep: str) -> str:
+    """The object that says that a sweep's results may go."""
+    return f"{sweep_folder(sweep)}/forgotten.json"
+
+
+def tombstones_name(run: str, number: int) -> str:
+    """One batch of tombstones of one run."""
+    return f"{TRASH}{run}/{number:06d}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.core.contract import JobKind
-from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, TooLargeError
+from orchestrator.core.errors import (
+    ControllerError,
+    CorruptObjectError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    TooLargeError,
+)
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.retention.gc_layout import forgotten_name
-from orchestrator.retention.gc_pins import checkpoints_among, read_pins, split_reference
 from orchestrator.retention.gc_rules import Roots
+from orchestrator.retention.inventory import PINS, forgotten_name, pin_name
 from orchestrator.search.log import kept_trials
 from orchestrator.state.events import decode_event
 from orchestrator.state.fold import fold
@@ -25,6 +32,62 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweeps.ledger import read_plan
 from orchestrator.sweeps.requests import Submit, read_inbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Content of ``pins/<name>.json``."""
+
+    name: str
+    keys: tuple[str, ...]
+    """Keys, or checkpoints as ``<key>/checkpoints/<step>-<nonce>``."""
+    created_at_s: float
+
+
+def add_pin(store: ObjectStore, pin: Pin) -> None:
+    """Write a pin. Raises ``StorageError`` if another one has this name."""
+    name = pin_name(pin.name)
+    try:
+        store.put_if_absent(name, seal(name, json.dumps(asdict(pin)).encode()))
+    except PreconditionFailedError as error:
+        message = f"there is a pin {pin.name!r} in {store.uri} already: unpin it first, or choose another name"
+        raise StorageError(message) from error
+
+
+def remove_pin(store: ObjectStore, name: str) -> None:
+    """Delete a pin. Raises ``NotFoundError``."""
+    if not store.exists(pin_name(name)):
+        known = ", ".join(pin.name for pin in read_pins(store)) or "none"
+        message = f"no pin {name!r} in {store.uri}; pins there: {known}"
+        raise NotFoundError(message)
+    store.delete(pin_name(name))
+
+
+def read_pins(store: ObjectStore) -> Iterator[Pin]:
+    """All pins. Raises ``CorruptObjectError`` for one that cannot be read: what it protects is unknown."""
+    for name in store.list_children(PINS):
+        with suppress(NotFoundError):  # removed meanwhile
+            yield _decode(f"{PINS}{name}", store.get(f"{PINS}{name}"))
+
+
+def split_reference(reference: str) -> tuple[str, bool]:
+    """The key of a reference, and whether it names a checkpoint of that key."""
+    key, slash, _ = reference.partition("/")
+    return key, bool(slash)
+
+
+def checkpoints_among(references: Collection[str]) -> set[str]:
+    """References that name a checkpoint."""
+    return {reference for reference in references if split_reference(reference)[1]}
+
+
+def _decode(name: str, content: bytes) -> Pin:
+    try:
+        document = parse_sealed(name, content)
+        return Pin(**{**document, "keys": tuple(document["keys"])})
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{name} is no pin ({error!r}): what it protects is unknown; delete it, or write it anew"
+        raise CorruptObjectError(message) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,7 @@ from orchestrator.storage.bounds import SEGMENT_BYTES
 from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
-from orchestrator.storage.search_logs import encode_head, find_folder
-from orchestrator.storage.trials import TrialPoint, TrialState
+from orchestrator.storage.trials import TrialPoint, TrialState, encode_head, find_folder
 
 LOG_VERSION = 1
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +26,7 @@ from orchestrator.services.settings_sources import (
     setting_named,
     without_password,
 )
+from orchestrator.storage.files import write_private
 from orchestrator.storage.open import check_store_uri
 from orchestrator.sweepfile.suggest import did_you_mean
 
@@ -138,11 +137,7 @@ def _edited(path: Path) -> Iterator[TOMLDocument]:
             text = path.read_text(encoding="utf-8") if path.exists() else ""
             document = tomlkit.parse(text)
             yield document
-            partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(tomlkit.dumps(document))
-            partial.replace(path)
+            write_private(path, tomlkit.dumps(document))
     except (OSError, Timeout, TOMLKitError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be changed: {error}; repair it, or see who else writes it") from error
 

@@ -14,7 +14,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.services.settings import Settings
 from orchestrator.services.terminal import say
-from orchestrator.stack.answers import check_answers
+from orchestrator.stack.ports import check_answers
 
 DEFAULT_GPUS_PER_NODE = 8
 

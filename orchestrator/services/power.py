@@ -12,12 +12,12 @@ from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import Estimates, estimate
 from orchestrator.planning.estimate.power import TARGET_POWER, Comparisons, Design, Noise, power_of, seeds_needed
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.compared import values_of
-from orchestrator.report.grouping import group_transfers, seeds_of
-from orchestrator.report.report import build_report, compute_report
+from orchestrator.report.build import build_report, compute_report
+from orchestrator.report.comparisons import values_of
+from orchestrator.report.render.columns import describe_transfer
 from orchestrator.report.results import Table
-from orchestrator.report.text import describe_transfer
-from orchestrator.report.variance import noise_of
+from orchestrator.report.statistics.summaries import noise_of
+from orchestrator.report.tables import group_transfers, seeds_of
 from orchestrator.services.artifact_lookup import history_of
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore

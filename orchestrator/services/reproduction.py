@@ -23,8 +23,7 @@ from orchestrator.sweepfile.load import load_all
 from orchestrator.sweepfile.parse.document import Changes
 from orchestrator.sweeps.client import load_snapshot
 from orchestrator.sweeps.ledger import DocumentDamagedError, read_document, read_plan
-from orchestrator.tracking.machine import installed_packages
-from orchestrator.tracking.provenance import Provenance
+from orchestrator.tracking.provenance import Provenance, installed_packages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -275,7 +275,7 @@ def connect(
 @contextmanager
 def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[dict[str, str]]:
     if foreground:
-        from orchestrator.stack.foreground import foreground_cluster
+        from orchestrator.stack.start import foreground_cluster
 
         with foreground_cluster(settings.home, settings.namespace):
             yield {}

@@ -5,8 +5,7 @@
 
 from orchestrator.stack.attach import attach_cluster, attach_stack, detach
 from orchestrator.stack.description import Stack, read_stack, touch_stack
-from orchestrator.stack.foreground import foreground_cluster
-from orchestrator.stack.start import ensure_stack, stop_stack
+from orchestrator.stack.start import ensure_stack, foreground_cluster, stop_stack
 
 __all__ = [
     "Stack",

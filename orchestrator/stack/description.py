@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
+
+from orchestrator.storage.files import write_private
 
 STACK_FILE = "stack.json"
 TOUCH_FILE = "stack.touch"
@@ -98,15 +99,6 @@ def make_private(directory: Path) -> None:
     found = directory.stat()
     if found.st_uid == os.getuid() and found.st_mode & 0o077:
         directory.chmod(0o700)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file by one that only the user may read; it is never open to others, not even for a moment."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    partial.replace(path)
 
 
 def tracking_uri(directory: Path) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import orchestrator
 from orchestrator.backends.ray.settings import CACHE_VARIABLE, KEEP_ALIVE_VARIABLE
-from orchestrator.stack.description import MLFLOW_TOKEN_FILE, TOKEN_FILE, TOUCH_FILE, write_private
+from orchestrator.stack.description import MLFLOW_TOKEN_FILE, TOKEN_FILE, TOUCH_FILE
+from orchestrator.storage.files import write_private
 
 LOOPBACK = "127.0.0.1"
 STACK_VARIABLE = "ORCHESTRATOR_STACK_DIRECTORY"

@@ -25,9 +25,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from orchestrator.core.errors import ClusterError
 from orchestrator.stack.children import Child
-from orchestrator.stack.description import BUCKET, CLIENT_FILE, make_private, write_private
+from orchestrator.stack.description import BUCKET, CLIENT_FILE, make_private
 from orchestrator.stack.environment import LOOPBACK
 from orchestrator.stack.ports import are_free, free_ports
+from orchestrator.storage.files import write_private
 
 READY_TIMEOUT_S = 60.0
 _MEMORY_LIMIT = "384MiB"

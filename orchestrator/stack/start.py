@@ -1,25 +1,33 @@
-"""Starting and stopping a directory's stack from outside."""
+"""Starting and stopping the stack of a directory from outside, or a Ray cluster inside this command.
+
+A Ray cluster inside this command, for tests and notebooks: it ends with the command, and so does what runs on it.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from orchestrator.core.errors import ClusterError
+from orchestrator.stack.attach import log_raylet_messages, set_ray_environment
 from orchestrator.stack.children import (
     GRACE_S,
     IDLE_TIMEOUT_S,
     LOCK_FILE,
     NUM_TRIES,
+    OBJECT_STORE_BYTES,
     READY_TIMEOUT_S,
     ray_directory,
+    ray_sessions,
     remove_ray_directory,
 )
 from orchestrator.stack.description import (
@@ -35,7 +43,8 @@ from orchestrator.stack.description import (
     touch_stack,
     write_stack,
 )
-from orchestrator.stack.environment import child_environment, python
+from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token, python
+from orchestrator.storage.files import scratch_folder
 
 START_LOCK_FILE = "stack-start.lock"
 STACK_LOG = "stack.log"
@@ -176,3 +185,34 @@ def why_stack_ended(directory: Path) -> str:
 def _signal(stack: Stack, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(stack.pid, number)
+
+
+@contextmanager
+def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None = None) -> Iterator[None]:
+    """Connect this process to a cluster of its own; ``num_cpus`` may be more than there are (default: all)."""
+    home = directory.absolute()
+    make_private(home)
+    ensure_token(home)
+    inherited = dict(os.environ)
+    set_ray_environment(
+        {name: value for name, value in child_environment(home).items() if inherited.get(name) != value}
+    )
+    import ray
+
+    log_raylet_messages()
+    with scratch_folder("fg") as closed:  # its own: two of these may run at once
+        try:
+            ray.init(
+                address="local",
+                namespace=namespace,
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _node_ip_address=LOOPBACK,
+                _temp_dir=str(ray_sessions(closed)),
+            )
+            yield
+        finally:
+            ray.shutdown()

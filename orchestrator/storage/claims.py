@@ -62,7 +62,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
+class _HeldClaim:
     claim: Claim
     etag: str
 
@@ -80,7 +80,7 @@ class Claims:
     def __init__(self, store: ObjectStore, cluster: str) -> None:
         self._store = store
         self._cluster = cluster
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldClaim] = {}
         self._waits: dict[str, _Wait] = {}
         self._contested: dict[str, float] = {}
         """Until when not to look again at claims of others on keys of which an attempt of ours runs all the same."""
@@ -166,7 +166,7 @@ class Claims:
             if found is not None and not _may_replace(found, claim, now):
                 return found
             try:
-                self._held[key] = _Held(claim=claim, etag=self._put(key, claim, etag))
+                self._held[key] = _HeldClaim(claim=claim, etag=self._put(key, claim, etag))
             except PreconditionFailedError:
                 found, etag = self._read(key)
             else:

@@ -16,9 +16,8 @@ from typing import Final
 
 from orchestrator.core.errors import NotFoundError, StorageError
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.open import check_store_uri, open_store
+from orchestrator.storage.open import check_store_uri, find_objects, open_store
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
-from orchestrator.storage.uris import find_objects
 
 _SHARD_SUFFIX: Final = ".tar"
 _NUM_BLOCKS: Final = 16

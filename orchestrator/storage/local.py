@@ -21,17 +21,19 @@ from hashlib import sha256
 from pathlib import Path
 from stat import S_ISLNK, S_ISREG
 from typing import BinaryIO
+from urllib.parse import SplitResult, unquote
 
 from orchestrator.core.errors import (
     CorruptObjectError,
     NotFoundError,
     PreconditionFailedError,
+    StorageError,
     TooLargeError,
 )
 from orchestrator.storage.bounds import check_size
-from orchestrator.storage.os_errors import named, our_errors, translated
-from orchestrator.storage.protocol import ObjectStat, check_name
-from orchestrator.storage.regular_files import NotRegularFileError, is_inside, look_at, open_regular, real_folder
+from orchestrator.storage.errors import named, our_errors, translated
+from orchestrator.storage.files import NotRegularFileError, is_inside, look_at, open_regular, real_folder, replaced_file
+from orchestrator.storage.protocol import ObjectStat, Scheme, check_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
 _OF_THE_DISK = "lost+found"
@@ -113,14 +115,9 @@ class LocalStore:
 
     def download(self, name: str, path: Path) -> None:
         """See ``ObjectStore.download``."""
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
-        with self._opened(name) as source, our_errors(f"copying {name} from {self.uri} to {path}"):
-            try:
-                with partial.open("xb") as file:
-                    _copy(source, file)
-                partial.replace(path)
-            finally:
-                _remove(partial)
+        told = f"copying {name} from {self.uri} to {path}"
+        with self._opened(name) as source, our_errors(told), replaced_file(path) as file:
+            _copy(source, file)
 
     def stat(self, name: str) -> ObjectStat:
         """See ``ObjectStore.stat``."""
@@ -383,3 +380,19 @@ def _sync_directory(folder: Path) -> None:
 
 def _not_found(name: str, uri: str) -> NotFoundError:
     return NotFoundError(f"no object {name} in {uri}")
+
+
+def _path_of(parts: SplitResult, uri: str) -> Path:
+    path = Path(unquote(parts.path))
+    if parts.netloc not in {"", "localhost"} or not path.is_absolute():
+        message = f"store {uri!r} is not absolute; write file:///absolute/path"
+        raise StorageError(message)
+    return path
+
+
+FILE = Scheme(
+    name="file",
+    example="file:///absolute/path",
+    check=_path_of,
+    open=lambda parts, uri, _: LocalStore(_path_of(parts, uri)),
+)

@@ -1,27 +1,89 @@
-"""From a store URI to a store."""
+"""From URIs to stores and objects: which schemes there are, what may be opened at all, and patterns of object names.
+
+``ORCHESTRATOR_ALLOWED_URIS`` says which places may be read and written, by scheme, bucket and prefix. A sweep.yaml
+names places, and whoever runs it reads them with the rights of the cluster. Where people submit who should not read
+all that the cluster may, its operators say here what sweeps may name. Part by part: ``s3://lab/public`` allows
+``s3://lab/public/x`` and not ``s3://lab/public-not``; links on disks are followed before they are compared.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from itertools import islice
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import ValidationError
+from braceexpand import braceexpand
 
 from orchestrator.core.errors import StorageDeniedError, StorageError
-from orchestrator.storage.allowed import check_allowed
-from orchestrator.storage.local import LocalStore
-from orchestrator.storage.protocol import ObjectStore, check_name
+from orchestrator.storage.local import FILE
+from orchestrator.storage.protocol import ObjectStore, OpenableStore, check_name
+from orchestrator.storage.s3.scheme import S3, bucket_and_prefix
 
-if TYPE_CHECKING:
-    from orchestrator.storage.s3 import S3Store
-    from orchestrator.storage.settings import S3Settings
+VARIABLE = "ORCHESTRATOR_ALLOWED_URIS"
+"""URIs between blanks or commas; empty: all are allowed. ``s3://`` allows all buckets."""
 
-_SUPPORTED = "file:///absolute/path, s3://bucket/prefix"
+_SERVERS = frozenset({"http", "https"})
+_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+
+
+def check_allowed(uri: str) -> None:
+    """Compare a valid URI with what the environment allows.
+
+    Raises:
+        StorageDeniedError: it is not below any of the allowed ones.
+    """
+    allowed = _entries()
+    if allowed and not any(_is_below(uri, entry) for entry in allowed):
+        message = f"{uri} is not below any of the allowed URIs ({', '.join(allowed)}); use one of them or change "
+        raise StorageDeniedError(message + VARIABLE)
+
+
+def check_may_see_login(uri: str) -> None:
+    """Refuse a tracking server that a sweep names and that would be shown this process's login for such servers.
+
+    MLflow sends what these variables hold to whichever server it talks to. One that the operators have listed may see
+    it; anybody else's may not, even where the list is empty and all places are allowed.
+
+    Raises:
+        StorageDeniedError: it is a server that is not listed, and there is a login.
+    """
+    if urlsplit(uri).scheme not in _SERVERS or not any(os.environ.get(name) for name in _LOGIN):
+        return
+    if not any(_is_below(uri, entry) for entry in _entries()):
+        raise StorageDeniedError(
+            f"{uri} would be shown this cluster's login for tracking servers; if it may see it, list it in {VARIABLE} "
+            "(along with the places that sweeps read and write)"
+        )
+
+
+def _entries() -> list[str]:
+    return [entry for entry in re.split(r"[\s,]+", os.environ.get(VARIABLE, "")) if entry]
+
+
+def _is_below(uri: str, entry: str) -> bool:
+    asked, given = urlsplit(uri), urlsplit(entry)
+    if asked.scheme != given.scheme:
+        return False
+    if asked.scheme == "file":
+        return _resolved(asked.path).is_relative_to(_resolved(given.path or "/"))
+    if given.netloc and asked.netloc != given.netloc:
+        return False
+    return PurePosixPath(asked.path or "/").is_relative_to(PurePosixPath(given.path or "/"))
+
+
+def _resolved(path: str) -> Path:
+    return Path(unquote(path)).resolve()
+
+
+_SCHEMES = {scheme.name: scheme for scheme in (FILE, S3)}
+_SUPPORTED = ", ".join(scheme.example for scheme in _SCHEMES.values())
+_EXAMPLES = " or ".join(scheme.example for scheme in _SCHEMES.values())
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_BUCKET = re.compile(r"(?![0-9]+(?:\.[0-9]+){3}$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-"""Never the form of an address, as S3 has it: a server by that name might be asked instead of a bucket."""
 
 
 def open_store(uri: str) -> ObjectStore:
@@ -31,9 +93,7 @@ def open_store(uri: str) -> ObjectStore:
         StorageError: the scheme is unknown, the path is not absolute, or anything in the URI is ambiguous.
         StorageDeniedError: the settings do not allow this place.
     """
-    parts = _split(uri)
-    check_allowed(uri)
-    return _open_s3(parts, uri) if parts.scheme == "s3" else LocalStore(_local_path(parts, uri))
+    return _open(uri)
 
 
 def check_store_uri(uri: str) -> None:
@@ -43,21 +103,18 @@ def check_store_uri(uri: str) -> None:
         StorageError: as ``open_store``.
     """
     parts = _split(uri)
-    if parts.scheme == "s3":
-        _bucket_and_prefix(parts, uri)
-    else:
-        _local_path(parts, uri)
+    _SCHEMES[parts.scheme].check(parts, uri)
 
 
 def is_s3(uri: str) -> bool:
     """Whether a URI names a bucket. Raises ``StorageError`` for what ``check_store_uri`` refuses."""
     check_store_uri(uri)
-    return _split(uri).scheme == "s3"
+    return _split(uri).scheme == S3.name
 
 
 def split_s3(uri: str) -> tuple[str, str]:
     """Bucket and prefix of an ``s3://`` URI. Raises as ``is_s3``."""
-    return _bucket_and_prefix(_split(uri), uri)
+    return bucket_and_prefix(_split(uri), uri)
 
 
 def is_initialised(uri: str, *, deadline_s: float | None = None) -> bool:
@@ -70,10 +127,13 @@ def is_initialised(uri: str, *, deadline_s: float | None = None) -> bool:
     Raises:
         StorageError: as ``open_store``, or the store does not answer.
     """
+    return _open(uri, deadline_s).is_reachable
+
+
+def _open(uri: str, deadline_s: float | None = None) -> OpenableStore:
     parts = _split(uri)
     check_allowed(uri)
-    store = _open_s3(parts, uri, deadline_s) if parts.scheme == "s3" else LocalStore(_local_path(parts, uri))
-    return store.is_reachable
+    return _SCHEMES[parts.scheme].open(parts, uri, deadline_s)
 
 
 def _split(uri: str) -> SplitResult:
@@ -84,14 +144,14 @@ def _split(uri: str) -> SplitResult:
     try:
         parts = urlsplit(uri)
     except ValueError:
-        message = "the store is not a URI: its host is malformed; write file:///absolute/path or s3://bucket/prefix"
+        message = f"the store is not a URI: its host is malformed; write {_EXAMPLES}"
         raise StorageError(message) from None
     if "@" in parts.netloc:
         raise StorageError("a store URI with a user or password is refused; credentials belong into the environment")
     if not parts.scheme:
         hint = f"write file://{uri}; " if uri.startswith("/") else ""
         raise StorageError(f"store {uri!r} has no scheme; {hint}supported: {_SUPPORTED}")
-    if parts.scheme not in {"file", "s3"}:
+    if parts.scheme not in _SCHEMES:
         raise StorageError(f"store {uri!r} has the scheme {parts.scheme!r}; supported: {_SUPPORTED}")
     path = unquote(parts.path)
     if parts.query or parts.fragment or ".." in path.split("/") or "\0" in path:
@@ -100,45 +160,57 @@ def _split(uri: str) -> SplitResult:
     return parts
 
 
-def _local_path(parts: SplitResult, uri: str) -> Path:
-    path = Path(unquote(parts.path))
-    if parts.netloc not in {"", "localhost"} or not path.is_absolute():
-        message = f"store {uri!r} is not absolute; write file:///absolute/path"
-        raise StorageError(message)
-    return path
+MAX_EXPANDED: Final = 1_000_000
+"""Names that one pattern may stand for: a typing error must not fill the memory."""
+
+_RANGE = re.compile(r"\{(-?[0-9]{1,30})\.\.(-?[0-9]{1,30})")
 
 
-def _open_s3(parts: SplitResult, uri: str, deadline_s: float | None = None) -> S3Store:
-    bucket, prefix = _bucket_and_prefix(parts, uri)
-    from orchestrator.storage.s3 import S3Store  # boto3 takes a third of a second to import
+def expand_braces(pattern: str) -> tuple[str, ...]:
+    """The URIs that a pattern stands for, in its order; ``{000..127}`` counts, ``{a,b}`` lists, nesting multiplies.
 
-    settings = _s3_settings()
-    if not settings.allows(bucket):
-        message = (
-            f"bucket {bucket} of store {uri!r} is not among the allowed ones ({settings.allowed_buckets}); "
-            "use one of them or change ORCHESTRATOR_S3_ALLOWED_BUCKETS"
-        )
-        raise StorageDeniedError(message)
-    if deadline_s is not None:
-        limits = ("deadline_s", "connect_timeout_s", "read_timeout_s")
-        settings = settings.model_copy(update={name: min(getattr(settings, name), deadline_s) for name in limits})
-    return S3Store(bucket, prefix, settings)
-
-
-def _bucket_and_prefix(parts: SplitResult, uri: str) -> tuple[str, str]:
-    if not _BUCKET.fullmatch(parts.netloc):
-        message = (
-            f"store {uri!r} names no bucket: write s3://bucket/prefix, the bucket of 3-63 of a-z, 0-9, '.' and '-'"
-        )
-        raise StorageError(message)
-    prefix = parts.path.removeprefix("/").removesuffix("/")
-    return parts.netloc, check_name(prefix) if prefix else ""
-
-
-def _s3_settings() -> S3Settings:
-    from orchestrator.storage.settings import S3Settings
-
+    Raises:
+        StorageError: braces do not match, or there are more than ``MAX_EXPANDED``.
+    """
+    ranges = [abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(pattern)]
     try:
-        return S3Settings()
-    except ValidationError as error:
-        raise StorageError(f"the S3 settings in the environment are wrong: {error}") from error
+        if prod(ranges) > MAX_EXPANDED:  # before braceexpand makes a list of it
+            raise StorageError(_too_many(pattern))
+        found = tuple(islice(braceexpand(pattern, escape=False), MAX_EXPANDED + 1))
+    except ValueError as error:
+        raise StorageError(f"{pattern!r} has braces that do not match; write train-{{000000..001023}}.tar") from error
+    if len(found) > MAX_EXPANDED:
+        raise StorageError(_too_many(pattern))
+    return found
+
+
+def split_object_uri(uri: str) -> tuple[str, str]:
+    """Store URI (the folder) and object name (the basename) of a single object's URI.
+
+    Raises:
+        StorageError: the URI is none that a store can hold: another scheme (``pipe:`` included), a user or password,
+            ``..``, or no name at its end.
+    """
+    folder, _, name = uri.rpartition("/")
+    check_store_uri(uri)  # the whole URI: messages then name what was written
+    if not name or folder.endswith((":/", "://")):
+        raise StorageError(f"{uri!r} names no object; write s3://bucket/folder/name or file:///folder/name")
+    return folder, check_name(name)
+
+
+def find_objects(patterns: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """``{object name: (store URI, object name)}`` of all URIs that some patterns stand for.
+
+    Raises:
+        StorageError: a URI is refused, or two have one basename.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for uri in (uri for pattern in patterns for uri in expand_braces(pattern)):
+        place = split_object_uri(uri)
+        if found.setdefault(place[1], place) != place:
+            raise StorageError(f"{uri!r} has the name of a shard in {found[place[1]][0]}; names must be unique")
+    return found
+
+
+def _too_many(pattern: str) -> str:
+    return f"{pattern!r} stands for more than {MAX_EXPANDED} names; check its ranges"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import SplitResult
 
 from orchestrator.core.errors import StorageError
 
@@ -100,3 +101,24 @@ def check_name(name: str) -> str:
         message += "use parts of letters, digits and ._=@+,#~- (no leading dot) joined by single '/'"
         raise StorageError(message)
     return name
+
+
+class OpenableStore(ObjectStore, Protocol):
+    """A store that a URI names."""
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether anything can be in it. Raises ``StorageError`` if it does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """A kind of stores, by the scheme of their URIs; ``storage.open`` has the list of them."""
+
+    name: str
+    example: str
+    """A URI, for people."""
+    check: Callable[[SplitResult, str], object]
+    """Refuses (``StorageError``) a split URI, given whole as well, that names no store of this kind. Pure."""
+    open: Callable[[SplitResult, str, float | None], OpenableStore]
+    """Opens the store; seconds after which a silent server counts as gone, none = as the settings say."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+
 RIGHT_PART: Final = "val_right.npy"
 COUNTED_PART: Final = "val_counted.npy"
 SUMMARY_FIELD: Final = "val_samples"

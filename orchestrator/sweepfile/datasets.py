@@ -20,9 +20,9 @@ from orchestrator.core.errors import BadDataError
 from orchestrator.core.units import MIB
 from orchestrator.storage.dataset_files import (
     DatasetFile,
+    join_class_tables,
     level_counts,
 )
-from orchestrator.storage.joined_classes import join_class_tables
 from orchestrator.sweepfile.fields import (
     MAX_INTEGER,
     Count,

@@ -9,8 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.errors import StorageError
-from orchestrator.storage.open import check_store_uri
-from orchestrator.storage.uris import split_object_uri
+from orchestrator.storage.open import check_store_uri, split_object_uri
 from orchestrator.sweepfile.fields import Count, Strict, canonical
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints

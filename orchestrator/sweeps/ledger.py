@@ -35,11 +35,16 @@ from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, decode_
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from orchestrator.storage.bounds import PLAN_BYTES
-from orchestrator.storage.journal import Journal, JournalDamagedError, JournalFencedError
+from orchestrator.storage.journal import (
+    Journal,
+    JournalDamagedError,
+    JournalFencedError,
+    read_snapshots,
+    write_snapshot,
+)
 from orchestrator.storage.layout import journal_segment, plan_name, provenance_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import seal
-from orchestrator.storage.snapshots import read_snapshots, write_snapshot
 
 SNAPSHOT_EVERY = 128
 """Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3."""

@@ -1,13 +1,103 @@
-"""Addresses of MLflow's pages."""
+"""Addresses of the pages of MLflow, and views of them that compare label spaces.
+
+A view of MLflow's pages that compares label spaces, kept as a tag of the experiment so that a link opens it.
+
+MLflow's pages share views this way themselves: the state of the page in JSON, in the tag ``mlflow.sharedViewState.KEY``
+of the experiment, opened by ``?viewStateShareKey=KEY``. Each sweep has a view of its own in its experiment.
+"""
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
+from typing import Any
 from urllib.parse import quote
 
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.tracking.facts import SWEEP_JOB
+from orchestrator.tracking.facts import SUPERSEDED, SWEEP_JOB
 from orchestrator.tracking.memory import Memory, MemoryFile
-from orchestrator.tracking.views import share_key
+
+_TAG_PREFIX = "mlflow.sharedViewState."
+_MAX_RUNS = 100
+"""Shown in one chart."""
+_CURVES, _LEVELS = "curves", "levels"
+_FACETS = ("transfer", "label_space", "level", "granularity", "pretrain_seed", "transfer_seed")
+
+
+def share_key(sweep: str) -> str:
+    """The key of a sweep's view."""
+    return sha256(f"orchestrator {sweep}".encode()).hexdigest()[:32]
+
+
+def shared_view(plan: Plan) -> dict[str, str]:
+    """The tags of the experiment that hold a sweep's view, and have MLflow's pages show trainings, not chats."""
+    return {
+        f"{_TAG_PREFIX}{share_key(plan.sweep)}": json.dumps(_view(plan)),
+        "mlflow.experimentKind": "custom_model_development",
+    }
+
+
+def _view(plan: Plan) -> dict[str, Any]:
+    # Runs without the parameter are left out: those of backbones, or of everything but backbones and transfers.
+    compared = "transfer" if any("transfer" in job.facets for job in plan.jobs) else "level"
+    return {
+        "searchFilter": (
+            f"tags.sweep = '{plan.sweep}' AND tags.state != '{SUPERSEDED}' AND params.{compared} LIKE '%'"
+        ),
+        "orderByKey": f"metrics.`{plan.metric}`",
+        "orderByAsc": True,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+        "datasetsFilter": [],
+        "selectedColumns": [*(f"params.`{name}`" for name in _FACETS), f"metrics.`{plan.metric}`"],
+        "runsHiddenMode": "SHOW_ALL",
+        "compareRunCharts": _charts(plan),
+        "isAccordionReordered": True,  # else by name
+        "compareRunSections": [_section(_LEVELS, "Levels"), _section(_CURVES, "Learning curves")],
+    }
+
+
+def _charts(plan: Plan) -> list[dict[str, Any]]:
+    metric = plan.metric
+    transfers = {job.facets["transfer"] for job in plan.jobs if "transfer" in job.facets}
+    # Not the level: those of random ids are numbers, which MLflow leaves out of an axis of words.
+    axes = [*(["transfer"] if len(transfers) > 1 else []), "label_space", "granularity"]
+    return [
+        {
+            **_chart("PARALLEL", _LEVELS, f"{metric} by label space"),
+            "selectedParams": axes,
+            "selectedMetrics": [metric],
+            "showAllRuns": True,
+        },
+        {
+            **_chart("SCATTER", _LEVELS, f"{metric} against granularity"),
+            "xaxis": {"key": "granularity", "type": "PARAM"},
+            "yaxis": {"key": metric, "type": "METRIC"},
+        },
+        {**_chart("BAR", _LEVELS, metric), "metricKey": metric},
+        *(
+            {**_chart("LINE", _CURVES, name), "metricKey": name, "selectedMetricKeys": [name], "xAxisKey": "step"}
+            for name in (metric, "train_loss")
+        ),
+    ]
+
+
+def _chart(kind: str, section: str, title: str) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "uuid": f"{section}-{kind.lower()}-{title}",
+        "metricSectionId": section,
+        "displayName": title,
+        "runsCountToCompare": _MAX_RUNS,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def _section(uuid: str, name: str) -> dict[str, Any]:
+    return {"uuid": uuid, "name": name, "display": True, "isReordered": False, "deleted": False, "isGenerated": False}
 
 
 def compare_url(ui_url: str, experiment_id: str, sweep: str) -> str:

@@ -18,8 +18,7 @@ from orchestrator.core.ids import sha256_hex
 from orchestrator.storage.layout import tracking_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
-from orchestrator.tracking.facts import RunStatus
-from orchestrator.tracking.timeline import RunIdentity
+from orchestrator.tracking.facts import RunIdentity, RunStatus
 
 MEMORY_VERSION = 2
 _LOG = logging.getLogger(__name__)

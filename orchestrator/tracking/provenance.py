@@ -6,9 +6,11 @@ Never part of an identity: it explains results and decides nothing.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +21,30 @@ from orchestrator.metrics.machine import describe_machine
 from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
-from orchestrator.tracking.machine import installed_packages
+
+
+def installed_packages() -> dict[str, str]:
+    """Versions of all installed distributions by their normalised names, sorted (PEP 503).
+
+    Copies that a package brings inside its own folder (Ray does) are part of it: nobody installs them.
+    """
+    found = {
+        re.sub(r"[-_.]+", "-", one.name).lower(): one.version
+        for one in distributions()
+        if one.name and not _is_inside_package(Path(str(one.locate_file(""))))
+    }
+    return dict(sorted(found.items()))
+
+
+def requirements_text(packages: dict[str, str]) -> str:
+    """The packages as a requirements file, to be installed with ``pip install --no-deps -r``."""
+    return "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
+
+
+def _is_inside_package(folder: Path) -> bool:
+    """Whether a folder that distributions lie in, or the one above it, is an importable package."""
+    return any((one / "__init__.py").is_file() for one in (folder, folder.parent))
+
 
 _TIMEOUT_S = 10.0
 _MAX_DIFF_BYTES = 1_000_000

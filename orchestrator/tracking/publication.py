@@ -1,26 +1,161 @@
-"""One pass of the publisher over one sweep: bring the tracking server from what it shows to what is true."""
+"""The publisher: brings a tracking server from what it shows to what is true of the sweeps of a store, never back.
+
+Publishing until there is nothing more to publish, through any outage of the tracking server.
+
+The trials of search jobs as runs below the run of their job.
+
+The facts of all runs of a sweep. Most jobs have not changed since the last look, and cost one comparison.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Protocol
 
+from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import PreconditionFailedError
-from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.history import Segment
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.report.inputs import MetricSegment
+from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.trials import Trial, TrialState, read_trials
 from orchestrator.tracking.attachments import Attachments
-from orchestrator.tracking.content import ContentReader, JobContent, RecordCache, last_steps, read_all
-from orchestrator.tracking.draft import Experiment, RunDraft
-from orchestrator.tracking.facts import SWEEP_RUN, RunFacts, RunStatus
-from orchestrator.tracking.facts_cache import FactsCache
+from orchestrator.tracking.content import ContentReader, JobContent, RecordCache, last_steps, read_all, sweep_params
+from orchestrator.tracking.draft import Experiment, MetricPoint, RunDraft
+from orchestrator.tracking.facts import (
+    SWEEP_RUN,
+    RunFacts,
+    RunIdentity,
+    RunStatus,
+    Timeline,
+    TimelineReader,
+    job_facts,
+    superseded_facts,
+    sweep_facts,
+)
+from orchestrator.tracking.links import shared_view
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
-from orchestrator.tracking.params import sweep_params
-from orchestrator.tracking.server import TrackingServer
-from orchestrator.tracking.timeline import RunIdentity, Timeline
-from orchestrator.tracking.trial_runs import TrialRun, changed_trials
-from orchestrator.tracking.views import shared_view
+from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
+
+_MARK = "#"
+"""Between the name of a search job and the number of a trial; no job's name holds one."""
+_STATUS = {
+    TrialState.RUNNING: RunStatus.RUNNING,
+    TrialState.COMPLETED: RunStatus.FINISHED,
+    TrialState.STOPPED: RunStatus.KILLED,
+    TrialState.FAILED: RunStatus.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRun:
+    """A trial and its job."""
+
+    job: Job
+    facts: RunFacts
+    trial: Trial
+
+    def draft(self, run: RunMemory | None, parent: RunMemory) -> RunDraft:
+        """All that its run is to say; points that it says already are not repeated by the server."""
+        params = {name: str(value) for name, value in {**self.job.facets, **self.trial.params}.items()}
+        points = tuple(
+            MetricPoint(name=name, value=value, step=point.step, at_s=point.at_s)
+            for point in self.trial.points
+            for name, value in point.metrics.items()
+            if math.isfinite(value)
+        )
+        return RunDraft(
+            name=self.facts.job,
+            facts=self.facts,
+            run_id="" if run is None else run.run_id,
+            parent_run_id=parent.run_id,
+            params=params,
+            points=points,
+        )
+
+
+def owner_of(identity: RunIdentity) -> RunIdentity:
+    """The job that a trial's run belongs to; any other run's own identity."""
+    name, key = identity
+    return name.partition(_MARK)[0], key
+
+
+def changed_trials(
+    store: ObjectStore, plan: Plan, snapshot: Snapshot, runs: Mapping[RunIdentity, RunMemory]
+) -> list[TrialRun]:
+    """Trials that are not shown as they are, of all search jobs that have begun."""
+    jobs = [job for job in plan.jobs if job.kind is JobKind.SEARCH]
+    begun = [job for job in jobs if snapshot.jobs[job.name].num_attempts or snapshot.jobs[job.name].state.is_done]
+    found = [run for job in begun for run in _runs_of(store, plan.sweep, job, snapshot.jobs[job.name].state)]
+    return [run for run in found if _is_news(run.facts, runs)]
+
+
+def _runs_of(store: ObjectStore, sweep: str, job: Job, state: JobState) -> Iterable[TrialRun]:
+    for trial in read_trials(store, job.key):
+        yield TrialRun(job=job, trial=trial, facts=_facts(sweep, job, trial, state))
+
+
+def _facts(sweep: str, job: Job, trial: Trial, state: JobState) -> RunFacts:
+    status, end_s = _STATUS[trial.state], trial.ended_s
+    if state.is_final and not status.is_final:
+        # The search died before it could say how this one ended: nothing runs any more.
+        status, end_s = RunStatus.KILLED, max([trial.started_s, *(point.at_s for point in trial.points)])
+    name = f"{job.name}{_MARK}{trial.number}"
+    content = sha256(repr(trial.points).encode()).hexdigest()[:16]
+    tags = {"sweep": sweep, "job": name, "key": job.key, "kind": "trial", "state": trial.state.value}
+    tags |= {"reason": trial.reason, "content": content}  # so that new points are news
+    return RunFacts(job=name, key=job.key, status=status, start_s=trial.started_s, end_s=end_s, tags=tags)
+
+
+def _is_news(facts: RunFacts, runs: Mapping[RunIdentity, RunMemory]) -> bool:
+    run = runs.get(facts.identity)
+    return run is None or run.fingerprint != facts.fingerprint
+
+
+class FactsCache:
+    """Of one sweep; views are values, so the same view has the same facts."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[JobView, RunFacts | None]] = {}
+        self._superseded: dict[RunIdentity, RunFacts] = {}
+
+    def all(self, timeline: Timeline, plan: Plan, runs: Mapping[RunIdentity, RunMemory]) -> list[RunFacts]:
+        """The sweep's facts first, then those of its jobs that have begun, then of runs of earlier revisions' jobs."""
+        jobs = plan.by_name()
+        known: dict[str, tuple[JobView, RunFacts | None]] = {}
+        for name, view in timeline.snapshot.jobs.items():
+            old = self._known.get(name)
+            is_same = old is not None and old[0] is view
+            known[name] = old if old and is_same else (view, job_facts(timeline, view, jobs[name].kind))
+        self._known = known
+        told = [facts for _, facts in known.values() if facts is not None]
+        return [sweep_facts(timeline), *told, *self._earlier(timeline, runs)]
+
+    def _earlier(self, timeline: Timeline, runs: Mapping[RunIdentity, RunMemory]) -> list[RunFacts]:
+        """Runs whose jobs the plan no longer has."""
+        snapshot = timeline.snapshot
+        current = {(view.name, view.key) for view in snapshot.jobs.values()} | {SWEEP_RUN}
+        found: dict[RunIdentity, RunFacts] = {}
+        for identity, run in runs.items():
+            if owner_of(identity) not in current:
+                known = self._superseded.get(identity)
+                # Once it is told, the run's own status is that of the facts.
+                found[identity] = known or _superseded(timeline, identity, run.status)
+        self._superseded = found
+        return list(found.values())
+
+
+def _superseded(timeline: Timeline, identity: RunIdentity, status: RunStatus | None) -> RunFacts:
+    snapshot = timeline.snapshot
+    return superseded_facts(snapshot.sweep, identity, status, snapshot.accepted_at_s)
+
 
 _BATCH = 500
 """Runs per transaction: larger ones are hardly faster, and keep other writers waiting."""
@@ -28,7 +163,7 @@ _SAVE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SweepSource:
     """Where a sweep's truth is read from; lives as long as its publisher."""
 
     store: ObjectStore
@@ -40,14 +175,14 @@ class Source:
 class Publication:
     """Use once. ``run`` may stop anywhere: a later pass goes on from what is in the store and on the server."""
 
-    def __init__(self, source: Source, server: TrackingServer, timeline: Timeline, plan: Plan) -> None:
+    def __init__(self, source: SweepSource, server: TrackingServer, timeline: Timeline, plan: Plan) -> None:
         self._source, self._server, self._timeline, self._plan = source, server, timeline, plan
         self._jobs = plan.by_name()
         self._reader = ContentReader(source.store, plan, source.records)
         self._attachments = Attachments(source.store, server, timeline, plan)
         self._memory = Memory()
         self._runs: dict[RunIdentity, RunMemory] = {}
-        self._segments: dict[RunIdentity, list[Segment]] = {}
+        self._segments: dict[RunIdentity, list[MetricSegment]] = {}
         self._unsaved: list[str] = []
         """Runs made since the memory was last saved."""
         self._saved_at_s = time.monotonic()
@@ -102,7 +237,7 @@ class Publication:
         sweep_run = self._runs.get(SWEEP_RUN)
         return sweep_run is not None and not self._server.is_active(sweep_run.run_id)
 
-    def _list_segments(self, facts: RunFacts) -> list[Segment]:
+    def _list_segments(self, facts: RunFacts) -> list[MetricSegment]:
         job = self._jobs.get(facts.job)
         if job is None or job.key != facts.key:
             return []
@@ -264,3 +399,130 @@ class Publication:
         self._attachments.publish(run.run_id, self._memory)
         self._attachments.register(self._runs, self._memory)
         return True
+
+
+class Publisher:
+    """Needs the store and the tracking server, no cluster. ``tracking_uri``: see ``TrackingServer``."""
+
+    def __init__(self, store: ObjectStore, tracking_uri: str) -> None:
+        self._store = store
+        self._server = TrackingServer(tracking_uri, artifact_root=store.uri)
+        self._records = RecordCache(store)
+        self._readers: dict[str, TimelineReader] = {}
+        self._sources: dict[str, SweepSource] = {}
+        self._published: dict[str, Timeline] = {}
+        """Of ended sweeps, as they were when all of them was published."""
+
+    def publish_once(self, sweep: str) -> bool:
+        """Publish what is new; True if everything known at this moment is published.
+
+        Any number of calls, crashes in between, and other publishers at the same time lead to the same runs.
+
+        Raises:
+            TrackingError: the tracking server cannot be reached or refuses; call again later.
+            StorageError: the store cannot be read.
+        """
+        timeline = self._reader(sweep).read()
+        if timeline.snapshot.plan is None:
+            return True  # no controller has accepted the sweep yet: there is nothing to tell
+        if timeline is self._published.get(sweep):
+            return True  # it had ended and nothing happened since: whoever polls many old sweeps pays nothing for them
+        publication = Publication(self._source(sweep), self._server, timeline, timeline.snapshot.plan)
+        try:
+            published = publication.run()
+        except PreconditionFailedError:
+            return False  # another publisher remembered something meanwhile: the next pass starts from that
+        if published and timeline.snapshot.state.is_final:
+            self._published[sweep] = timeline
+        return published
+
+    @property
+    def num_written(self) -> int:
+        """Runs that the tracking server took so far, each time it took them."""
+        return self._server.num_written
+
+    def has_ended(self, sweep: str) -> bool:
+        """Whether nothing will happen to the sweep unless a client asks for it."""
+        return self._reader(sweep).read().snapshot.state.is_final
+
+    def _source(self, sweep: str) -> SweepSource:
+        if sweep not in self._sources:
+            self._sources[sweep] = SweepSource(
+                store=self._store,
+                records=self._records,
+                facts=FactsCache(),
+                file=MemoryFile(self._store, sweep, self._server.uri),
+            )
+        return self._sources[sweep]
+
+    def _reader(self, sweep: str) -> TimelineReader:
+        return self._readers.setdefault(sweep, TimelineReader(self._store, sweep))
+
+
+_LOG = logging.getLogger(__name__)
+_MAX_BACKOFF_S = 60.0
+_SOON_S = 0.1
+
+
+class PublishesSweeps(Protocol):
+    """What the loop needs of a ``Publisher``."""
+
+    @property
+    def num_written(self) -> int:
+        """Runs that the tracking server took so far."""
+
+    def publish_once(self, sweep: str) -> bool:
+        """Publish what is new; True if everything known at this moment is published."""
+
+    def has_ended(self, sweep: str) -> bool:
+        """Whether nothing more will happen to the sweep."""
+
+
+def publish_until_done(
+    publisher: PublishesSweeps,
+    sweep: str,
+    *,
+    poll_s: float = 2.0,
+    give_up_s: float | None = None,
+    wait: Callable[[float], object] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Publish until the sweep has ended and all of it is published.
+
+    Args:
+        publisher: what to publish with.
+        sweep: its name.
+        poll_s: pause between two looks at the journal.
+        give_up_s: longest outage of the tracking server to sit out; None for any. A server that refuses is given up at
+            once, unless it is None.
+        wait: sleeps for some seconds (replaced in tests; may raise to end the loop).
+        clock: seconds, monotonic.
+
+    Raises:
+        TrackingError: an outage lasted longer than ``give_up_s``.
+    """
+    pause = wait or threading.Event().wait
+    outage_since: float | None = None
+    backoff_s, told, num_written = poll_s, "", publisher.num_written
+    while True:
+        try:
+            # Asked first: what happens after the answer may be missed, what happened before it is published.
+            ended = publisher.has_ended(sweep)
+            published = publisher.publish_once(sweep)
+        except TrackingError as error:
+            now = clock()
+            if publisher.num_written > num_written:  # it works now and then: this is another outage
+                outage_since, backoff_s, num_written = None, poll_s, publisher.num_written
+            outage_since = now if outage_since is None else outage_since
+            if give_up_s is not None and (isinstance(error, TrackingRefusedError) or now - outage_since >= give_up_s):
+                raise
+            if str(error) != told:
+                _LOG.warning("%s; trying again", error)
+            told = str(error)
+            pause(backoff_s)
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            continue
+        if ended and published:
+            return
+        outage_since, backoff_s, told = None, poll_s, ""
+        pause(poll_s if published else _SOON_S)

@@ -21,7 +21,8 @@ from orchestrator.core.contract import JobKind, JobRequest, Outcome
 from orchestrator.core.ids import make_key
 from orchestrator.core.units import MIB
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.retention.gc import Action, Collector, Tally
+from orchestrator.retention.gc import Collector
+from orchestrator.retention.gc_rules import GcAction, Tally
 from orchestrator.retention.retention import RootReader, forget
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
@@ -138,7 +139,7 @@ def test_plan_collection_of_many_artifacts_is_fast_and_flat(tmp_path: Path) -> N
         clock.advance(200_000.0)
         for arm, store in stores.items():
             tally, seconds[arm, size] = plan_collection(store, clock)
-            assert tally.total(Action.HIDE).num_objects == size // 2 * 3
+            assert tally.total(GcAction.HIDE).num_objects == size // 2 * 3
         peaks[size] = peak_bytes(stores["memory"], clock)
     small, large = SIZES
     for (arm, size), taken_s in seconds.items():

@@ -14,9 +14,16 @@ import pytest
 from orchestrator.cli.commands.top import TopApp
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.log_records import LogContext, LogQuery, LogRecord, encode, format_time
-from orchestrator.storage.log_search import find_logs, search_logs
-from orchestrator.storage.logs import finish_log
+from orchestrator.storage.logs import (
+    LogContext,
+    LogQuery,
+    LogRecord,
+    encode,
+    find_logs,
+    finish_log,
+    format_time,
+    search_logs,
+)
 from tests.live_sweep import SWEEP, write_live_sweep
 
 NUM_ATTEMPTS, NUM_LINES = 1_000, 500

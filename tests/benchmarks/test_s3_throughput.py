@@ -15,7 +15,7 @@ from orchestrator.stack.description import BUCKET
 from orchestrator.stack.s3_server import S3Server
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Algorithm, digests_of
-from orchestrator.storage.s3 import S3Store
+from orchestrator.storage.s3.store import S3Store
 from tests.benchmarks.s3_arms import MIB, NUM_PARALLEL, Arm, in_parallel, open_server, raw_get, raw_put, run
 
 pytestmark = pytest.mark.bench

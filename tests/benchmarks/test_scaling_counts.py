@@ -25,7 +25,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps import client
 from orchestrator.testing.memory_store import MemoryStore
-from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.publication import Publisher
 from tests.clusters.small_sweep import write_sweep
 from tests.mlflow_servers import new_database
 from tests.simulation.sweeps import training_sweep

@@ -14,8 +14,8 @@ import pytest
 from orchestrator.stack.description import BUCKET
 from orchestrator.stack.s3_server import S3Server
 from orchestrator.storage.digests import digests_of
-from orchestrator.storage.s3 import S3Store
-from orchestrator.storage.settings import S3Settings
+from orchestrator.storage.s3.settings import S3Settings
+from orchestrator.storage.s3.store import S3Store
 from tests.benchmarks.s3_arms import MIB, NUM_ROUNDS, Arm, in_parallel, open_server, raw_get, run
 from tests.s3_proxy import Damage, Faults, faulty_proxy
 from tests.shard_cases import Fleet, Run, write_shards

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from orchestrator.planning.estimate.power import Comparisons, Design, power_of, smallest_difference
-from orchestrator.report.samples import NetworkPair, compare_samples
-from orchestrator.report.statistics import SeedPair
+from orchestrator.report.compare_samples import NetworkPair, compare_samples
+from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 from tests.power_simulation import Truth, found_share
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.server import TrackingServer
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.tracking_sweeps import BigSweep, big_sweep, problems

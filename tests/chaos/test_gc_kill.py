@@ -19,8 +19,9 @@ import pytest
 
 from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.fsck import Depth, check_store
-from orchestrator.retention.gc import Collector, Graces
-from orchestrator.retention.gc_layout import LOCK, TRASH
+from orchestrator.retention.gc import Collector
+from orchestrator.retention.gc_rules import Graces
+from orchestrator.retention.inventory import LOCK, TRASH
 from orchestrator.retention.retention import RootReader, forget
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore

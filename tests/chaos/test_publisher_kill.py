@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.publication import Publisher
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.tracking_sweeps import BigSweep, big_sweep, problems
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.ray import capacity, node_groups
-from orchestrator.backends.ray.node_groups import GROUPS_VARIABLE, growth
+from orchestrator.backends.ray import capacity
+from orchestrator.backends.ray.capacity import GROUPS_VARIABLE, growth
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.planning.graph.plan import Job
 from orchestrator.scheduling.commands import FailJob, LaunchJob
@@ -21,7 +21,7 @@ HEAD = Resources(cpus=0.0)
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    node_groups._growth_of.cache_clear()
+    capacity._growth_of.cache_clear()
 
 
 def of_ray(name, cpus):

@@ -8,18 +8,21 @@ import kubernetes_validate  # type: ignore[import-untyped] # it ships no types
 import pytest
 import yaml
 
-from orchestrator.backends.ray.node_groups import node_groups
+from orchestrator.backends.ray.capacity import node_groups
 from orchestrator.cluster.check_kubernetes import (
+    Reference,
     check_fields,
     check_heads,
     check_images,
     check_labels,
     check_placeholders,
     kubernetes_checks,
+    pod_templates,
+    ray_clusters,
+    references,
 )
 from orchestrator.cluster.drive import KEEP_LABEL
 from orchestrator.cluster.kinds import read_cluster
-from orchestrator.cluster.kuberay import Reference, pod_templates, ray_clusters, references
 from orchestrator.core.checks import Verdict, run_checks
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UserError

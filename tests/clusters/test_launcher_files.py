@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.backends.ray.node_groups import node_groups
+from orchestrator.backends.ray.capacity import node_groups
 from orchestrator.cluster.check_launcher import (
     check_labels,
     compare_images,

@@ -6,8 +6,15 @@ import time
 
 import pytest
 
-from orchestrator.cluster.notices import AwsNotices, GcpNotices, MetadataError, Notice, Provider, source_of
-from orchestrator.cluster.watch import wait_for_notice
+from orchestrator.cluster.watch import (
+    AwsNotices,
+    GcpNotices,
+    MetadataError,
+    PreemptionNotice,
+    Provider,
+    source_of,
+    wait_for_notice,
+)
 from orchestrator.core.errors import UserError
 from tests.clusters.metadata_server import NOTHING, serve_metadata
 
@@ -27,7 +34,7 @@ def test_aws_no_interruption_is_no_notice(metadata):
 def test_aws_interruption_tells_the_seconds_left(metadata):
     metadata.paths[ACTION] = '{"action": "terminate", "time": "2026-01-01T00:02:00Z"}'
     notice = AwsNotices(metadata.endpoint).ask(1_767_225_600.0)  # 2026-01-01T00:00:00Z
-    assert notice == Notice(reason="AWS spot interruption (terminate)", seconds_left=120.0)
+    assert notice == PreemptionNotice(reason="AWS spot interruption (terminate)", seconds_left=120.0)
 
 
 def test_aws_interruption_that_is_overdue_leaves_no_negative_time(metadata):
@@ -72,7 +79,7 @@ def test_gcp_machine_that_stays_has_no_notice(metadata):
 def test_gcp_preemption_leaves_half_a_minute(metadata):
     metadata.paths |= {**NOTHING, "/computeMetadata/v1/instance/preempted": "TRUE"}
     notice = GcpNotices(metadata.endpoint).ask(time.time())
-    assert notice == Notice(reason="Google Cloud preempts the instance", seconds_left=30.0)
+    assert notice == PreemptionNotice(reason="Google Cloud preempts the instance", seconds_left=30.0)
 
 
 def test_gcp_maintenance_that_ends_the_machine_is_a_notice(metadata):

@@ -25,16 +25,13 @@ from unittest.mock import patch
 
 from orchestrator.core.contract import JobKind, JobRequest
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.notifications import outbox
-from orchestrator.notifications.notifications import Notice
-from orchestrator.report.history import read_metric_history
-from orchestrator.report.inputs import read_committed
-from orchestrator.retention.fsck import Depth, Finding, check_documents, check_store
-from orchestrator.retention.gc_pins import Pin, add_pin, read_pins
+from orchestrator.notifications.messages import Notice
+from orchestrator.notifications.notifier import add_entry, read_entries
+from orchestrator.report.inputs import read_committed, read_metric_history
+from orchestrator.retention.fsck import Depth, Finding, check_documents, check_store, check_sweep
+from orchestrator.retention.gc import Tombstone, Trash
 from orchestrator.retention.gc_rules import Reason
-from orchestrator.retention.gc_trash import Tombstone, Trash
-from orchestrator.retention.retention import forget, is_forgotten
-from orchestrator.retention.sweep_check import check_sweep
+from orchestrator.retention.retention import Pin, add_pin, forget, is_forgotten, read_pins
 from orchestrator.scheduling.budgets import Cap
 from orchestrator.search.log import SearchLog, TrialAsked, read_search
 from orchestrator.services.artifact_lookup import read_artifact_summary
@@ -182,7 +179,7 @@ def _write_the_rest(store: MemoryStore, plan: Any, message_id: str) -> None:
     notice = Notice(
         notification_id="n1", sweep=SWEEP, occasion=Occasion.FAILED, at_s=1.0, title="a job failed", text="why"
     )
-    outbox.add(store, notice, ())
+    add_entry(store, notice, ())
 
 
 # ------------------------------------------------------------------------------------------------------------- readers
@@ -223,7 +220,7 @@ def views(store: MemoryStore, scene: Scene) -> dict[str, Callable[[], object]]:
         "trash": lambda: list(Trash(store).read_all()),
         "forgotten": lambda: is_forgotten(store, FORMER) or None,
         "memory": lambda: MemoryFile(store, SWEEP, "http://tracking").load() if _has_memory(store) else None,
-        "notices": lambda: [entry.notice for entry in outbox.read_all(store, SWEEP)] or None,
+        "notices": lambda: [entry.notice for entry in read_entries(store, SWEEP)] or None,
         "claims": claims,
     }
 

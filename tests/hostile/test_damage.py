@@ -63,7 +63,7 @@ def test_campaign_without_seals_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The campaign can fail: here documents are read as earlier versions read them."""
     with many_snapshots():
         scene = make_scene(is_finished=True)
-        monkeypatch.setattr("orchestrator.report.history.check_seal", lambda _name, _content: False)
+        monkeypatch.setattr("orchestrator.report.inputs.check_seal", lambda _name, _content: False)
         monkeypatch.setattr("orchestrator.retention.fsck.check_seal", lambda _name, _content: False)
         changes = [draw_change(scene, random.Random(number)) for number in range(400)]  # noqa: S311 - not for secrets
         metrics = [one for one in changes if one.how in {"digit", "flip"} and next(iter(one.contents))[:7] == "metrics"]

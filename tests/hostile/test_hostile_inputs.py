@@ -13,9 +13,8 @@ import pytest
 
 from orchestrator.core.errors import SpecError, StorageError, UserError
 from orchestrator.core.security.urls import check_url
-from orchestrator.storage.open import check_store_uri, open_store
+from orchestrator.storage.open import check_store_uri, find_objects, open_store
 from orchestrator.storage.protocol import check_name
-from orchestrator.storage.uris import find_objects
 from orchestrator.sweepfile import load_sweep
 from tests.hostile import archives, objects, pictures, places, sweeps, weights
 from tests.hostile.guard import watched

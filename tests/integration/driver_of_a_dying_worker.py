@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from orchestrator.stack.attach import attach_cluster, detach
-from orchestrator.stack.foreground import foreground_cluster
+from orchestrator.stack.start import foreground_cluster
 
 DEADLINE_S = 20.0
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.backends.ray.node_groups import GROUPS_VARIABLE
+from orchestrator.backends.ray.capacity import GROUPS_VARIABLE
 from orchestrator.core.units import MIB
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
 from orchestrator.stack.ports import free_ports

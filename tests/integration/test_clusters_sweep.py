@@ -10,7 +10,7 @@ import pytest
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.report.report import build_report
+from orchestrator.report.build import build_report
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore

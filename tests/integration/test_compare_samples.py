@@ -15,8 +15,8 @@ from orchestrator.cli.output import TableForm
 from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.report import build_report
-from orchestrator.report.text import text_table
+from orchestrator.report.build import build_report
+from orchestrator.report.render.columns import text_table
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes

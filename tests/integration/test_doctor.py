@@ -20,8 +20,8 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.core.checks import Check, Verdict, run_checks
 from orchestrator.core.errors import OrchestratorError, StorageError, UnsupportedStoreError
 from orchestrator.stack.description import BUCKET
-from orchestrator.storage.s3 import S3Store
-from orchestrator.storage.settings import S3Settings
+from orchestrator.storage.s3.settings import S3Settings
+from orchestrator.storage.s3.store import S3Store
 from tests.s3_proxy import Damage, Faults, faulty_proxy
 from tests.s3_server import s3_server
 

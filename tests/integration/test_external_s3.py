@@ -9,7 +9,7 @@ import pytest
 from orchestrator.core.errors import NotFoundError
 from orchestrator.stack.s3_server import S3Server
 from orchestrator.storage.listing import list_shards, listing_digest
-from orchestrator.storage.s3 import S3Store
+from orchestrator.storage.s3.store import S3Store
 from tests.data_jobs import encoded, tar_of
 from tests.s3_server import s3_server, s3_store
 from workloads.commands.data import index, stats

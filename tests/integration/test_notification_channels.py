@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import UserError
-from orchestrator.notifications.connections import post
-from orchestrator.notifications.notification_channels import DeliveryError, deliver, signed
-from orchestrator.notifications.notifications import trial_notice
+from orchestrator.notifications.channels import DeliveryError, deliver, post, signed
+from orchestrator.notifications.messages import trial_notice
 from orchestrator.sweepfile.values import Channel, Email, Security
 from tests.commands import run_command
 from tests.sinks import Mailbox, Webhook, dripping_sink, mail_sink, webhook_sink
@@ -153,7 +152,7 @@ def test_receiver_that_has_taken_it_and_drips_is_not_told_twice(first: bytes) ->
 def test_mail_server_that_drips_holds_nobody_beyond_the_deadline(
     monkeypatch: pytest.MonkeyPatch, security: Security, first: bytes
 ) -> None:
-    monkeypatch.setattr("orchestrator.notifications.notification_channels.TIMEOUT_S", 0.4)
+    monkeypatch.setattr("orchestrator.notifications.channels.TIMEOUT_S", 0.4)
     with dripping_sink(first, num_bytes=400, every_s=0.02) as (host, port):
         email = Email(to=("a@b.org",), sender="c@d.org", server=f"{host}:{port}", security=security)
         begun_s = time.monotonic()
@@ -192,14 +191,14 @@ def test_address_that_must_not_be_asked_is_refused(url: str) -> None:
 
 def test_name_that_leads_to_a_metadata_service_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(2, 1, 6, "", ("169.254.169.254", 80))]
-    monkeypatch.setattr("orchestrator.notifications.connections.socket.getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr("orchestrator.notifications.channels.socket.getaddrinfo", lambda *_, **__: found)
     with pytest.raises(UserError, match="leads to"):
         post("https://harmless.example.org/", b"x", {}, timeout_s=1.0)
 
 
 def test_clear_text_beyond_the_own_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(2, 1, 6, "", ("93.184.216.34", 80))]
-    monkeypatch.setattr("orchestrator.notifications.connections.socket.getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr("orchestrator.notifications.channels.socket.getaddrinfo", lambda *_, **__: found)
     with pytest.raises(UserError, match="use https"):
         post("http://far.example.org/", b"x", {}, timeout_s=1.0)
 

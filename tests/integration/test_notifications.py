@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.notifying import GeneralChannels
-from orchestrator.notifications import outbox
-from orchestrator.notifications.notification_channels import DeliveryError
-from orchestrator.notifications.notifications import Notice, budget_notices
-from orchestrator.notifications.notifier import Notifier
-from orchestrator.notifications.outbox import DeliveryState
+from orchestrator.notifications import notifier as notifier_module
+from orchestrator.notifications.channels import DeliveryError
+from orchestrator.notifications.messages import Notice, budget_notices
+from orchestrator.notifications.notifier import DeliveryState, Notifier, read_entries
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
@@ -173,7 +172,7 @@ def test_notification_that_is_not_taken_is_tried_again_later_and_over_a_restart(
     world.send()
     world.finish()
     world.notifier.turn()
-    [entry] = outbox.read_all(world.store, "sweep")
+    [entry] = read_entries(world.store, "sweep")
     assert [(one.state, one.num_tries, one.error) for one in entry.deliveries] == [
         (DeliveryState.WAITING, 1, "HTTP 503")
     ]
@@ -185,7 +184,7 @@ def test_notification_that_is_not_taken_is_tried_again_later_and_over_a_restart(
         notifier.turn()
     [notice] = world.sent.notices
     assert notice == entry.notice
-    [entry] = outbox.read_all(world.store, "sweep")
+    [entry] = read_entries(world.store, "sweep")
     assert [(one.state, one.num_tries) for one in entry.deliveries] == [(DeliveryState.SENT, 4)]
 
 
@@ -198,7 +197,7 @@ def test_death_between_sending_and_noting_sends_again_under_the_same_id(tmp_path
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(outbox, "save", die)
+        patched.setattr(notifier_module, "save_entry", die)
         with pytest.raises(KeyboardInterrupt):
             world.notifier.turn()
     world.new_notifier().turn()
@@ -214,7 +213,7 @@ def test_channel_that_never_answers_is_given_up_after_days(tmp_path: Path) -> No
     for _ in range(90):
         world.notifier.turn()
         world.clock.advance(3600.0)
-    [entry] = outbox.read_all(world.store, "sweep")
+    [entry] = read_entries(world.store, "sweep")
     assert entry.deliveries[0].state is DeliveryState.GIVEN_UP
     assert 30 < entry.deliveries[0].num_tries < 90
 

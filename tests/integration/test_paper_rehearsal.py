@@ -13,14 +13,18 @@ from rich.console import Console
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ENTRY_POINT, JobKind
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.report.render_markdown import render_markdown
-from orchestrator.report.render_terminal import render_terminal
-from orchestrator.report.report import build_report
+from orchestrator.report.build import build_report
+from orchestrator.report.render.files import render_markdown
+from orchestrator.report.render.terminal import render_terminal
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry, dataset_digest
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
-from tests.unit.test_wordnet import PUBLISHED, real, shipped  # noqa: F401 - a fixture
+from tests.unit.test_wordnet import (
+    PUBLISHED,
+    real,  # noqa: F401 - a fixture
+    shipped,
+)
 
 ONE_SEED = ["pretrain.seeds=[0]", "transfer.*.seeds=[0]"]
 KINDS = {"manual", "random", "per-superclass", "rebalanced", "whole"}

@@ -13,9 +13,8 @@ import ray
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
-from orchestrator.backends.ray.names import new_runner_name
+from orchestrator.backends.ray.runner.runner import ANY_SITE, create_runner, new_runner_name
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.backends.ray.spawn import ANY_SITE, create_runner
 from orchestrator.core.contract import Outcome, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import read_record

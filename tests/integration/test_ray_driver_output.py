@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stack.raylet_messages import log_raylet_messages
+from orchestrator.stack.attach import log_raylet_messages
 
 ROOT = Path(__file__).parents[2]
 MESSAGE = "worker died or was killed"

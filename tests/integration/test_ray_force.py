@@ -9,9 +9,8 @@ import ray
 
 from orchestrator.backends.protocol import AttemptStatus, Placement
 from orchestrator.backends.ray.backend import RayBackend
-from orchestrator.backends.ray.runner import UNHEARD_S
+from orchestrator.backends.ray.runner.runner import ANY_SITE, UNHEARD_S, create_runner
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.backends.ray.spawn import ANY_SITE, create_runner
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.storage.layout import log_name

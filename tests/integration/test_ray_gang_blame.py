@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.protocol import AttemptStatus, Placement
-from orchestrator.backends.ray import gang_worker
 from orchestrator.backends.ray.backend import RayBackend
-from orchestrator.backends.ray.gang_worker import RunnerLine
+from orchestrator.backends.ray.gang import worker
+from orchestrator.backends.ray.gang.worker import RunnerLine
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
@@ -105,7 +105,7 @@ class Desk:
 def test_runner_that_stands_still_for_a_while_stops_no_rank_and_a_dead_one_does_at_once(
     ray_cluster, namespace, monkeypatch, until
 ) -> None:
-    monkeypatch.setattr(gang_worker, "_EXCHANGE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(worker, "_EXCHANGE_TIMEOUT_S", 1.0)
     actor_class: Any = ray_cluster.remote(Desk).options(name="desk", namespace=namespace, num_cpus=0)
     desk = actor_class.remote()
     pid, _ = ray_cluster.get(desk.state.remote())

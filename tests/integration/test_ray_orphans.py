@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from orchestrator.backends.protocol import AttemptStatus
-from orchestrator.backends.ray import orphans
+from orchestrator.backends.ray import placement_groups
 from orchestrator.backends.ray.backend import RayBackend
-from orchestrator.backends.ray.orphans import orphaned_groups
+from orchestrator.backends.ray.placement_groups import orphaned_groups
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
@@ -71,7 +71,7 @@ def test_gang_killed_while_there_is_no_controller_is_cleared_up_by_the_next_one(
 def test_reservation_that_ray_gives_up_late_is_found_by_the_gang_that_waits_for_it(
     ray_cluster, namespace, store, gate, until, finish, monkeypatch
 ) -> None:
-    monkeypatch.setattr(orphans, "LOOKS_AFTER_S", ())  # as if Ray took longer to notice than all of them
+    monkeypatch.setattr(placement_groups, "LOOKS_AFTER_S", ())  # as if Ray took longer to notice than all of them
     backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     backend.announce(1)
     before = reservations(ray_cluster)

@@ -10,10 +10,9 @@ import pytest
 
 from orchestrator.core.contract import JobKind, Resources
 from orchestrator.planning.graph.plan import Job
-from orchestrator.report.inputs import Committed
-from orchestrator.report.learning import read_learning
-from orchestrator.report.page import render_page
-from orchestrator.report.report import compute_report
+from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import Committed, read_learning
+from orchestrator.report.render.page import render_page
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore
 from tests.browser import SIZE, browser, watch  # noqa: F401 - a fixture among them

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import NotFoundError, PreconditionFailedError, StorageError
-from orchestrator.storage.s3 import S3Store
+from orchestrator.storage.s3.store import S3Store
 from tests.s3_proxy import Damage, Faults, faulty_proxy
 from tests.s3_server import SMALL_PARTS_BYTES, running_server, s3_server, s3_store
 

@@ -21,8 +21,8 @@ from orchestrator.stack.ports import free_ports
 from orchestrator.stack.s3_server import S3Server, is_installed
 from orchestrator.storage.open import is_initialised
 from orchestrator.storage.probe import probe_store
-from orchestrator.storage.s3 import S3Store
-from orchestrator.storage.settings import S3Settings
+from orchestrator.storage.s3.settings import S3Settings
+from orchestrator.storage.s3.store import S3Store
 from tests.s3_server import s3_server, s3_store
 
 __all__ = ["s3_server"]

@@ -19,8 +19,8 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.description import BUCKET
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage import open_store
-from orchestrator.storage.s3 import S3Store
-from orchestrator.storage.settings import S3Settings
+from orchestrator.storage.s3.settings import S3Settings
+from orchestrator.storage.s3.store import S3Store
 from orchestrator.sweepfile import parse_sweep
 from tests.s3_server import s3_server
 

@@ -14,7 +14,7 @@ from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
 from orchestrator.core.errors import StorageDeniedError, StorageError
 from orchestrator.stack.description import BUCKET
-from orchestrator.storage.s3 import S3Store
+from orchestrator.storage.s3.store import S3Store
 from tests.s3_server import LIMITED, s3_server
 
 __all__ = ["s3_server"]

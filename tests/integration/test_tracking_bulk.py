@@ -12,14 +12,12 @@ from mlflow.store.tracking.dbmodels.models import SqlDataset
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from orchestrator.tracking import bulk
-from orchestrator.tracking.bulk import BulkWriter
+from orchestrator.tracking import run_writers
 from orchestrator.tracking.draft import DatasetUse, Experiment, MetricPoint, RunDraft
-from orchestrator.tracking.errors import TrackingError
 from orchestrator.tracking.facts import RunFacts, RunStatus
-from orchestrator.tracking.one_by_one import OneByOneWriter
-from orchestrator.tracking.publisher import Publisher
-from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.run_writers import BulkWriter, OneByOneWriter
+from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.mlflow_servers import new_database
 from tests.tracking_sweeps import big_sweep, problems
 
@@ -165,7 +163,7 @@ def test_bulk_batch_that_fails_leaves_nothing(server):
 
 
 def test_bulk_other_columns_than_known_ones_leave_the_writing_to_mlflow(server, monkeypatch):
-    monkeypatch.setitem(bulk.COLUMNS, "runs", "run_uuid name")
+    monkeypatch.setitem(run_writers.COLUMNS, "runs", "run_uuid name")
     assert isinstance(server._writer(), OneByOneWriter)
     experiment = server.ensure_experiment("unknown columns")
     ids = [run_id for _, run_id in server.write(experiment, _first_drafts())]

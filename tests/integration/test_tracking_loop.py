@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.tracking.errors import TrackingError
-from orchestrator.tracking.loop import publish_until_done
+from orchestrator.tracking.publication import publish_until_done
+from orchestrator.tracking.server import TrackingError
 
 
 class ScriptedPublisher:

@@ -16,11 +16,10 @@ from orchestrator.state import events
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.trials import Trial, TrialPoint, TrialState, write_trial
-from orchestrator.tracking.links import compare_url, find_compare_link, find_run_links, run_url
+from orchestrator.tracking.links import compare_url, find_compare_link, find_run_links, run_url, share_key
 from orchestrator.tracking.provenance import Provenance, capture, save
-from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.server import TrackingServer
-from orchestrator.tracking.views import share_key
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal

@@ -10,17 +10,16 @@ import pytest
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.page import PAGE
-from orchestrator.report.report import REPORT_FILES
+from orchestrator.report.render.files import REPORT_FILES
+from orchestrator.report.render.page import PAGE
 from orchestrator.state.events import SweepStatus
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import record_name, report_name, tracking_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.draft import Experiment
-from orchestrator.tracking.errors import TrackingError
 from orchestrator.tracking.memory import Memory, MemoryFile
-from orchestrator.tracking.publisher import Publisher
-from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment

@@ -14,10 +14,8 @@ import pytest
 
 from orchestrator.core.errors import StorageError
 from orchestrator.testing.faults import FaultyStore, Harm, ReadFault
-from orchestrator.tracking.errors import TrackingError
-from orchestrator.tracking.loop import publish_until_done
-from orchestrator.tracking.publisher import Publisher
-from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.publication import Publisher, publish_until_done
+from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.mlflow_servers import new_database
 from tests.tracking_sweeps import big_sweep, problems
 

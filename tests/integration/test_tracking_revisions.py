@@ -11,8 +11,8 @@ from mlflow import MlflowClient
 
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.publisher import Publisher
-from orchestrator.tracking.views import share_key
+from orchestrator.tracking.links import share_key
+from orchestrator.tracking.publication import Publisher
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment

@@ -9,12 +9,10 @@ import pytest
 
 from orchestrator.core.contract import JobKind
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.bulk import BulkWriter
-from orchestrator.tracking.errors import TrackingError
 from orchestrator.tracking.links import find_compare_link
-from orchestrator.tracking.publisher import Publisher
-from orchestrator.tracking.server import TrackingServer
-from orchestrator.tracking.versions import ask_database
+from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.run_writers import BulkWriter
+from orchestrator.tracking.server import TrackingError, TrackingServer, ask_database
 from tests.mlflow_servers import MlflowServer, new_database, postgres_cluster
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import sample_plan

@@ -18,8 +18,8 @@ from orchestrator.core.errors import BadDataError, PreemptedError, UserError
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.records import run_records
-from orchestrator.report.report import build_report
+from orchestrator.report.build import build_report
+from orchestrator.report.render.columns import run_records
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part, read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.planning.graph.plan import Job
-from orchestrator.retention.gc_lock import LOCK_DURATION_S
-from orchestrator.retention.gc_pins import remove_pin
-from orchestrator.retention.retention import forget, read_sweep
+from orchestrator.retention.gc import LOCK_DURATION_S
+from orchestrator.retention.retention import forget, read_sweep, remove_pin
 from orchestrator.search.log import SearchFencedError, SearchLog, TrialAsked, kept_trials, read_search
 from orchestrator.state import events
 from orchestrator.storage.artifacts import is_committed, read_record

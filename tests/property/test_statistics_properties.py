@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.report.history import Segment, supersede
-from orchestrator.report.statistics import SeedPair, paired_difference, relative_improvement, summarize
+from orchestrator.report.inputs import MetricSegment, supersede
+from orchestrator.report.statistics.summaries import SeedPair, paired_difference, relative_improvement, summarize
 
 FRACTIONS = st.floats(min_value=0.0, max_value=1.0)
 PAIRS = st.builds(SeedPair, pretrain=st.integers(0, 3), transfer=st.integers(0, 3))
@@ -69,7 +69,7 @@ def test_supersede_any_resumes_leave_every_step_once_from_its_last_attempt(attem
         ends = [end for end in ends if end <= step]
         for length in lengths:
             name = f"{attempt}/{step}"
-            segments.append(Segment(name=name, attempt=attempt, from_step=step, valid_to_step=step + length))
+            segments.append(MetricSegment(name=name, attempt=attempt, from_step=step, valid_to_step=step + length))
             truth |= dict.fromkeys(range(step + 1, step + length + 1), attempt)
             step += length
             ends.append(step)

@@ -12,7 +12,7 @@ import orchestrator
 from orchestrator.api import Sweep
 from orchestrator.api.sweep import Where
 from orchestrator.core.errors import ControllerError, NotFoundError, SpecError
-from orchestrator.report.report import DOCUMENT
+from orchestrator.report.render.files import DOCUMENT
 from orchestrator.state import events
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import report_name

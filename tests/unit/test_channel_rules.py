@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import SpecError, UserError
-from orchestrator.notifications import outbox
-from orchestrator.notifications.notifications import Notice
-from orchestrator.notifications.notifier import Notifier
+from orchestrator.notifications.messages import Notice
+from orchestrator.notifications.notifier import Notifier, add_entry, read_entries
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import notification_name
 from orchestrator.storage.local import LocalStore
@@ -84,7 +83,7 @@ def test_outbox_that_somebody_wrote_reaches_no_secret_but_those_of_the_clusters_
     notice = Notice(
         notification_id="00000001-0", occasion=Occasion.FAILED, sweep="s", at_s=1000.0, title="It failed", text=""
     )
-    outbox.add(store, notice, [mail("${env:PRIVATE}")])
+    add_entry(store, notice, [mail("${env:PRIVATE}")])
     # Some channel must be there for the notifier to look at the sweep at all.
     channels = general or (Channel(webhook="https://example.org"),)
     notifier = Notifier(
@@ -97,7 +96,7 @@ def test_outbox_that_somebody_wrote_reaches_no_secret_but_those_of_the_clusters_
     )
     notifier.turn()
     assert len(sent) == num_sent
-    (entry,) = outbox.read_all(store, "s")
+    (entry,) = read_entries(store, "s")
     assert ("a sweep may not use" in entry.deliveries[0].error) is not bool(num_sent)
 
 
@@ -107,6 +106,6 @@ def test_outbox_that_somebody_wrote_reaches_no_secret_but_those_of_the_clusters_
 def test_outbox_entry_of_another_form_is_passed_over(tmp_path: Path, content: bytes) -> None:
     store = LocalStore(tmp_path)
     notice = Notice(notification_id="1-0", occasion=Occasion.FAILED, sweep="s", at_s=1000.0, title="It failed", text="")
-    outbox.add(store, notice, [Channel(webhook="https://example.org")])
+    add_entry(store, notice, [Channel(webhook="https://example.org")])
     store.put(notification_name("s", "0-0"), content)
-    assert [entry.notice for entry in outbox.read_all(store, "s")] == [notice]
+    assert [entry.notice for entry in read_entries(store, "s")] == [notice]

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.contract import JobKind, JobRequest
 from orchestrator.core.errors import StorageError, UserError
-from orchestrator.retention.gc import Action
-from orchestrator.retention.gc_rules import Reason
+from orchestrator.retention.gc_rules import GcAction, Reason
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from orchestrator.storage.layout import attempt_name
 from orchestrator.storage.protocol import ObjectStore
@@ -321,7 +320,7 @@ def test_gc_kept_parts_stay_with_their_record_and_kept_checkpoints_until_it_exis
     writer.commit(now=lab.clock())
     lab.clock.advance(GRACE_S + 1)
     tally = lab.collect()
-    assert set(tally.amounts) == {(Action.HIDE, Reason.SUPERFLUOUS_CHECKPOINT)}
+    assert set(tally.amounts) == {(GcAction.HIDE, Reason.SUPERFLUOUS_CHECKPOINT)}
     lab.collect_until_freed()
     lab.check_intact([pretrain])
     assert len(lab.names("artifacts/")) == 3

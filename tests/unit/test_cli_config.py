@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core.errors import SpecError
 from orchestrator.services.settings_sources import SETTINGS, apply, resolve, user_file, without_password
-from orchestrator.storage.settings import S3Settings
+from orchestrator.storage.s3.settings import S3Settings
 from tests.commands import run_command
 
 

@@ -15,8 +15,7 @@ import pytest
 from orchestrator.cli.commands.logs import AttemptPrinter, PrintedLog, parse_since
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.log_records import EVERYTHING, LogContext, LogRecord, encode, format_time
-from orchestrator.storage.logs import finish_log, put_segment
+from orchestrator.storage.logs import EVERYTHING, LogContext, LogRecord, encode, finish_log, format_time, put_segment
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Hang, Lose
 from tests.commands import run_command

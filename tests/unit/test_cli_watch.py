@@ -23,7 +23,7 @@ from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.status import SweepStatus
-from orchestrator.stack.answers import check_answers
+from orchestrator.stack.ports import check_answers
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore

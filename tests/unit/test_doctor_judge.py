@@ -16,9 +16,8 @@ import pytest
 from orchestrator.cli.commands.doctor import _grouped
 from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.units import GIB
-from orchestrator.doctor.cluster import Question
-from orchestrator.doctor.examination import examine_cluster
-from orchestrator.doctor.judge import Here, judge
+from orchestrator.doctor.cluster import ClusterQuestion
+from orchestrator.doctor.examination import Here, examine_cluster, judge
 
 PACKAGES = {"ray": "2.60.0", "torch": "2.15.0"}
 HERE = Here(python="3.11.7", packages=PACKAGES, digest="aaaa")
@@ -219,13 +218,13 @@ def listener(answer: bytes) -> Iterator[str]:
             connection.close()
 
 
-def question(address: str) -> Question:
-    return Question(address=address, home="/nowhere", namespace="x", store_uri="", tracking_uri="")
+def question(address: str) -> ClusterQuestion:
+    return ClusterQuestion(address=address, home="/nowhere", namespace="x", store_uri="", tracking_uri="")
 
 
 def test_cluster_that_takes_connections_and_stays_silent_is_given_up_soon(monkeypatch) -> None:
-    monkeypatch.setattr("orchestrator.stack.answers.TIMEOUT_S", 0.3)
-    monkeypatch.setattr("orchestrator.stack.answers.check_answers.__defaults__", (0.3,))
+    monkeypatch.setattr("orchestrator.stack.ports.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("orchestrator.stack.ports.check_answers.__defaults__", (0.3,))
     with listener(b"") as address:
         [result] = examine_cluster(question(address), address, 10.0)
     assert result.verdict is Verdict.FAILED
@@ -242,10 +241,10 @@ def test_driver_that_hangs_is_ended_at_the_deadline() -> None:
 
 
 def test_question_comes_back() -> None:
-    asked = Question(
+    asked = ClusterQuestion(
         address="a:1", home="/h", namespace="n", store_uri="s3://b", tracking_uri="", token="", shards=(("u", "n"),)
     )
-    assert Question.from_json(asked.to_json()) == asked
+    assert ClusterQuestion.from_json(asked.to_json()) == asked
     assert json.loads(asked.to_json())["shards"] == [["u", "n"]]
 
 

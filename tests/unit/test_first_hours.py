@@ -11,9 +11,9 @@ import pytest
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError, UserError
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.report import compute_report
-from orchestrator.report.search_text import sentences
-from orchestrator.report.searches import SearchReport
+from orchestrator.report.build import compute_report
+from orchestrator.report.render.other_tables import sentences
+from orchestrator.report.results import SearchReport
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.artifacts import ArtifactWriter
@@ -22,7 +22,7 @@ from orchestrator.sweepfile.load import load_sweep, parse_sweep
 from orchestrator.sweepfile.notify import parse_notify_file
 from orchestrator.sweepfile.parse.document import read_document
 from orchestrator.sweepfile.survey import ask_listing
-from orchestrator.tracking.machine import installed_packages
+from orchestrator.tracking.provenance import installed_packages
 from tests.commands import run_command
 from tests.integration.search_jobs import SWEEP, search_request
 from tests.report_sweeps import StudyPlan, committed

@@ -14,9 +14,9 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
-from orchestrator.backends.ray import gang as gang_module
-from orchestrator.backends.ray.gang import Gang, GangHome, run_gang
-from orchestrator.backends.ray.gang_shape import GangShape
+from orchestrator.backends.ray.gang import train as gang_module
+from orchestrator.backends.ray.gang.mailbox import GangHome, GangMailbox, GangShape
+from orchestrator.backends.ray.gang.train import run_gang
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.attempts import judge_report
 from orchestrator.core.contract import JobFailure, Resources
@@ -72,12 +72,12 @@ def outcome_of(
 ) -> JobFailure:
     """What becomes of a gang whose ranks say and lose this, in the order of ``told``."""
     attempt = request(MemoryStore(), job("gang"), num_workers=NUM_RANKS)
-    gang = Gang(GangShape(num_workers=NUM_RANKS, total=Resources(cpus=16.0, gpus=16.0)))
+    gang = GangMailbox(GangShape(num_workers=NUM_RANKS, total=Resources(cpus=16.0, gpus=16.0)))
     for rank in range(NUM_RANKS):
-        gang.hear(rank, {"place": {"node_id": f"node{rank // 2}", "gpus": [f"GPU-{rank:04d}"]}})
-    gang.hear(0, {"progress": {"phase": "train"}})
+        gang.on_report(rank, {"place": {"node_id": f"node{rank // 2}", "gpus": [f"GPU-{rank:04d}"]}})
+    gang.on_report(0, {"progress": {"phase": "train"}})
     for rank, error in told.items():
-        gang.hear(rank, {"failure": failure_from(error, attempt).to_json()})
+        gang.on_report(rank, {"failure": failure_from(error, attempt).to_json()})
     failures = {**told, **(lost or {})}
     monkeypatch.setattr(gang_module, "_trainer", lambda *_: _Trainer(WorkerGroupError("they failed", failures)))
     home = GangHome(runner="", namespace="", scratch=tmp_path)

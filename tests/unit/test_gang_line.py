@@ -11,11 +11,10 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
 from orchestrator.backends.ray import digest as digest_module
-from orchestrator.backends.ray import gang_worker
-from orchestrator.backends.ray.attempt import AttemptRun
-from orchestrator.backends.ray.gang import Gang
-from orchestrator.backends.ray.gang_shape import GangShape
-from orchestrator.backends.ray.gang_worker import TOLERATED_S, OtherCodeError, RunnerLine, exchange_every_s
+from orchestrator.backends.ray.gang import worker
+from orchestrator.backends.ray.gang.mailbox import GangMailbox, GangShape
+from orchestrator.backends.ray.gang.worker import TOLERATED_S, OtherCodeError, RunnerLine, exchange_every_s
+from orchestrator.backends.ray.runner.attempt import AttemptRun
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.state.failure_policy import signature_of
@@ -52,11 +51,11 @@ class FakeRay:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
-    monkeypatch.setattr(gang_worker, "ray", made)
-    monkeypatch.setattr(gang_worker, "own_digest", lambda: OURS)
-    monkeypatch.setattr(gang_worker, "_place", lambda: {"node_id": "n", "gpus": []})
+    monkeypatch.setattr(worker, "ray", made)
+    monkeypatch.setattr(worker, "own_digest", lambda: OURS)
+    monkeypatch.setattr(worker, "_place", lambda: {"node_id": "n", "gpus": []})
     clock = SimpleNamespace(monotonic=lambda: made.now_s, sleep=lambda s: setattr(made, "now_s", made.now_s + s))
-    monkeypatch.setattr(gang_worker, "time", clock)
+    monkeypatch.setattr(worker, "time", clock)
     return made
 
 
@@ -127,11 +126,11 @@ def first_call(rank: int, digest: str | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("digest", [OTHER, None, ""])
 def test_worker_of_other_or_older_code_is_refused_and_its_node_is_blamed(run: AttemptRun, digest: str | None) -> None:
-    assert run.hear(0, first_call(0, OURS), OURS) == ""
-    refusal = run.hear(1, first_call(1, digest), OURS)
+    assert run.on_report(0, first_call(0, OURS), OURS) == ""
+    refusal = run.on_report(1, first_call(1, digest), OURS)
     assert f"and not {OURS} as the others" in refusal
-    assert run.hear(2, first_call(2, OURS), OURS) == ""
-    assert isinstance(run.gang, Gang)
+    assert run.on_report(2, first_call(2, OURS), OURS) == ""
+    assert isinstance(run.gang, GangMailbox)
     failure = run.gang.primary_failure()
     assert failure is not None
     assert (failure.kind, failure.rank, failure.node_id) == (
@@ -145,5 +144,5 @@ def test_worker_of_other_or_older_code_is_refused_and_its_node_is_blamed(run: At
 
 def test_all_workers_of_the_code_on_disk_may_work_for_a_runner_that_started_before_it_changed(run: AttemptRun) -> None:
     for rank in range(2):
-        assert run.hear(rank, first_call(rank, OURS), OTHER) == ""
-    assert run.hear(2, first_call(2, OTHER), OTHER)  # two versions would train one model
+        assert run.on_report(rank, first_call(rank, OURS), OTHER) == ""
+    assert run.on_report(2, first_call(2, OTHER), OTHER)  # two versions would train one model

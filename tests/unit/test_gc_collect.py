@@ -5,9 +5,8 @@ from typing import cast
 import pytest
 
 from orchestrator.core.errors import ControllerError, CorruptObjectError
-from orchestrator.retention.gc import Action, Tally
-from orchestrator.retention.gc_lock import LOCK_DURATION_S, CollectionBusyError, CollectionLock
-from orchestrator.retention.gc_rules import Reason
+from orchestrator.retention.gc import LOCK_DURATION_S, CollectionBusyError, CollectionLock
+from orchestrator.retention.gc_rules import GcAction, Reason, Tally
 from orchestrator.retention.inventory import artifact_lines
 from orchestrator.retention.retention import RootReader, forget
 from orchestrator.storage import ObjectStore
@@ -28,7 +27,7 @@ def lab():
     return Lab()
 
 
-def counts(tally: Tally) -> dict[tuple[Action, Reason], int]:
+def counts(tally: Tally) -> dict[tuple[GcAction, Reason], int]:
     return {what: amount.num_objects for what, amount in tally.amounts.items()}
 
 
@@ -47,32 +46,32 @@ def test_collect_forgotten_sweep_is_hidden_then_destroyed(lab) -> None:
     lab.clock.advance(GRACE_S + 1)
     tally = lab.collect()
     assert counts(tally) == {
-        (Action.HIDE, Reason.UNREFERENCED_ARTIFACT): 6,
-        (Action.HIDE, Reason.UNREFERENCED_METRICS): 3,
-        (Action.HIDE, Reason.FORGOTTEN_LOGS): 3,
+        (GcAction.HIDE, Reason.UNREFERENCED_ARTIFACT): 6,
+        (GcAction.HIDE, Reason.UNREFERENCED_METRICS): 3,
+        (GcAction.HIDE, Reason.FORGOTTEN_LOGS): 3,
     }
     assert not any(is_committed(lab.store, job.key) for job in JOBS), "no reader may find what is about to go"
     lab.clock.advance(TRASH_S - 2)
-    assert tally_actions(lab.collect()) == {Action.WAIT_IN_TRASH}
+    assert tally_actions(lab.collect()) == {GcAction.WAIT_IN_TRASH}
     lab.clock.advance(2)
     assert counts(lab.collect()) == {
-        (Action.DESTROY, Reason.UNREFERENCED_ARTIFACT): 3,
-        (Action.DESTROY, Reason.UNREFERENCED_METRICS): 3,
-        (Action.DESTROY, Reason.FORGOTTEN_LOGS): 3,
+        (GcAction.DESTROY, Reason.UNREFERENCED_ARTIFACT): 3,
+        (GcAction.DESTROY, Reason.UNREFERENCED_METRICS): 3,
+        (GcAction.DESTROY, Reason.FORGOTTEN_LOGS): 3,
     }
     assert lab.payload() == set()
     assert lab.trash() == set()
     assert lab.names("sweeps/") == journal, "the sweep's own history is never collected"
 
 
-def tally_actions(tally: Tally) -> set[Action]:
+def tally_actions(tally: Tally) -> set[GcAction]:
     return {action for action, _ in tally.amounts}
 
 
 def test_collect_objects_younger_than_the_grace_stay(lab) -> None:
     lab.commit(DATASET)
     lab.clock.advance(GRACE_S - 1)
-    assert tally_actions(lab.collect()) == {Action.WAIT_FOR_GRACE}
+    assert tally_actions(lab.collect()) == {GcAction.WAIT_FOR_GRACE}
     assert is_committed(lab.store, DATASET.key)
     assert lab.trash() == set()
 

@@ -4,8 +4,8 @@ import pytest
 
 from orchestrator.core.errors import StorageError
 from orchestrator.planning.graph.plan import Job
-from orchestrator.retention.gc_layout import tombstones_name
-from orchestrator.retention.gc_lock import LOCK_DURATION_S
+from orchestrator.retention.gc import LOCK_DURATION_S
+from orchestrator.retention.inventory import tombstones_name
 from orchestrator.retention.retention import forget
 from orchestrator.search.log import kept_trials
 from orchestrator.storage.artifacts import is_committed

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import StorageError
-from orchestrator.retention.gc import Action, Collector, Graces
-from orchestrator.retention.gc_rules import Reason, Roots
+from orchestrator.retention.gc import Collector
+from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots
 from orchestrator.storage.local import LocalStore
 
 NUM_WRITERS, NUM_ROUNDS = 6, 60
@@ -109,6 +109,6 @@ def test_collect_old_leftovers_of_dead_writers_go_and_young_ones_stay(store, tmp
     graces = Graces(age_s=3600.0, trash_s=0.0)
     preview = Collector(store, Roots, graces=graces).preview()
     assert Collector(store, Roots, graces=graces).collect().amounts == preview.amounts
-    assert preview.amounts[Action.DESTROY, Reason.LEFTOVER].num_objects == 2
+    assert preview.amounts[GcAction.DESTROY, Reason.LEFTOVER].num_objects == 2
     assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["at-work"]
     assert not store.exists("probes/1")

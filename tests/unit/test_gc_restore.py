@@ -2,11 +2,9 @@
 
 import pytest
 
-from orchestrator.retention.gc import Action, Collector, Graces, Tally
-from orchestrator.retention.gc_lock import LOCK_DURATION_S
-from orchestrator.retention.gc_pins import remove_pin
-from orchestrator.retention.gc_rules import Reason, Roots
-from orchestrator.retention.retention import forget
+from orchestrator.retention.gc import LOCK_DURATION_S, Collector
+from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots, Tally
+from orchestrator.retention.retention import forget, remove_pin
 from orchestrator.state.events import SweepReopened
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name
@@ -24,11 +22,11 @@ def lab():
     return Lab()
 
 
-def counts(tally: Tally) -> dict[tuple[Action, Reason], int]:
+def counts(tally: Tally) -> dict[tuple[GcAction, Reason], int]:
     return {what: amount.num_objects for what, amount in tally.amounts.items()}
 
 
-def tally_actions(tally: Tally) -> set[Action]:
+def tally_actions(tally: Tally) -> set[GcAction]:
     return {action for action, _ in tally.amounts}
 
 
@@ -134,7 +132,7 @@ def test_collect_second_life_of_a_folder_gets_its_own_time_in_the_trash(lab) -> 
     lab.clock.advance(TRASH_S)
     lab.write_parts(DATASET)
     lab.clock.advance(GRACE_S + 1)
-    assert tally_actions(lab.collect()) == {Action.HIDE}
+    assert tally_actions(lab.collect()) == {GcAction.HIDE}
 
 
 def test_collect_metrics_stay_as_long_as_their_artifact_can_be_restored(lab) -> None:
@@ -144,7 +142,7 @@ def test_collect_metrics_stay_as_long_as_their_artifact_can_be_restored(lab) -> 
     lab.collect()
     lab.commit(DATASET)  # made anew, without metrics of its own
     lab.clock.advance(TRASH_S + 1)
-    assert counts(lab.collect())[Action.WAIT_IN_TRASH, Reason.UNREFERENCED_METRICS] == 1
+    assert counts(lab.collect())[GcAction.WAIT_IN_TRASH, Reason.UNREFERENCED_METRICS] == 1
 
 
 def test_collect_twice_in_a_second_keeps_both_tombstones(lab) -> None:

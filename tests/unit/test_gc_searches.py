@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.retention.gc import Action
-from orchestrator.retention.gc_lock import LOCK_DURATION_S
-from orchestrator.retention.gc_rules import Reason
+from orchestrator.retention.gc import LOCK_DURATION_S
+from orchestrator.retention.gc_rules import GcAction, Reason
 from orchestrator.retention.retention import RootReader, forget
 from orchestrator.search.log import SearchLog, TrialAsked, kept_trials, read_search
 from orchestrator.storage.artifacts import is_committed
@@ -82,7 +81,7 @@ def test_collect_search_of_a_forgotten_sweep_is_hidden_then_destroyed() -> None:
     assert len(of_search(lab)) == 3 + 3
     lab.clock.advance(2)
     tally = lab.collect()
-    assert tally.amounts[Action.DESTROY, Reason.UNREFERENCED_SEARCH].num_objects == 3 + 3
+    assert tally.amounts[GcAction.DESTROY, Reason.UNREFERENCED_SEARCH].num_objects == 3 + 3
     assert lab.payload() == set()
     lab.clock.advance(TRASH_S + 1)
     lab.collect()
@@ -108,7 +107,7 @@ def test_collect_young_search_waits_for_its_grace() -> None:
     lab.clock.advance(GRACE_S - 1)
     before = of_search(lab)
     tally = lab.collect()
-    assert tally.amounts[Action.WAIT_FOR_GRACE, Reason.UNREFERENCED_SEARCH].num_objects == len(before) == 7
+    assert tally.amounts[GcAction.WAIT_FOR_GRACE, Reason.UNREFERENCED_SEARCH].num_objects == len(before) == 7
     assert of_search(lab) == before
 
 
@@ -206,7 +205,7 @@ def test_preview_counts_searches_as_the_collection_does() -> None:
     lab = finished(is_forgotten=True)
     lab.clock.advance(GRACE_S + 1)
     seen = lab.collector().preview().amounts
-    assert seen[Action.HIDE, Reason.UNREFERENCED_SEARCH].num_objects == 7
+    assert seen[GcAction.HIDE, Reason.UNREFERENCED_SEARCH].num_objects == 7
     assert seen == lab.collect().amounts
 
 

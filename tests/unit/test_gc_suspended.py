@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from orchestrator.retention.gc_layout import LOCK, TRASH
-from orchestrator.retention.gc_lock import LOCK_DURATION_S, CollectionBusyError, CollectionLock
+from orchestrator.retention.gc import LOCK_DURATION_S, CollectionBusyError, CollectionLock
+from orchestrator.retention.inventory import LOCK, TRASH
 from orchestrator.retention.retention import forget
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.report.curves import draw_curve, encode_svg
+from orchestrator.report.render.curves import draw_curve, encode_svg
 from tests.captures import CURVE, README, demo_report, demo_text, make
 from tests.golden_plans import FOLDER, golden_text, shipped
 from workloads.models.variants import main as variants

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.backends.ray.hangs import UNHEARD_S, HangWatch, HeardRank, behind_on_device, judge_hang, tell_hang
+from orchestrator.backends.ray.gang.hangs import UNHEARD_S, HangWatch, behind_on_device, judge_hang, tell_hang
+from orchestrator.backends.ray.gang.mailbox import HeardRank
 from orchestrator.core.activity import Activity, RankActivity
 
 WORLD = 4

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.state.transitions import SweepState
+from orchestrator.storage.journal import KEPT, read_snapshots
 from orchestrator.storage.layout import journal_segment, snapshots_folder
-from orchestrator.storage.snapshots import KEPT, read_snapshots
 from orchestrator.sweeps import client, ledger
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.scripted_sweep import World, diamond

@@ -15,21 +15,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.backends.ray.log import AttemptLog
-from orchestrator.backends.ray.printed import PrintedRecords
+from orchestrator.backends.ray.attempt_log import AttemptLog, PrintedRecords
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.log_records import (
+from orchestrator.storage.logs import (
     LEVELS,
     LineReader,
     LogContext,
     LogQuery,
     LogRecord,
+    append_log,
     encode,
+    find_logs,
+    finish_log,
     format_time,
+    put_segment,
+    read_log,
+    search_logs,
 )
-from orchestrator.storage.log_search import find_logs, search_logs
-from orchestrator.storage.logs import append_log, finish_log, log_exists, put_segment, read_log
 from orchestrator.testing.memory_store import MemoryStore
 
 NAME = "logs/sweep/pretrain/a/000001/rank0.log"
@@ -44,7 +47,6 @@ def test_log_of_any_segments_is_read_from_any_byte(parts: list[bytes], start: in
         put_segment(store, NAME, len(whole), part)
         whole += part
     assert read_log(store, NAME, start) == whole[start:]
-    assert log_exists(store, NAME) == bool(parts)
     finish_log(store, NAME, whole)
     assert read_log(store, NAME, start) == whole[start:]
     assert store.list_children(FOLDER) == []
@@ -83,7 +85,7 @@ def test_attempt_log_stores_only_what_is_new_and_the_whole_at_its_end(tmp_path: 
 
 
 def test_attempt_log_that_is_long_is_not_sent_again_at_its_end(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("orchestrator.backends.ray.log._MERGED_BYTES", 100)
+    monkeypatch.setattr("orchestrator.backends.ray.attempt_log._MERGED_BYTES", 100)
     store = LocalStore(tmp_path / "store")
     with AttemptLog(store, NAME, tmp_path / "log", every_s=3600.0) as log:
         sys.stdout.write("one\n")

@@ -10,7 +10,7 @@ from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import BadDataError, SpecError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage.artifacts import ArtifactWriter
-from orchestrator.storage.joined_classes import join_class_tables
+from orchestrator.storage.dataset_files import join_class_tables
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.tree import parse_tree
 from orchestrator.sweepfile.problems import validate

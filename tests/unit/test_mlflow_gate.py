@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.stack.description import Stack, make_private, write_private
+from orchestrator.stack.description import Stack, make_private
 from orchestrator.stack.mlflow_server import TokenGate
+from orchestrator.storage.files import write_private
 
 TOKEN = "5f2c" * 16
 COOKIE = "orchestrator-mlflow-5000"

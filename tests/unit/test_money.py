@@ -18,8 +18,9 @@ from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UserError
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.eta import TimeLeft
-from orchestrator.report.render_terminal import render_terminal
-from orchestrator.report.report import compute_report, render_files
+from orchestrator.report.build import compute_report
+from orchestrator.report.render.files import render_files
+from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.scheduling.budgets import Budget
 from orchestrator.services.costs import read_prices

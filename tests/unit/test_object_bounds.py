@@ -12,11 +12,11 @@ import pytest
 from orchestrator.core.errors import ControllerError, CorruptObjectError, TooLargeError
 from orchestrator.core.units import MIB
 from orchestrator.retention.fsck import Depth, Problem, check_store
-from orchestrator.retention.gc_layout import forgotten_name
+from orchestrator.retention.inventory import forgotten_name
 from orchestrator.retention.retention import is_forgotten
 from orchestrator.services.artifact_lookup import read_artifact_summary
 from orchestrator.state.transitions import JobState, SweepState
-from orchestrator.storage import artifacts, bounds, journal, snapshots
+from orchestrator.storage import artifacts, bounds, journal
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claims
 from orchestrator.storage.journal import Journal, JournalDamagedError
@@ -221,11 +221,11 @@ def test_message_that_nobody_would_read_is_not_sent(tmp_path: Path, monkeypatch:
 def test_snapshot_and_record_that_nobody_would_read_are_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "PLAN_BYTES", 100)
+    monkeypatch.setattr(journal, "PLAN_BYTES", 100)
     monkeypatch.setattr(artifacts, "RECORD_BYTES", 100)
     world = World(tmp_path)
     with pytest.raises(TooLargeError, match="the journal is read instead"):
-        snapshots.write_snapshot(world.store, "sweep", 1, {"text": "x" * 100})
+        journal.write_snapshot(world.store, "sweep", 1, {"text": "x" * 100})
     world.submit(TREE)
     with pytest.raises(TooLargeError, match="fewer parts or a shorter summary"):
         world.finish()

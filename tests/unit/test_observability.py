@@ -14,18 +14,16 @@ from orchestrator.core.contract import JobKind, Outcome, Progress, Resources, Ti
 from orchestrator.core.errors import FailureKind, StorageError
 from orchestrator.core.ids import make_key
 from orchestrator.metrics import catalog
-from orchestrator.metrics.accounts import Account
-from orchestrator.metrics.attempts import AttemptMetrics
+from orchestrator.metrics.attempts import COUNTERS, AttemptMetrics, CounterBook
 from orchestrator.metrics.catalog import Metric, MetricType
-from orchestrator.metrics.counters import COUNTERS, CounterBook
-from orchestrator.metrics.store_errors import StoreErrors
-from orchestrator.metrics.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SlowRank, SweepMetrics
+from orchestrator.metrics.exporter import StoreErrors
+from orchestrator.metrics.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SlowRank, SweepAccount, SweepMetrics
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.error_counts import COUNTED
+from orchestrator.storage.errors import COUNTED
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.progress import ProgressBoard, read_warnings
 from tests.integration.ray_jobs import job, request
@@ -312,7 +310,7 @@ def test_sweep_that_is_gone_is_forgotten() -> None:
 
 # -------------------------------------------------------------------------------------------------------------- goodput
 def test_goodput_counts_repeated_steps_as_lost() -> None:
-    sweep, account = Sweep(gpu_job("one")), Account()
+    sweep, account = Sweep(gpu_job("one")), SweepAccount()
     account.follow(sweep.launch("one", 1, 0.0))
     account.see({"one": training(60)})
     assert account.goodput(100.0) == pytest.approx(0.6)
@@ -327,7 +325,7 @@ def test_goodput_counts_repeated_steps_as_lost() -> None:
 
 
 def test_goodput_of_a_job_that_failed_for_good_is_nothing() -> None:
-    sweep, account = Sweep(gpu_job("one")), Account()
+    sweep, account = Sweep(gpu_job("one")), SweepAccount()
     account.follow(sweep.launch("one", 1, 0.0))
     account.see({"one": training(50)})
     sweep.fail("one", 1, 50.0)
@@ -337,7 +335,7 @@ def test_goodput_of_a_job_that_failed_for_good_is_nothing() -> None:
 
 def test_goodput_weighs_jobs_by_gpus_and_leaves_the_others_out() -> None:
     big, cpu_only = gpu_job("big", gpus=4.0), gpu_job("small", gpus=0.0)
-    sweep, account = Sweep(big, gpu_job("two"), cpu_only), Account()
+    sweep, account = Sweep(big, gpu_job("two"), cpu_only), SweepAccount()
     for name, work_s in (("big", 100.0), ("two", 0.0), ("small", 0.0)):
         sweep.launch(name, 1, 0.0)
         sweep.succeed(name, 1, 100.0, work_s=work_s)
@@ -347,21 +345,21 @@ def test_goodput_weighs_jobs_by_gpus_and_leaves_the_others_out() -> None:
 
 
 def test_goodput_before_anything_ran_is_unknown() -> None:
-    account = Account()
+    account = SweepAccount()
     assert account.goodput(0.0) is None
     account.follow(Sweep().snapshot)
     assert account.goodput(0.0) is None
 
 
 def test_goodput_followed_line_by_line_equals_that_of_the_end() -> None:
-    sweep, stepwise = Sweep(), Account()
+    sweep, stepwise = Sweep(), SweepAccount()
     for name in ("one", "two"):
         for number, ends in enumerate((sweep.fail, sweep.fail), 1):
             stepwise.follow(sweep.launch(name, number, 100.0 * number))
             stepwise.follow(ends(name, number, 100.0 * number + 30.0))
         stepwise.follow(sweep.launch(name, 3, 500.0))
         stepwise.follow(sweep.succeed(name, 3, 550.0, work_s=45.0))
-    anew = Account()
+    anew = SweepAccount()
     anew.follow(replace(sweep.snapshot))
     assert stepwise.goodput(600.0) == pytest.approx(anew.goodput(600.0))
     assert stepwise.gpu_hours(600.0) == pytest.approx(anew.gpu_hours(600.0))

@@ -13,9 +13,9 @@ from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import ControllerError, SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed
-from orchestrator.report.kinds_text import kinds_table
-from orchestrator.report.report import compute_report
+from orchestrator.report.render.other_tables import kinds_table
 from orchestrator.sweepfile import ResolvedSweep, load_sweep
 from orchestrator.sweepfile.survey import require_datasets
 from orchestrator.sweeps.client import submit

@@ -29,9 +29,8 @@ from orchestrator.planning.estimate.power import (
     weak_designs,
 )
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.report.power_curve import PowerPanel, draw_power
-from orchestrator.report.statistics import SeedPair
-from orchestrator.report.variance import noise_of
+from orchestrator.report.render.curves import PowerPanel, draw_power
+from orchestrator.report.statistics.summaries import SeedPair, noise_of
 from orchestrator.services.power import JobCost, PowerQuestion, answer_power
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import parse_sweep

@@ -13,7 +13,7 @@ from orchestrator.core.errors import StorageDeniedError
 from orchestrator.services.settings import Settings
 from orchestrator.stack.description import Stack, own_identity, write_stack
 from orchestrator.stack.environment import STACK_VARIABLE
-from orchestrator.storage.allowed import VARIABLE
+from orchestrator.storage.open import VARIABLE
 from orchestrator.sweeps import client
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 

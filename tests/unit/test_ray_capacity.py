@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from orchestrator.backends.ray import capacity
-from orchestrator.backends.ray.gang import collectives
+from orchestrator.backends.ray.gang.train import collectives
 from orchestrator.core.contract import Resources
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.backends.ray.gang import _selectors
-from orchestrator.backends.ray.gang_shape import COORDINATOR, NODE_LABEL, GangShape
-from orchestrator.backends.ray.spawn import Site, _constraints, selector_of
+from orchestrator.backends.ray.gang.mailbox import COORDINATOR, NODE_LABEL, GangShape
+from orchestrator.backends.ray.gang.train import _selectors
+from orchestrator.backends.ray.runner.runner import RunnerSite, _constraints, selector_of
 from orchestrator.core.contract import Resources, Spot
 
 ASKED = Resources(cpus=4.0, gpus=1.0, accelerator="A100", spot=Spot.NEVER, labels=(("zone", "b"),))
@@ -18,16 +18,16 @@ def test_conditions_of_an_attempt_become_rays_labels() -> None:
 
 
 def test_runner_for_a_node_that_is_yet_to_come_asks_for_its_sort_and_avoids_excluded_ones() -> None:
-    site = Site(excluded=("bad/1234",), excluded_ids=("1234",), selector=SELECTOR)
+    site = RunnerSite(excluded=("bad/1234",), excluded_ids=("1234",), selector=SELECTOR)
     assert _constraints(ASKED, site) == {"label_selector": {**SELECTOR, NODE_LABEL: "!in(1234)"}}
-    assert _constraints(ASKED, Site()) == {}
+    assert _constraints(ASKED, RunnerSite()) == {}
 
 
 def test_runner_for_a_chosen_node_goes_there_and_nowhere_else() -> None:
-    (strategy,) = _constraints(ASKED, Site(node="a/1", node_id="ab" * 28)).values()
+    (strategy,) = _constraints(ASKED, RunnerSite(node="a/1", node_id="ab" * 28)).values()
     assert strategy.node_id == "ab" * 28
     assert not strategy.soft
-    coordinator = _constraints(COORDINATOR, Site(node="a/1", node_id="ab" * 28))
+    coordinator = _constraints(COORDINATOR, RunnerSite(node="a/1", node_id="ab" * 28))
     assert coordinator == {"label_selector": {NODE_LABEL: "ab" * 28}}  # which waits for a node that has just joined
 
 

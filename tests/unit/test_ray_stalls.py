@@ -7,16 +7,16 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.backends.ray.gang_shape import GangShape
-from orchestrator.backends.ray.search_desk import SearchDesk
-from orchestrator.backends.ray.stalls import LOOK_EVERY_S, Patience, watch
+from orchestrator.backends.ray.gang.mailbox import GangShape
+from orchestrator.backends.ray.placement_groups import LOOK_EVERY_S, StallTimer, watch_placement
+from orchestrator.backends.ray.search.mailbox import TrialMailbox
 from orchestrator.core.contract import Progress
 
 HELD, ASKED = {"a": True}, {"a": False}
 
 
 def waited_s(looks, *, counts_without_room: bool = True, every_s: float = LOOK_EVERY_S) -> float:
-    patience = Patience(counts_without_room=counts_without_room)
+    patience = StallTimer(counts_without_room=counts_without_room)
     return [patience.look(rooms, number * every_s) for number, rooms in enumerate(looks)][-1]
 
 
@@ -42,7 +42,7 @@ def test_time_before_any_reservation_counts_for_a_gang_and_not_for_a_search():
 @given(st.lists(st.sampled_from([HELD, ASKED, {}, None]), min_size=1, max_size=30), st.booleans())
 def test_time_in_which_nobody_can_tell_never_counts(looks, counts_without_room):
     told = [rooms for rooms in looks if rooms is not None]
-    patience = Patience(counts_without_room=counts_without_room)
+    patience = StallTimer(counts_without_room=counts_without_room)
     result = 0.0
     for number, rooms in enumerate(looks):
         before, result = result, patience.look(rooms, number * LOOK_EVERY_S)
@@ -56,26 +56,26 @@ def test_gap_of_a_process_that_slept_counts_as_two_looks_at_most():
 
 def test_watch_ends_with_what_is_reserved_or_with_nothing_when_it_is_over(monkeypatch):
     clock = itertools.count(step=LOOK_EVERY_S)
-    monkeypatch.setattr("orchestrator.backends.ray.stalls.time.monotonic", lambda: next(clock))
-    assert watch(lambda: HELD, Patience(counts_without_room=True), 60.0, lambda _: False) == HELD
-    assert watch(dict, Patience(counts_without_room=True), 60.0, lambda _: False) == {}
+    monkeypatch.setattr("orchestrator.backends.ray.placement_groups.time.monotonic", lambda: next(clock))
+    assert watch_placement(lambda: HELD, StallTimer(counts_without_room=True), 60.0, lambda _: False) == HELD
+    assert watch_placement(dict, StallTimer(counts_without_room=True), 60.0, lambda _: False) == {}
     looks = itertools.count()
-    assert watch(lambda: HELD, Patience(counts_without_room=True), 60.0, lambda _: next(looks) == 3) is None
+    assert watch_placement(lambda: HELD, StallTimer(counts_without_room=True), 60.0, lambda _: next(looks) == 3) is None
 
 
 LIMIT_S = 60.0
 
 
 def silent_trial(looks, *, heard: dict[int, int] | None = None, trials: int = 1) -> int | None:
-    """What a desk says at the last of these looks; ``heard``: trials by the look before which they spoke."""
-    desk = SearchDesk(GangShape(num_workers=2))
+    """What a mailbox says at the last of these looks; ``heard``: trials by the look before which they spoke."""
+    mailbox = TrialMailbox(GangShape(num_workers=2))
     for trial in range(trials):
-        desk.expect(trial)
+        mailbox.expect(trial)
     found = None
     for number, rooms in enumerate(looks):
         if number in (heard or {}):
-            desk.hear((heard or {})[number], {"progress": Progress(phase="train").to_json()})
-        found = desk.silent_trial(rooms, number * LOOK_EVERY_S, LIMIT_S)
+            mailbox.on_report((heard or {})[number], {"progress": Progress(phase="train").to_json()})
+        found = mailbox.silent_trial(rooms, number * LOOK_EVERY_S, LIMIT_S)
     return found
 
 
@@ -101,10 +101,10 @@ def test_trial_that_is_heard_of_no_more_is_lost_though_another_waits_for_room():
 
 def test_trial_that_speaks_or_has_ended_is_not_lost():
     assert silent_trial([HELD] * 40, heard=dict.fromkeys(range(0, 40, 5), 0)) is None
-    desk = SearchDesk(GangShape(num_workers=1))
-    desk.expect(0)
-    desk.forget(0)
-    assert [desk.silent_trial(HELD, at_s, LIMIT_S) for at_s in (0.0, 10.0, 100.0)] == [None] * 3
+    mailbox = TrialMailbox(GangShape(num_workers=1))
+    mailbox.expect(0)
+    mailbox.forget(0)
+    assert [mailbox.silent_trial(HELD, at_s, LIMIT_S) for at_s in (0.0, 10.0, 100.0)] == [None] * 3
 
 
 def test_time_in_which_ray_tells_nothing_loses_no_trial():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.contract import Progress
-from orchestrator.report.history import MetricLine
+from orchestrator.report.inputs import MetricLine
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import metrics_folder
 from orchestrator.storage.local import LocalStore

@@ -7,11 +7,12 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from orchestrator.report.answers import answers
-from orchestrator.report.curves import curve_points
-from orchestrator.report.render_terminal import render_terminal
-from orchestrator.report.report import REPORT_FILES, build_report, render_files, save_report
-from orchestrator.report.text import caveats
+from orchestrator.report.build import build_report
+from orchestrator.report.render.answers import answers
+from orchestrator.report.render.columns import caveats
+from orchestrator.report.render.curves import curve_points
+from orchestrator.report.render.files import REPORT_FILES, render_files, save_report
+from orchestrator.report.render.terminal import render_terminal
 from orchestrator.testing.memory_store import MemoryStore
 from tests.sample_sweep import BASELINE, ERROR, GRANULARITY, commit, sample_metrics, sample_plan
 

@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 from orchestrator.core.errors import UserError
-from orchestrator.report.compare import SAME, compare_sweeps, comparison_tables, sweep_records
-from orchestrator.report.report import compute_report
+from orchestrator.report.build import compute_report
+from orchestrator.report.compare_sweeps import SAME, compare_sweeps, comparison_tables, sweep_records
 from tests.report_sweeps import StudyPlan, committed, renamed
 
 FIRST = StudyPlan(sweep="first")

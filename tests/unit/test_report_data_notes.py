@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.build import notes_on
 from orchestrator.report.inputs import Committed
-from orchestrator.report.notes import notes_on
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import TinyTraining

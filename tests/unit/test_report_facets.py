@@ -11,12 +11,13 @@ import pytest
 from rich.console import Console
 
 from orchestrator.planning.graph.plan import Published
-from orchestrator.report.answers import answers
-from orchestrator.report.numbers import fixed, number, p_text
-from orchestrator.report.render_terminal import render_terminal
-from orchestrator.report.report import compute_report, render_files
+from orchestrator.report.build import compute_report
+from orchestrator.report.render.answers import answers
+from orchestrator.report.render.columns import caveats
+from orchestrator.report.render.files import render_files
+from orchestrator.report.render.numbers import fixed, number, p_text
+from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Criterion, Facet
-from orchestrator.report.text import caveats
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from tests.report_sweeps import LEVELS, StudyPlan, committed

@@ -1,7 +1,7 @@
 import pytest
 
 from orchestrator.core.errors import CorruptObjectError
-from orchestrator.report.history import list_segments, read_metric_history
+from orchestrator.report.inputs import list_segments, read_metric_history
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore
 from tests.sample_journal import write_segment

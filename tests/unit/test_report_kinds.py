@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from orchestrator.planning.graph.plan import Published
-from orchestrator.report.kinds_text import kinds_table
-from orchestrator.report.render_markdown import markdown_table
+from orchestrator.report.render.files import markdown_table
+from orchestrator.report.render.other_tables import kinds_table
 from orchestrator.report.results import Row, Table
-from orchestrator.report.statistics import SeedPair, summarize_runs
+from orchestrator.report.statistics.summaries import SeedPair, summarize_runs
 
 
 def row(series: str, size: int | None, value: float | None = None, published: Published | None = None) -> Row:

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from orchestrator.report.learning import Curve, Learning, read_learning, thin
-from orchestrator.report.page import render_page
-from orchestrator.report.report import compute_report
+from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import Curve, Learning, read_learning, thin
+from orchestrator.report.render.page import render_page
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore
 from tests.report_sweeps import StudyPlan, committed

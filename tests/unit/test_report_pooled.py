@@ -8,8 +8,15 @@ import statsmodels.formula.api as smf  # type: ignore[import-untyped]
 from pandas import DataFrame
 from scipy import stats
 
-from orchestrator.report.pooled import complete, p_all_pairs, p_equal_variances, p_many_to_one, residuals, two_way
-from orchestrator.report.statistics import SeedPair
+from orchestrator.report.statistics.families import (
+    complete,
+    p_all_pairs,
+    p_equal_variances,
+    p_many_to_one,
+    residuals,
+    two_way,
+)
+from orchestrator.report.statistics.summaries import SeedPair
 from tests.null_sweeps import TABLE_5, Scenario, established, pooled_established
 
 T = [0.2, 1.0, 2.0, 3.0, 4.5, 7.0]

@@ -12,14 +12,12 @@ from orchestrator.core.contract import JobKind, Resources
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.volumes import num_full_trials
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.inputs import Committed
-from orchestrator.report.learning import Learning
-from orchestrator.report.page import render_page
-from orchestrator.report.plain import json_ready
-from orchestrator.report.render_markdown import render_markdown
-from orchestrator.report.report import compute_report
-from orchestrator.report.search_text import search_table, sentences
-from orchestrator.report.searches import SearchReport
+from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import Committed, Learning
+from orchestrator.report.render.files import json_ready, render_markdown
+from orchestrator.report.render.other_tables import search_table, sentences
+from orchestrator.report.render.page import render_page
+from orchestrator.report.results import SearchReport
 
 TRIALS = [
     {

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
 from orchestrator.core.errors import CorruptObjectError
-from orchestrator.report.curves import draw_curve, encode_png, encode_svg
-from orchestrator.report.family import benjamini_hochberg
-from orchestrator.report.history import read_epochs_and_metrics, read_metric_history
-from orchestrator.report.inputs import map_in_threads
-from orchestrator.report.plain import json_ready, json_text
-from orchestrator.report.report import compute_report
-from orchestrator.report.statistics import SeedPair, all_paired_differences, paired_difference
+from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import map_in_threads, read_epochs_and_metrics, read_metric_history
+from orchestrator.report.render.curves import draw_curve, encode_png, encode_svg
+from orchestrator.report.render.files import json_ready, json_text
+from orchestrator.report.statistics.families import benjamini_hochberg
+from orchestrator.report.statistics.summaries import SeedPair, all_paired_differences, paired_difference
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing.memory_store import MemoryStore

@@ -8,10 +8,9 @@ from scipy import stats
 from statsmodels.regression.mixed_linear_model import MixedLM  # type: ignore[import-untyped]
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
-from orchestrator.report.family import benjamini_hochberg, holm
-from orchestrator.report.intervals import estimate_arrays
-from orchestrator.report.statistics import SeedPair, paired_difference, summarize_runs
-from orchestrator.report.variance import variance_components
+from orchestrator.report.statistics.families import benjamini_hochberg, holm
+from orchestrator.report.statistics.intervals import estimate_arrays
+from orchestrator.report.statistics.summaries import SeedPair, paired_difference, summarize_runs, variance_components
 
 GROUPS = [[0.071, 0.075, 0.068], [0.080, 0.083, 0.079], [0.066, 0.065, 0.071], [0.075, 0.078, 0.074]]
 UNBALANCED = [[0.071, 0.075, 0.068], [0.080], [0.066, 0.065], [0.075, 0.078, 0.074, 0.079]]

@@ -10,18 +10,19 @@ import pytest
 from rich.console import Console
 
 from orchestrator.planning.estimate.power import Comparisons
-from orchestrator.report.ablation_text import pairs_table
-from orchestrator.report.answers import answers, verdict
-from orchestrator.report.compare import compare_sweeps
-from orchestrator.report.family import corrected, within
-from orchestrator.report.intervals import MetricRange
-from orchestrator.report.learning import Learning
-from orchestrator.report.numbers import TOO_FEW
-from orchestrator.report.page import render_page
-from orchestrator.report.render_terminal import render_terminal
-from orchestrator.report.report import compute_report, render_files
-from orchestrator.report.statistics import SeedPair, mean_in_common, paired_differences
-from orchestrator.report.text import text_table
+from orchestrator.report.build import compute_report
+from orchestrator.report.compare_sweeps import compare_sweeps
+from orchestrator.report.inputs import Learning
+from orchestrator.report.render.answers import answers, verdict
+from orchestrator.report.render.columns import text_table
+from orchestrator.report.render.files import render_files
+from orchestrator.report.render.numbers import TOO_FEW
+from orchestrator.report.render.other_tables import pairs_table
+from orchestrator.report.render.page import render_page
+from orchestrator.report.render.terminal import render_terminal
+from orchestrator.report.statistics.families import corrected, within
+from orchestrator.report.statistics.intervals import MetricRange
+from orchestrator.report.statistics.summaries import SeedPair, mean_in_common, paired_differences
 from tests.null_sweeps import Scenario, established, lowest_can_be_best, pairs_of, variances_of_table_5
 from tests.report_sweeps import StudyPlan, committed
 

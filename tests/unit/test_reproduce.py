@@ -22,8 +22,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.ledger import describe_plan, keys_digest
 from orchestrator.testing.scripted import ScriptedBackend
-from orchestrator.tracking.machine import installed_packages
-from orchestrator.tracking.provenance import Provenance, capture, capture_all, load, save
+from orchestrator.tracking.provenance import Provenance, capture, capture_all, installed_packages, load, save
 
 SWEEP = """
 version: 1

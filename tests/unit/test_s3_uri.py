@@ -8,8 +8,8 @@ from orchestrator.core.errors import StorageDeniedError, StorageError, Unsupport
 from orchestrator.storage import open_store
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.probe import probe_store
-from orchestrator.storage.s3 import S3Store
-from orchestrator.storage.settings import Addressing, Checksums, S3Settings
+from orchestrator.storage.s3.settings import Addressing, Checksums, S3Settings
+from orchestrator.storage.s3.store import S3Store
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,17 @@ from statsmodels.stats.contingency_tables import mcnemar  # type: ignore[import-
 
 from orchestrator.cli.commands.compare import SampleOptions, show_sample_comparison
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, UsageError, UserError
-from orchestrator.report.samples import NetworkPair, compare_samples, groups_of, sign_test
-from orchestrator.report.samples_text import draw_groups, render_samples_page, sample_records, sample_sentences
-from orchestrator.report.statistics import SeedPair
+from orchestrator.report.compare_samples import (
+    NetworkPair,
+    compare_samples,
+    draw_groups,
+    groups_of,
+    render_samples_page,
+    sample_records,
+    sample_sentences,
+    sign_test,
+)
+from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.sample_outcomes import COUNTED_PART, RIGHT_PART, SampleOutcomes

@@ -9,11 +9,11 @@ import tempfile
 
 import pytest
 
-from orchestrator.storage.scratch import scratch_folder, sweep_scratch
+from orchestrator.storage.files import scratch_folder, sweep_scratch
 
 KILLED = """
 import os, signal
-from orchestrator.storage.scratch import scratch_folder
+from orchestrator.storage.files import scratch_folder
 with scratch_folder("attempt") as folder:
     (folder / "part").write_bytes(b"x")
     folder.with_suffix(".log").write_bytes(b"x")

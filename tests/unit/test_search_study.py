@@ -23,8 +23,7 @@ from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError, Trial
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.search_logs import encode_head
-from orchestrator.storage.trials import TrialState, read_trials
+from orchestrator.storage.trials import TrialState, encode_head, read_trials
 from orchestrator.testing.memory_store import MemoryStore
 from tests.integration.search_jobs import error_after, search_request
 

@@ -20,9 +20,7 @@ from orchestrator.core.security.known import read_small, secret_values
 from orchestrator.core.security.redaction import HIDDEN, RedactedStream, redacted, redacted_values
 from orchestrator.core.security.references import is_reference, resolve_secret
 from orchestrator.core.security.urls import check_url
-from orchestrator.storage.allowed import VARIABLE, check_allowed
-from orchestrator.storage.open import is_initialised, open_store
-from orchestrator.storage.uris import find_objects
+from orchestrator.storage.open import VARIABLE, check_allowed, find_objects, is_initialised, open_store
 
 SECRET = "correct horse battery"  # noqa: S105 - nobody's
 

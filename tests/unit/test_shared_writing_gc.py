@@ -5,8 +5,8 @@ from pathlib import Path
 
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.retention.fsck import Depth, check_store
-from orchestrator.retention.gc import Collector, Graces
-from orchestrator.retention.gc_rules import Roots
+from orchestrator.retention.gc import Collector
+from orchestrator.retention.gc_rules import Graces, Roots
 from tests.shared_writing import TREE, Written, shard_digests
 
 A_YEAR_S = 365 * 86_400.0

@@ -16,10 +16,10 @@ from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import UserError
 from orchestrator.core.units import format_money
 from orchestrator.planning.estimate.costs import PriceTable
-from orchestrator.report.numbers import money
-from orchestrator.report.render_terminal import FittingTable
-from orchestrator.report.report import compute_report
-from orchestrator.report.text import TextTable
+from orchestrator.report.build import compute_report
+from orchestrator.report.render.columns import TextTable
+from orchestrator.report.render.numbers import money
+from orchestrator.report.render.terminal import FittingTable
 from orchestrator.services.costs import cost_lines, sweep_bill
 from orchestrator.state.spending import ResourceUse, bill_of
 from orchestrator.storage.artifacts import ArtifactWriter

@@ -3,7 +3,7 @@ import math
 import pytest
 from scipy import stats
 
-from orchestrator.report.statistics import SeedPair, paired_difference, relative_improvement, summarize
+from orchestrator.report.statistics.summaries import SeedPair, paired_difference, relative_improvement, summarize
 
 PAIRS = [SeedPair(pretrain=seed, transfer=0) for seed in range(4)]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError
+from orchestrator.storage.files import read_regular
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.regular_files import read_regular
 
 SECRET = b"of somebody else"
 HANG_S = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.backends.ray.node_groups import node_labels
+from orchestrator.backends.ray.capacity import node_labels
 from orchestrator.planning.graph.plan import Job
 from orchestrator.scheduling.commands import FailJob, LaunchJob
 from orchestrator.state.nodes import Node

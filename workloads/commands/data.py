@@ -34,9 +34,9 @@ from orchestrator.storage.dataset_files import (
     read_class_table,
     read_dataset_file,
 )
+from orchestrator.storage.files import scratch_folder
 from orchestrator.storage.listing import list_shards
-from orchestrator.storage.scratch import scratch_folder
-from orchestrator.storage.uris import expand_braces
+from orchestrator.storage.open import expand_braces
 from workloads.convert.items import WriteRequest
 from workloads.convert.listing import CONVERTERS, describe_conversion, list_source
 from workloads.convert.write import tidy_folder, write_dataset

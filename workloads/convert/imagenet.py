@@ -23,7 +23,7 @@ from typing import BinaryIO, cast
 
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
-from orchestrator.storage.regular_files import open_regular, read_regular
+from orchestrator.storage.files import open_regular, read_regular
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, is_image
 

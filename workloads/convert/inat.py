@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
-from orchestrator.storage.regular_files import NotRegularFileError, read_regular
+from orchestrator.storage.files import NotRegularFileError, read_regular
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes
 

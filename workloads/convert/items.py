@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from orchestrator.core.errors import UserError
 from orchestrator.core.units import MIB
 from orchestrator.storage.dataset_files import ClassRows
-from orchestrator.storage.regular_files import is_inside, kind_of
+from orchestrator.storage.files import is_inside, kind_of
 from workloads.data.scan import IMAGE_EXTENSIONS
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 

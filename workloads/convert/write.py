@@ -33,9 +33,8 @@ from orchestrator.storage.dataset_files import (
     level_counts,
     read_dataset_file,
 )
+from orchestrator.storage.files import open_regular, read_regular, scratch_folder
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.regular_files import open_regular, read_regular
-from orchestrator.storage.scratch import scratch_folder
 from workloads.convert.items import WHOLE_FILE, Conversion, Items, ShardingOptions, SourceItem, WriteRequest
 from workloads.data.images import is_image_form
 from workloads.data.reasons import printable

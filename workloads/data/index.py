@@ -23,7 +23,7 @@ from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.artifacts import Record, part_object, read_part, read_record
 from orchestrator.storage.digests import Digests
 from orchestrator.storage.listing import folder_shards
-from orchestrator.storage.uris import find_objects
+from orchestrator.storage.open import find_objects
 from workloads.data.cache import ObjectCache
 from workloads.data.reasons import printable
 

@@ -17,12 +17,12 @@ from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_par
 from orchestrator.storage.dataset_files import (
     ClassRows,
     DatasetFile,
+    join_class_tables,
     numbered_classes,
     parse_class_table,
     read_class_table,
     read_dataset_file,
 )
-from orchestrator.storage.joined_classes import join_class_tables
 from orchestrator.storage.listing import ListedShard, list_shards, listing_digest
 from workloads.data.cache import ObjectCache
 from workloads.data.index import (

@@ -28,11 +28,9 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError, NotFoundError, UserError
 from orchestrator.storage import ObjectStore
-from orchestrator.storage.allowed import check_allowed
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
-from orchestrator.storage.open import open_store
-from orchestrator.storage.regular_files import read_regular
-from orchestrator.storage.uris import split_object_uri
+from orchestrator.storage.files import read_regular
+from orchestrator.storage.open import check_allowed, open_store, split_object_uri
 from workloads.data.split_targets import NO_LABEL
 from workloads.labels.definition import TABLE_FILE, ClassTable, LabelInputs, named_labels
 from workloads.labels.label_map import ClassLabels, LabelMap

@@ -19,9 +19,7 @@ from typing import Final, Self
 import numpy as np
 
 from orchestrator.core.errors import BadDataError, NotFoundError, UserError
-from orchestrator.storage.allowed import check_allowed
-from orchestrator.storage.open import open_store
-from orchestrator.storage.uris import split_object_uri
+from orchestrator.storage.open import check_allowed, open_store, split_object_uri
 from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
 PLACES: Final = (Path("/usr/share/wordnet"), Path("/usr/local/share/wordnet"), Path("/usr/local/WordNet-3.0/dict"))

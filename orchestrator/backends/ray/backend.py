@@ -13,25 +13,32 @@ import ray
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Placement
 from orchestrator.backends.ray.capacity import ClusterCapacity, fits
 from orchestrator.backends.ray.digest import code_digest, current_digests, other_code
-from orchestrator.backends.ray.gang import PLACING
-from orchestrator.backends.ray.gang_shape import COORDINATOR, GangShape
-from orchestrator.backends.ray.link import Doom, LinkState, RunnerLink, poll_links
-from orchestrator.backends.ray.names import new_runner_name, shape_of
-from orchestrator.backends.ray.node_checks import NodeChecks
-from orchestrator.backends.ray.orphans import Orphanage
-from orchestrator.backends.ray.reports import (
+from orchestrator.backends.ray.gang.mailbox import COORDINATOR, PLACING, GangShape
+from orchestrator.backends.ray.link import (
+    LinkState,
+    PendingKill,
+    RunnerLink,
     culprit_id,
     lost,
     machines_of,
     names_culprit,
+    poll_links,
     report_of,
     stacks_of,
     worker_node_ids,
 )
-from orchestrator.backends.ray.reservations import remove_reservation
+from orchestrator.backends.ray.node_checks import NodeChecks
+from orchestrator.backends.ray.placement_groups import OrphanedPlacementGroups, remove_reservation
+from orchestrator.backends.ray.runner.runner import (
+    ANY_SITE,
+    RunnerAnswer,
+    RunnerSite,
+    create_runner,
+    new_runner_name,
+    selector_of,
+    shape_of,
+)
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.backends.ray.spawn import ANY_SITE, Site, create_runner, selector_of
-from orchestrator.backends.ray.wire import Answer
 from orchestrator.core.contract import JobRequest, Progress, Resources
 from orchestrator.core.errors import FailureKind
 
@@ -70,7 +77,7 @@ class RayBackend:
         self._unclaimed_since_s: dict[str, float] = {}
         self._capacity = ClusterCapacity()
         self._checks = NodeChecks()
-        self._orphanage = Orphanage()
+        self._orphaned_groups = OrphanedPlacementGroups()
         self._find_at_s = 0.0
 
     def announce(self, epoch: int) -> None:
@@ -78,7 +85,7 @@ class RayBackend:
         self._epoch = epoch
         for link in self._alive():
             link.announce(epoch)
-        self._orphanage.alert()  # runners may have died while there was no controller
+        self._orphaned_groups.scan_after_death()  # runners may have died while there was no controller
         self._find_runners()
 
     def capacity(self) -> Capacity:
@@ -119,19 +126,19 @@ class RayBackend:
     def kill(self, attempt_id: str, reason: str, kind: FailureKind = FailureKind.NODE_LOST) -> None:
         """See ``Backend``."""
         link = self._attempts.get(attempt_id)
-        if link is None or link.state is LinkState.GONE or link.has_ended or link.doom is not None:
+        if link is None or link.state is LinkState.GONE or link.has_ended or link.pending_kill is not None:
             return
-        link.doom = Doom(reason=reason, kind=kind)
+        link.pending_kill = PendingKill(reason=reason, kind=kind)
         if kind is FailureKind.HANG:
-            link.doom.stacks = stacks_of(link)
-            link.doom.until_s = time.monotonic() + STACKS_WITHIN_S
+            link.pending_kill.stacks = stacks_of(link)
+            link.pending_kill.until_s = time.monotonic() + STACKS_WITHIN_S
 
     def release(self, attempt_id: str) -> None:
         """See ``Backend``."""
         link = self._attempts.pop(attempt_id, None)
         if link is not None and link.gang is not None and link.report.get("status") == AttemptStatus.FAILED:
             # Ray Train answers the loss of a reservation with another one, and its runner leaves now.
-            self._orphanage.alert()
+            self._orphaned_groups.scan_after_death()
         if link is None:
             self._released.add(attempt_id)
         elif link.state is LinkState.GONE:
@@ -164,29 +171,29 @@ class RayBackend:
         link.start(request, gang)
         self._attempts[request.attempt_id] = link
 
-    def _site(self, asked: Resources, placement: Placement) -> Site:
+    def _site(self, asked: Resources, placement: Placement) -> RunnerSite:
         """Where an attempt's runner may be: on the node that was chosen, or on one that the cluster is to get."""
         capacity, node_ids = self.capacity(), self._capacity.ids_of(placement.nodes)
         excluded = self._avoidable(placement.exclude)
         excluded_ids = self._capacity.ids_of(excluded)
         if node_ids:
             node = self._capacity.name_of(node_ids[0])
-            return Site(node=node, node_id=node_ids[0], excluded=excluded, excluded_ids=excluded_ids)
+            return RunnerSite(node=node, node_id=node_ids[0], excluded=excluded, excluded_ids=excluded_ids)
         unsuited = tuple(machine.name for machine in capacity.machines if not machine.suits(asked))
         selector = selector_of(asked) if capacity.maximum is not None else {}
-        return Site(excluded=excluded + unsuited, excluded_ids=excluded_ids, selector=selector)
+        return RunnerSite(excluded=excluded + unsuited, excluded_ids=excluded_ids, selector=selector)
 
     def _avoidable(self, excluded: tuple[str, ...]) -> tuple[str, ...]:
         """The nodes to avoid, unless nothing would be left."""
         names = {machine.name for machine in self.capacity().machines}
         return tuple(node for node in excluded if node in names) if names - set(excluded) else ()
 
-    def _choose_idle(self, resources: Resources, site: Site) -> RunnerLink | None:
+    def _choose_idle(self, resources: Resources, site: RunnerSite) -> RunnerLink | None:
         """A runner of the same shape: one that is up rather than one that is starting, the last used first."""
         idle = [link for link in self._alive() if link.is_idle and link.shape == resources and site.suits(link.node)]
         return max(idle, key=lambda link: (link.state is LinkState.READY, link.idle_since_s), default=None)
 
-    def _create_with_spares(self, resources: Resources, site: Site) -> RunnerLink:
+    def _create_with_spares(self, resources: Resources, site: RunnerSite) -> RunnerLink:
         link = self._create(resources, site)
         if sum(other.shape == resources for other in self._alive()) == 1:
             for _ in range(self._spare_runners):
@@ -194,7 +201,7 @@ class RayBackend:
                     self._create(resources, site)
         return link
 
-    def _create(self, resources: Resources, site: Site) -> RunnerLink:
+    def _create(self, resources: Resources, site: RunnerSite) -> RunnerLink:
         self._make_room(resources, site.node)
         name = new_runner_name(resources)
         _LOG.info("new runner %s", name)
@@ -251,7 +258,7 @@ class RayBackend:
         for link in list(self._links.values()):
             link.node = self._capacity.name_of(link.node_id) or link.node
             self._adopt(link)
-            self._mind(link)
+            self._check_link(link)
             if link.is_idle and link.node in leaving:
                 link.kill(f"node {link.node} is about to go")
         self._forget_gone()
@@ -284,20 +291,25 @@ class RayBackend:
             self._to_stop.discard(attempt_id)
             link.stop()
 
-    def _mind(self, link: RunnerLink) -> None:
+    def _check_link(self, link: RunnerLink) -> None:
         age_s = time.monotonic() - link.since_s
-        if link.doom is not None and link.doom.is_due and link.state is not LinkState.GONE and not link.has_ended:
-            link.kill(link.doom.reason)
+        if (
+            link.pending_kill is not None
+            and link.pending_kill.is_due
+            and link.state is not LinkState.GONE
+            and not link.has_ended
+        ):
+            link.kill(link.pending_kill.reason)
         elif link.state is LinkState.FOUND and age_s > ANNOUNCE_TIMEOUT_S:
             link.kill(f"runner {link.name} did not acknowledge epoch {self._epoch} in {ANNOUNCE_TIMEOUT_S:g} s")
-        elif link.refused in {Answer.BUSY, Answer.LEAVING} or _left_unnoticed(link):
+        elif link.refused in {RunnerAnswer.BUSY, RunnerAnswer.LEAVING} or _left_unnoticed(link):
             self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")
         elif gone := self._gone_before_use(link):
             link.kill(f"node {gone}, where workers of its gang were to go, is gone")
         elif _waits_for_room(link) and age_s > ROOM_AFTER_S:
-            self._orphanage.suspect()
+            self._orphaned_groups.scan_again_later()
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
 
@@ -322,12 +334,12 @@ class RayBackend:
         for link in self._links.values():
             if link.state is LinkState.GONE and link.shape == COORDINATOR and not link.is_buried:
                 link.is_buried = True
-                self._orphanage.alert()
+                self._orphaned_groups.scan_after_death()
             if link.state is LinkState.GONE and link.placement_group:
                 # A reservation may outlive the runner that was killed, and would hold its GPUs for ever.
                 remove_reservation(link.placement_group)
                 link.placement_group = ""
-        self._orphanage.look()
+        self._orphaned_groups.scan()
         held = {link.name for link in self._attempts.values()}
         for name in [name for name, link in self._links.items() if link.state is LinkState.GONE and name not in held]:
             del self._links[name]

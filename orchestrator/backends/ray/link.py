@@ -1,4 +1,4 @@
-"""One runner as the backend sees it: calls in flight, and what the last answers said. Never waits for an answer."""
+"""From what a runner said, or that it is gone, to what the controller is told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,13 +14,134 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from orchestrator.backends.protocol import ANYWHERE, AttemptStatus
+from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus
+from orchestrator.backends.ray.attempt_log import LoggedProcess, examine
 from orchestrator.backends.ray.deaths import Death, death_of
-from orchestrator.backends.ray.gang_shape import GangShape
-from orchestrator.backends.ray.runner import MAX_WAIT_S
-from orchestrator.backends.ray.wire import Answer, RunnerDescription
-from orchestrator.core.contract import JobRequest, Resources
+from orchestrator.backends.ray.gang.mailbox import PLACING, GangShape
+from orchestrator.backends.ray.runner.runner import MAX_WAIT_S, RunnerAnswer, RunnerDescription
+from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.core.errors import FailureKind
+
+_PLACING_RUNNER = "placing"
+"""Phase of an attempt whose runner is not up, or has not taken it yet."""
+
+
+def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
+    """What is known of the attempt of a runner; of one that has ended, its last progress, too."""
+    report = link.report
+    if link.is_overtaken:
+        reason = link.gone_reason or f"runner {link.name} obeys a later controller"
+        return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.OVERTAKEN, lost_reason=reason, node=link.node)
+    if link.state is LinkState.GONE and not link.has_ended:
+        return _ended_by_force(attempt_id, link)
+    status = AttemptStatus(report.get("status", AttemptStatus.RUNNING))
+    # A runner of an earlier version tells no progress with the end.
+    progress = Progress.from_json(report["progress"]) if "progress" in report else None
+    if status is AttemptStatus.SUCCEEDED:
+        result = JobResult.from_json(report["result"])
+        return AttemptReport(
+            attempt_id=attempt_id,
+            status=status,
+            progress=progress,
+            result=result,
+            node=link.node,
+            placed_for_s=placed_for_s(link),
+        )
+    if status is AttemptStatus.FAILED:
+        failure = JobFailure.from_json(report["failure"])
+        return AttemptReport(
+            attempt_id=attempt_id,
+            status=status,
+            progress=progress,
+            failure=failure,
+            node=link.node,
+            placed_for_s=placed_for_s(link),
+        )
+    if status is AttemptStatus.LOST:
+        return replace(
+            lost(attempt_id, f"runner {link.name} does not have it", link.node), placed_for_s=placed_for_s(link)
+        )
+    progress = progress or Progress(phase=_PLACING_RUNNER)
+    return AttemptReport(
+        attempt_id=attempt_id, status=status, progress=progress, node=link.node, placed_for_s=placed_for_s(link)
+    )
+
+
+def placed_for_s(link: RunnerLink) -> float | None:
+    """For how long the attempt of a runner has had its room; none = it has had none yet."""
+    if "placed_for_s" in link.report:
+        told: float | None = link.report["placed_for_s"]
+        return told
+    if link.gang is not None:  # a runner of an earlier version, or one that has said nothing yet
+        is_up = link.report.get("progress", {}).get("phase", PLACING) != PLACING
+    else:
+        is_up = bool(link.node_id) or link.death is not None
+    return 0.0 if is_up else None
+
+
+def lost(attempt_id: str, reason: str, node: str = "") -> AttemptReport:
+    """Nothing of the attempt will ever take effect again."""
+    return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason=reason, node=node)
+
+
+def machines_of(link: RunnerLink) -> dict[str, Mapping[str, Any]]:
+    """What the nodes of a runner and of its gang's workers are, by Ray's ids, as far as they have said it."""
+    told = {link.node_id: link.machine, **link.report.get("machines", {})}
+    return {node_id: machine for node_id, machine in told.items() if node_id and machine}
+
+
+def worker_node_ids(link: RunnerLink) -> list[str]:
+    """Ray's ids of the nodes of a gang's workers, by rank once all of them are up; empty before there is room for them,
+    and without a gang.
+    """
+    if link.gang is None:
+        return []
+    ids = [LoggedProcess.from_json(one).node_id for one in link.report.get("processes", ())]
+    ids = ids if len(ids) == link.gang.num_workers else list(link.report.get("room_node_ids", ()))
+    return ids if len(ids) == link.gang.num_workers else []
+
+
+def names_culprit(link: RunnerLink) -> bool:
+    """Whether something better is known of the node at fault than where the runner is, be it that nobody knows.
+
+    A gang's runner is on one of the gang's nodes: it tells of that node's fault only where it died itself.
+    """
+    if link.state is LinkState.GONE and not link.has_ended:
+        return link.gang is not None and link.death is None and link.is_started
+    return "node_id" in link.report.get("failure", {})  # a runner of an earlier version does not say
+
+
+def culprit_id(link: RunnerLink) -> str:
+    """Ray's id of the node at fault, as the runner says; empty = none can be named."""
+    node_id: str = link.report.get("failure", {}).get("node_id", "") if link.has_ended else ""
+    return node_id
+
+
+def stacks_of(link: RunnerLink) -> list[ray.ObjectRef[Any]]:
+    """Start to bring the stacks of an attempt's processes into their logs."""
+    request = link.request
+    store_uri = request.store_uri if request is not None else link.report.get("store_uri", "")
+    processes = [LoggedProcess.from_json(one) for one in link.report.get("processes", ())]
+    return [examine(process, store_uri) for process in processes if store_uri]
+
+
+def _ended_by_force(attempt_id: str, link: RunnerLink) -> AttemptReport:
+    kind, reason = FailureKind.NODE_LOST, link.gone_reason
+    if link.pending_kill is not None:
+        kind, reason = link.pending_kill.kind, link.pending_kill.reason
+    elif link.death is not None:
+        kind = link.death.kind
+    if kind is FailureKind.NODE_LOST:
+        return replace(lost(attempt_id, link.gone_reason, link.node), placed_for_s=placed_for_s(link))
+    failure = JobFailure(attempt_id=attempt_id, key=attempt_id.rpartition(".")[0], kind=kind, message=reason)
+    return AttemptReport(
+        attempt_id=attempt_id,
+        status=AttemptStatus.FAILED,
+        failure=failure,
+        node=link.node,
+        placed_for_s=placed_for_s(link),
+    )
+
 
 REPORT_WAIT_S = 1.0
 """How long a runner holds a question for news; its answer then brings the newest progress."""
@@ -39,7 +160,7 @@ class LinkState(StrEnum):
     """Dead, killed, or refusing: nothing here counts any more."""
 
 
-class _Call(StrEnum):
+class _RunnerCall(StrEnum):
     ANNOUNCE = "announce"
     START = "start"
     REPORT = "report"
@@ -48,7 +169,7 @@ class _Call(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Doom:
+class PendingKill:
     """An attempt that is to be ended whatever it does, and what is done before."""
 
     reason: str
@@ -93,7 +214,7 @@ class RunnerLink:
         """Id of that gang's reservation, which may outlive the runner; empty = none is known."""
         self.is_started = False
         """Whether the runner has acknowledged the attempt."""
-        self.refused: Answer | None = None
+        self.refused: RunnerAnswer | None = None
         """Why the runner did not take the attempt."""
         self.is_overtaken = False
         """Whether the runner obeys a controller of a higher epoch."""
@@ -108,7 +229,7 @@ class RunnerLink:
         """Where its attempt was to go."""
         self.asked = shape
         """What its attempt asked for, conditions included."""
-        self.doom: Doom | None = None
+        self.pending_kill: PendingKill | None = None
         """Why its attempt is to be ended by force."""
         self.was_found = state is LinkState.FOUND
         """Whether another controller created it, perhaps of other code."""
@@ -125,7 +246,7 @@ class RunnerLink:
         self._epoch = 0
         self._to_release = ""
         self._must_stop = False
-        self._calls: dict[_Call, ray.ObjectRef[Any]] = {}
+        self._calls: dict[_RunnerCall, ray.ObjectRef[Any]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -150,7 +271,7 @@ class RunnerLink:
     def announce(self, epoch: int) -> None:
         """Raise the runner's epoch; its answer makes the link ready."""
         self._epoch = epoch
-        self._calls[_Call.ANNOUNCE] = self._handle.announce.remote(epoch)
+        self._calls[_RunnerCall.ANNOUNCE] = self._handle.announce.remote(epoch)
 
     def start(self, request: JobRequest, gang: GangShape | None = None) -> None:
         """Give the runner an attempt, and let go of the former one."""
@@ -164,26 +285,28 @@ class RunnerLink:
         # Queued behind the first call of a runner that is new, whose answer says which code it runs: one of other code
         # must refuse by itself, and one of a version that knows no digests fails at the argument.
         digests = [] if self.was_warm else [list(self.digests)]
-        self._calls[_Call.START] = self._handle.start.remote(request.to_json(), self._epoch, releases, gang, *digests)
+        self._calls[_RunnerCall.START] = self._handle.start.remote(
+            request.to_json(), self._epoch, releases, gang, *digests
+        )
 
     def stop(self) -> None:
         """Ask the attempt to end; waits for the runner's acceptance, which a stop must not overtake."""
         self._must_stop = not self.is_started
         if not self._must_stop:
-            self._calls[_Call.STOP] = self._handle.stop.remote(self.attempt_id, self._epoch)
+            self._calls[_RunnerCall.STOP] = self._handle.stop.remote(self.attempt_id, self._epoch)
 
     def release(self) -> None:
         """Let go of the ended attempt; the next ``start`` repeats this, should it overtake the call."""
         self._to_release = self.attempt_id
-        self._calls[_Call.RELEASE] = self._handle.release.remote(self.attempt_id, self._epoch)
-        self._calls.pop(_Call.REPORT, None)
+        self._calls[_RunnerCall.RELEASE] = self._handle.release.remote(self.attempt_id, self._epoch)
+        self._calls.pop(_RunnerCall.REPORT, None)
         self.forget_attempt()
 
     def forget_attempt(self) -> None:
         """The runner is not occupied any more, as far as this backend is concerned."""
         self.attempt_id, self.request, self.report = "", None, {}
         self.gang, self.placement_group = None, ""
-        self.is_started, self.refused, self._must_stop, self.doom = False, None, False, None
+        self.is_started, self.refused, self._must_stop, self.pending_kill = False, None, False, None
         self.idle_since_s = time.monotonic()
 
     def kill(self, reason: str) -> None:
@@ -206,11 +329,13 @@ class RunnerLink:
             if ref in ready and self._calls.get(call) == ref:
                 del self._calls[call]
                 self._take(call, ref)
-        is_asked = _Call.REPORT in self._calls or self.has_ended
+        is_asked = _RunnerCall.REPORT in self._calls or self.has_ended
         if self.state is LinkState.READY and self.attempt_id and self.is_started and not is_asked:
-            self._calls[_Call.REPORT] = self._handle.report.remote(self.attempt_id, min(REPORT_WAIT_S, MAX_WAIT_S))
+            self._calls[_RunnerCall.REPORT] = self._handle.report.remote(
+                self.attempt_id, min(REPORT_WAIT_S, MAX_WAIT_S)
+            )
 
-    def _take(self, call: _Call, ref: ray.ObjectRef[Any]) -> None:
+    def _take(self, call: _RunnerCall, ref: ray.ObjectRef[Any]) -> None:
         try:
             answer = ray.get(ref)
         except ActorUnavailableError as error:
@@ -225,25 +350,25 @@ class RunnerLink:
         else:
             self._apply(call, answer)
 
-    def _repeat(self, call: _Call) -> None:
-        if call is _Call.ANNOUNCE:
+    def _repeat(self, call: _RunnerCall) -> None:
+        if call is _RunnerCall.ANNOUNCE:
             self.announce(self._epoch)
-        elif call is _Call.START and self.request is not None:
+        elif call is _RunnerCall.START and self.request is not None:
             self._call_start(self.request, self._to_release)
-        elif call is _Call.STOP:
+        elif call is _RunnerCall.STOP:
             self.stop()
 
-    def _apply(self, call: _Call, answer: Any) -> None:  # noqa: ANN401 - decoded JSON
-        if call is _Call.ANNOUNCE:
+    def _apply(self, call: _RunnerCall, answer: Any) -> None:  # noqa: ANN401 - decoded JSON
+        if call is _RunnerCall.ANNOUNCE:
             self._introduce(RunnerDescription.from_json(answer))
-        elif call is _Call.START:
-            self.is_started = answer == Answer.ACCEPTED
-            self.refused = None if self.is_started else Answer(answer)
-            self.is_overtaken = self.refused is Answer.STALE_EPOCH
+        elif call is _RunnerCall.START:
+            self.is_started = answer == RunnerAnswer.ACCEPTED
+            self.refused = None if self.is_started else RunnerAnswer(answer)
+            self.is_overtaken = self.refused is RunnerAnswer.STALE_EPOCH
             self.state = LinkState.READY
             if self._must_stop and self.is_started:
                 self.stop()
-        elif call is _Call.REPORT:
+        elif call is _RunnerCall.REPORT:
             self.report = answer
             self.placement_group = answer.get("placement_group") or self.placement_group
 

@@ -7,11 +7,14 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from orchestrator.backends.ray.hangs import SETUP_LIMIT_S, TRAIN_LIMIT_S
 from orchestrator.core.contract import ENTRY_POINT
 from orchestrator.core.errors import StorageDeniedError
+
+SETUP_LIMIT_S: Final = 300.0
+TRAIN_LIMIT_S: Final = 100.0
+
 
 CACHE_VARIABLE = "ORCHESTRATOR_CACHE_DIR"
 """Environment variable of a node's workers: where its attempts share downloads."""

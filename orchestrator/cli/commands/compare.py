@@ -20,25 +20,26 @@ from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.compare import check_different, compare_sweeps, comparison_tables, sweep_records
-from orchestrator.report.curves import encode_png
-from orchestrator.report.grouping import seeds_of
-from orchestrator.report.plain import json_ready
-from orchestrator.report.render_csv import render_csv
-from orchestrator.report.render_markdown import markdown_table
-from orchestrator.report.render_terminal import FittingTable
-from orchestrator.report.report import build_report
-from orchestrator.report.results import Report, Table
-from orchestrator.report.samples import NetworkPair, SampleComparison, compare_samples, groups_of
-from orchestrator.report.samples_text import (
+from orchestrator.report.build import build_report
+from orchestrator.report.compare_samples import (
+    NetworkPair,
+    SampleComparison,
+    compare_samples,
     draw_groups,
+    groups_of,
     render_samples_page,
     sample_records,
     sample_sentences,
     sample_tables,
 )
-from orchestrator.report.statistics import SeedPair
-from orchestrator.report.text import describe_transfer
+from orchestrator.report.compare_sweeps import check_different, compare_sweeps, comparison_tables, sweep_records
+from orchestrator.report.render.columns import describe_transfer
+from orchestrator.report.render.curves import encode_png
+from orchestrator.report.render.files import json_ready, markdown_table, render_csv
+from orchestrator.report.render.terminal import FittingTable
+from orchestrator.report.results import Report, Table
+from orchestrator.report.statistics.summaries import SeedPair
+from orchestrator.report.tables import seeds_of
 from orchestrator.services.settings import Settings
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.artifacts import Record, read_record

@@ -19,11 +19,10 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
-from orchestrator.doctor.cluster import Question
+from orchestrator.doctor.cluster import ClusterQuestion
 from orchestrator.doctor.examination import examine_cluster
-from orchestrator.doctor.shards import read_beginnings, sample_shards
+from orchestrator.doctor.places import reach_tracking, read_beginnings, sample_shards
 from orchestrator.doctor.store import check_free_space, store_checks
-from orchestrator.doctor.tracking import reach_tracking
 from orchestrator.services.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.stack.description import read_stack
 from orchestrator.sweepfile.load import load_sweep
@@ -91,7 +90,7 @@ def _cluster_results(
         yield CheckResult(name="cluster", verdict=Verdict.SKIPPED, detail=_why_not(settings))
         return
     tracking = settings.tracking_uri(sweep.tracking_uri if sweep else "")
-    question = Question(
+    question = ClusterQuestion(
         address="" if stack is not None else address,
         home=str(settings.home),
         namespace=settings.namespace,

@@ -22,8 +22,21 @@ from orchestrator.services.selection import parse_where, select
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import attempt_logs_folder, job_logs_folder, log_name, short_hash
-from orchestrator.storage.log_records import LEVELS, LogContext, LogQuery, LogRecord, encode, format_time, plain_text
-from orchestrator.storage.log_search import LogFollower, StoredLog, find_logs, follow_logs, of_keys, search_logs
+from orchestrator.storage.logs import (
+    LEVELS,
+    LogContext,
+    LogFollower,
+    LogQuery,
+    LogRecord,
+    StoredLog,
+    encode,
+    find_logs,
+    follow_logs,
+    format_time,
+    of_keys,
+    plain_text,
+    search_logs,
+)
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.policy import duration_s, moment_s
 from orchestrator.sweepfile.suggest import did_you_mean

@@ -16,11 +16,11 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.core.security.redaction import redacted
-from orchestrator.notifications.notification_channels import deliver
-from orchestrator.notifications.notifications import trial_notice
-from orchestrator.notifications.outbox import DeliveryState, Entry, read_all
+from orchestrator.notifications.channels import deliver, describe_channel
+from orchestrator.notifications.messages import trial_notice
+from orchestrator.notifications.notifier import DeliveryState, Entry, read_entries
 from orchestrator.services.sources import open_existing_store, require_sweep
-from orchestrator.storage.log_records import format_time
+from orchestrator.storage.logs import format_time
 from orchestrator.sweepfile.load import load_sweep, read_text
 from orchestrator.sweepfile.notify import check_channel_of_sweep, is_notify_file, parse_notify_file
 from orchestrator.sweepfile.values import Channel
@@ -48,7 +48,7 @@ def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCo
         raise typer.BadParameter(message)
     store = open_existing_store(store_uri)
     require_sweep(store, sweep)
-    entries = read_all(store, sweep)
+    entries = read_entries(store, sweep)
     if form is not DocumentForm.TABLE:
         print_document({"sweep": sweep, "notifications": [_document(entry) for entry in entries]}, form)
     else:
@@ -68,7 +68,7 @@ def try_channels(file: str, form: DocumentForm) -> ExitCode:
             deliver(trial_notice(time.time()), channel)
         except OrchestratorError as caught:
             error = redacted(str(caught))
-        results.append({"channel": _called(channel), "sent": not error, "error": error})
+        results.append({"channel": describe_channel(channel), "sent": not error, "error": error})
     if form is not DocumentForm.TABLE:
         print_document({"trials": results}, form)
     else:
@@ -93,14 +93,6 @@ def _channels(file: str) -> tuple[Sequence[Channel], Callable[[Channel], None]]:
     return channels, (lambda _: None) if is_general else check_channel_of_sweep
 
 
-def _called(channel: Channel) -> str:
-    """Never the URL itself, which may hold a key in its path."""
-    if channel.email is not None:
-        return f"email to {', '.join(channel.email.to)} by {channel.email.server}"
-    where = channel.slack or channel.webhook
-    return f"{channel.kind} {where if where.startswith('${') else where.split('/')[2]}"
-
-
 def _document(entry: Entry) -> dict[str, Any]:
     notice = entry.notice
     return {
@@ -110,7 +102,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "title": notice.title,
         "deliveries": [
             {
-                "channel": _called(one.channel),
+                "channel": describe_channel(one.channel),
                 "state": one.state.value,
                 "tries": one.num_tries,
                 "error": one.error,
@@ -128,6 +120,6 @@ def _table(sweep: str, entries: Sequence[Entry]) -> Table:
     for entry in entries:
         for one in entry.deliveries:
             when = format_time(entry.notice.at_s)[:19].replace("T", " ")
-            cells = (entry.notice.title, _called(one.channel), one.state.value, str(one.num_tries), one.error)
+            cells = (entry.notice.title, describe_channel(one.channel), one.state.value, str(one.num_tries), one.error)
             table.add_row(when, *(escape(cell) for cell in cells))
     return table

@@ -17,11 +17,11 @@ from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.power import METHOD, MOST_SEEDS
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.curves import encode_png
-from orchestrator.report.numbers import is_fraction, number
-from orchestrator.report.power_curve import PowerPanel, draw_power
-from orchestrator.report.render_terminal import FittingTable
-from orchestrator.report.text import TextTable
+from orchestrator.report.render.columns import TextTable
+from orchestrator.report.render.curves import PowerPanel, draw_power, encode_png
+from orchestrator.report.render.numbers import number
+from orchestrator.report.render.terminal import FittingTable
+from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.services.costs import read_prices
 from orchestrator.services.power import JobCost, Option, PowerAnswer, PowerQuestion, answer_power
 from orchestrator.services.preview import check_accelerator

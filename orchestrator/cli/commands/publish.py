@@ -12,8 +12,7 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.services.settings import Settings
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.sweeps.client import load_plan
-from orchestrator.tracking.loop import publish_until_done
-from orchestrator.tracking.publisher import Publisher
+from orchestrator.tracking.publication import Publisher, publish_until_done
 
 _OUTAGE_S = 30.0
 

@@ -19,11 +19,11 @@ from orchestrator.cli.pages import compare_line, tracking_and_pages
 from orchestrator.core.errors import UserError
 from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.learning import read_learning
-from orchestrator.report.page import PAGE, render_page
-from orchestrator.report.plain import json_ready
-from orchestrator.report.render_terminal import render_terminal
-from orchestrator.report.report import MARKDOWN, RESULTS, build_report, render_files, save_files
+from orchestrator.report.build import build_report
+from orchestrator.report.inputs import read_learning
+from orchestrator.report.render.files import MARKDOWN, RESULTS, json_ready, render_files, save_files
+from orchestrator.report.render.page import PAGE, render_page
+from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.services.costs import read_prices
 from orchestrator.services.sources import open_existing_store, require_sweep

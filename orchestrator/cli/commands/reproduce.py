@@ -18,7 +18,7 @@ from orchestrator.services.reproduction import Reproduction
 from orchestrator.services.settings import Settings
 from orchestrator.storage.open import open_store
 from orchestrator.sweeps.client import load_plan
-from orchestrator.tracking.machine import requirements_text
+from orchestrator.tracking.provenance import requirements_text
 
 _SHOWN = 5
 _SWEEP, _REQUIREMENTS, _DIFF, _PROVENANCE = "sweep.yaml", "requirements.txt", "uncommitted.diff", "provenance.json"

@@ -20,11 +20,9 @@ from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.core.units import format_bytes
-from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store
-from orchestrator.retention.gc import Action, Collector, Graces, Tally
-from orchestrator.retention.gc_layout import whole_artifact
-from orchestrator.retention.gc_pins import Pin, add_pin, read_pins, remove_pin
-from orchestrator.retention.gc_trash import Trash
+from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store, check_sweep
+from orchestrator.retention.gc import Collector, Trash
+from orchestrator.retention.gc_rules import GcAction, Graces, Tally
 from orchestrator.retention.inventory import (
     ALL_GROUPS,
     Amount,
@@ -33,10 +31,18 @@ from orchestrator.retention.inventory import (
     Usage,
     artifact_lines,
     measure_usage,
+    whole_artifact,
 )
-from orchestrator.retention.retention import RootReader, check_reference, current_plans
+from orchestrator.retention.retention import (
+    Pin,
+    RootReader,
+    add_pin,
+    check_reference,
+    current_plans,
+    read_pins,
+    remove_pin,
+)
 from orchestrator.retention.retention import forget as forget_sweep
-from orchestrator.retention.sweep_check import check_sweep
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
@@ -44,10 +50,10 @@ from orchestrator.sweeps.client import list_sweeps, load_plan
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _USAGE_COLUMNS = ("artifacts", "checkpoints", "metrics", "logs", "shared")
 _ACTION_TITLES = {
-    Action.WAIT_FOR_GRACE: "younger than the grace",
-    Action.HIDE: "into the trash",
-    Action.WAIT_IN_TRASH: "waits in the trash",
-    Action.DESTROY: "destroyed",
+    GcAction.WAIT_FOR_GRACE: "younger than the grace",
+    GcAction.HIDE: "into the trash",
+    GcAction.WAIT_IN_TRASH: "waits in the trash",
+    GcAction.DESTROY: "destroyed",
 }
 
 
@@ -110,7 +116,7 @@ def fsck(
     store: StoreOption = "",
 ) -> None:
     """Report every missing, short or altered object of the store, and repair what can be repaired."""
-    from orchestrator.retention.repair import repair as repair_object  # loads the planner, which only fsck needs
+    from orchestrator.retention.fsck import repair as repair_object  # loads the planner, which only fsck needs
 
     objects, census = open_existing_store(store), Census()
     depth = Depth.CONTENT if deep else Depth.SIZES
@@ -217,7 +223,7 @@ def tally_table(tally: Tally, *, applied: bool) -> Table:
     title = "Garbage collected" if applied else "Garbage that `gc --apply` would handle now"
     table = Table(title=title, title_justify="left")
     table.add_column("reason")
-    actions = [action for action in Action if any(did is action for did, _ in tally.amounts)]
+    actions = [action for action in GcAction if any(did is action for did, _ in tally.amounts)]
     for action in actions:
         table.add_column(_ACTION_TITLES[action], justify="right")
     for reason in sorted({reason for _, reason in tally.amounts}):

@@ -21,8 +21,7 @@ from orchestrator.cli.commands.top_frame import Frame, JobRow, NodeRow, Reader, 
 from orchestrator.core.errors import OrchestratorError, UserError
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.state.transitions import JobState
-from orchestrator.storage.log_records import plain_text
-from orchestrator.storage.log_search import find_logs, search_logs
+from orchestrator.storage.logs import find_logs, plain_text, search_logs
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 

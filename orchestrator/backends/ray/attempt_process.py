@@ -1,0 +1,110 @@
+"""What every process that runs an attempt does alike: a runner, a rank of a gang and the actor of a trial.
+
+The attempt has a scratch folder of its own, the node's cache, and a log that holds everything which the process prints
+until the attempt has ended, a traceback of its failure included. The data plane is loaded by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from orchestrator.backends.ray.attempt_log import AttemptLog, LoggedProcess, logged_process
+from orchestrator.backends.ray.settings import RunnerSettings, make_cache
+from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, JobResult
+from orchestrator.core.errors import FailureKind
+from orchestrator.storage.files import scratch_folder
+from orchestrator.storage.open import open_store
+from orchestrator.storage.protocol import ObjectStore
+
+Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
+WARM_UP = "warm_up"
+"""Optional function beside the entry point that imports what most jobs need."""
+_DEVICE_ERROR = re.compile(
+    r"CUDA error|CUDA driver|AcceleratorError|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS|NCCL (error|Error)|ncclUnhandled|"
+    r"device-side assert|illegal memory access|uncorrectable ECC|HIP error"
+)
+"""After one of these a process's CUDA context may be broken for good, or its memory in pieces."""
+
+
+class EntryPoint:
+    """``package.module:function`` of the data plane, loaded by name so that the control plane never imports it."""
+
+    def __init__(self, name: str) -> None:
+        self._module, _, self._function = name.partition(":")
+        self.is_warm = False
+
+    def warm_up(self) -> None:
+        """Import ahead of the attempts. A failing import is met again, and reported, by the attempt that needs it."""
+        self.is_warm = True
+        try:
+            self.load()
+            getattr(importlib.import_module(self._module), WARM_UP, lambda: None)()
+        except Exception:  # noqa: BLE001 - see above
+            traceback.print_exc()
+
+    def load(self) -> Execute:
+        """The function itself. Raises whatever its import raises."""
+        execute: Execute = getattr(importlib.import_module(self._module), self._function)
+        return execute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlace:
+    """What an attempt works with in this process."""
+
+    store: ObjectStore
+    scratch: Path
+    cache: Path
+    process: LoggedProcess
+
+
+def _nothing(_error: BaseException) -> None:
+    return None
+
+
+@contextmanager
+def attempt_place(
+    request: JobRequest,
+    log_name: str,
+    settings: RunnerSettings,
+    *,
+    folder: str = "attempt",
+    on_error: Callable[[BaseException], None] = _nothing,
+) -> Iterator[AttemptPlace]:
+    """Set up what an attempt works with, and take it down again; the log is stored at the end.
+
+    Args:
+        request: of the attempt.
+        log_name: name of its log in the store.
+        settings: of its runner.
+        folder: first part of the scratch folder's name.
+        on_error: is told what ends the attempt, before its log is stored, which may take long.
+    """
+    store, cache = open_store(request.store_uri), make_cache()
+    with scratch_folder(folder) as scratch:
+        # The log lies beside the scratch directory: a job may empty its scratch.
+        log_path = scratch.with_suffix(".log")
+        with AttemptLog(store, log_name, log_path, every_s=settings.log_every_s):
+            try:
+                process = logged_process(log_path, log_name)
+                yield AttemptPlace(store=store, scratch=scratch, cache=cache, process=process)
+            except BaseException as error:
+                traceback.print_exc(file=sys.stderr)  # into the attempt's log
+                on_error(error)
+                raise
+
+
+def retire_reason(outcome: JobFailure) -> str:
+    """Why a process that met this failure must not run another attempt; empty = it may."""
+    text = f"{outcome.message}\n{outcome.traceback}"
+    if outcome.kind is FailureKind.OUT_OF_MEMORY or _DEVICE_ERROR.search(text):
+        return f"attempt {outcome.attempt_id} ended with: {outcome.message}"
+    return ""

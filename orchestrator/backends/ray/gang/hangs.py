@@ -1,0 +1,219 @@
+"""A gang that hangs: some ranks wait for others that do not come. Who these are is told, with what torch remembers.
+
+NCCL's and gloo's own limits only say that a collective operation took too long, on the ranks that are healthy; the
+controller's, that the first rank makes no step. So the runner looks at all ranks: each tells what it does and how many
+collective operations it has begun. Below both, its limits leave time to ask each rank for its flight record.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError
+
+from orchestrator.backends.ray.attempt_log import examine
+from orchestrator.backends.ray.capacity import node_name
+from orchestrator.backends.ray.gang.mailbox import GangMailbox, HeardRank
+from orchestrator.backends.ray.placement_groups import LOOK_EVERY_S
+from orchestrator.backends.ray.settings import SETUP_LIMIT_S, TRAIN_LIMIT_S
+from orchestrator.core.activity import Activity
+
+UNHEARD_S: Final = 45.0
+"""Ranks above 0 may speak every 10 s only, and a call may fail."""
+_MAX_GAP_S = 10.0
+"""Of the time between two looks, no more than this counts."""
+_MULTIPLE = 5.0
+"""Times the longest pause between collective operations so far: a step of a minute is none of a second."""
+_MULTIPLE_OF_SETUP = 2.0
+"""Times the longest pause of the setup, which holds the first update, but also waits that training has not."""
+_EXCUSES = frozenset({Activity.DATA, Activity.STORE, Activity.CHECKPOINT, Activity.COMPILE})
+
+_WAITS = frozenset({Activity.PEERS, Activity.ENDED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangHang:
+    """Who keeps a gang waiting, as far as the ranks tell."""
+
+    waited_s: float
+    limit_s: float
+    silent: tuple[HeardRank, ...] = ()
+    """Ranks that say nothing any more: stopped, swapped out, or off the network."""
+    behind: tuple[HeardRank, ...] = ()
+    """Ranks that speak and have not entered the operation in which others wait."""
+    waiting: tuple[HeardRank, ...] = ()
+    """Ranks that wait for others; with nobody silent or behind, all of them."""
+
+    @property
+    def blamed(self) -> tuple[HeardRank, ...]:
+        """Whom the others wait for; empty = it cannot be told."""
+        return self.silent or self.behind
+
+
+@dataclass(slots=True, kw_only=True)
+class HangWatch:
+    """How long a gang has entered no further collective operation, without a rank that says what it waits for.
+
+    Time counts only while somebody looks.
+    """
+
+    world_size: int
+    setup_limit_s: float = SETUP_LIMIT_S
+    train_limit_s: float = TRAIN_LIMIT_S
+    waited_s: float = 0.0
+    limit_s: float = SETUP_LIMIT_S
+    _longest_s: float = 0.0
+    """Longest pause between two operations of a gang that trains."""
+    _longest_of_setup_s: float = 0.0
+    _pause_s: float = 0.0
+    _entered: dict[int, int] = field(default_factory=dict)
+    _seen_at_s: float | None = None
+
+    def look(self, ranks: Mapping[int, HeardRank], now_s: float) -> bool:
+        """Take what is known of the ranks now, on a clock that never goes back; whether the gang hangs."""
+        gap_s = 0.0 if self._seen_at_s is None else min(now_s - self._seen_at_s, _MAX_GAP_S)
+        self._seen_at_s = now_s
+        trains = len(ranks) == self.world_size and all(one.stage == "train" for one in ranks.values())
+        entered = {rank: one.num_entered for rank, one in ranks.items()}
+        if entered != self._entered:
+            if trains:
+                self._longest_s = max(self._longest_s, self._pause_s)
+            else:
+                self._longest_s, self._longest_of_setup_s = 0.0, max(self._longest_of_setup_s, self._pause_s)
+            self._entered, self.waited_s, self._pause_s = entered, 0.0, 0.0
+            return False
+        self._pause_s += gap_s
+        heard = [one for one in ranks.values() if now_s - one.heard_at_s <= UNHEARD_S or one.has_ended]
+        waits = any(one.doing in _WAITS and one.stage for one in heard)
+        if not waits or any(one.doing in _EXCUSES for one in heard):
+            return False
+        self.waited_s += gap_s
+        slow_s = max(_MULTIPLE * self._longest_s, _MULTIPLE_OF_SETUP * self._longest_of_setup_s)
+        self.limit_s = max(self.train_limit_s, slow_s) if trains else self.setup_limit_s
+        return self.waited_s >= self.limit_s
+
+
+def judge_hang(watch: HangWatch, ranks: Mapping[int, HeardRank], asked_at_s: float) -> GangHang:
+    """Whom a gang that hangs waits for; all ranks were asked at that time, and had time to answer."""
+    heard = [one for one in ranks.values() if one.heard_at_s > asked_at_s or one.has_ended]
+    spoke = {one.rank for one in heard}
+    waiting = tuple(one for one in heard if one.doing in _WAITS)
+    last = max((one.num_entered for one in heard), default=0)
+    elsewhere = tuple(one for one in heard if one.doing not in _WAITS)
+    return GangHang(
+        waited_s=watch.waited_s,
+        limit_s=watch.limit_s,
+        silent=tuple(ranks.get(rank) or _unheard(rank) for rank in range(watch.world_size) if rank not in spoke),
+        behind=elsewhere or tuple(one for one in heard if one.num_entered < last),
+        waiting=waiting,
+    )
+
+
+def _unheard(rank: int) -> HeardRank:
+    """A rank that came up and has never said what it does."""
+    return HeardRank(rank=rank, node="", heard_at_s=0.0, doing=Activity.WORK, stage="", num_entered=0, operation="")
+
+
+def behind_on_device(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...]:
+    """Ranks whose device has begun fewer collective operations than others', by their flight records.
+
+    NCCL's operations are begun by the device, long after the host has asked for them; gloo tells no begin (-1).
+    """
+    begun: dict[int, int] = {}
+    for rank, record in records.items():
+        states: Mapping[str, Mapping[str, str]] = record.get("pg_status") or {}
+        begun[rank] = sum(max(0, int(one.get("last_started_collective", -1))) for one in states.values())
+    most = max(begun.values(), default=0)
+    return tuple(sorted(rank for rank, number in begun.items() if number < most))
+
+
+def tell_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    """One paragraph for whoever reads the failure; ``names`` are those of nodes by Ray's ids."""
+    asleep = [f"rank {one.rank}{_on(one.node, names)} says nothing any more" for one in hang.silent]
+    behind = [
+        f"rank {one.rank}{_on(one.node, names)} did not enter it: it is at operation {one.num_entered}"
+        f"{f' ({one.operation})' if one.operation else ''}, doing: {one.doing}"
+        for one in (() if hang.silent else hang.behind)
+    ]
+    late = (
+        []
+        if asleep or behind
+        else [f"the device of rank {rank} did not begin it" for rank in behind_on_device(records)]
+    )
+    last = max(hang.waiting, key=lambda one: one.num_entered, default=None)
+    where = f" in collective operation {last.num_entered} ({last.operation})" if last is not None else ""
+    found = asleep + behind + late or ["all of them have entered it: look at the network and the devices between them"]
+    told = f"; flight records of ranks {', '.join(map(str, sorted(records)))} are beside their logs" if records else ""
+    return (
+        f"the gang hangs: {len(hang.waiting)} rank(s) have waited {hang.waited_s:.0f} s ({hang.limit_s:.0f} s are "
+        f"allowed) for others{where}; {'; '.join(found)}; "
+        f"the stacks of its processes are at the end of their logs{told}"
+    )
+
+
+def _on(node: str, names: Mapping[str, str]) -> str:
+    return f" on node {names.get(node, node)}" if node else ""
+
+
+_ANSWER_WITHIN_S = 45.0
+"""Ranks above 0 may speak every 10 s only, and a call may be tried again."""
+_STACKS_WITHIN_S = 20.0
+_LOG = logging.getLogger(__name__)
+
+
+def wait_for_hang(
+    gang: GangMailbox, limits: HangWatch, store_uri: str, is_over: Callable[[float], bool]
+) -> tuple[GangHang, str] | None:
+    """Look after a gang's ranks until they hang or it is over.
+
+    Returns who is waited for, and the same as text; None if it was over before.
+
+    Then all ranks that still speak have stored their flight records, and the stacks of all are in their logs.
+
+    Args:
+        gang: what its ranks say.
+        limits: what counts.
+        store_uri: where logs are.
+        is_over: waits so many seconds; true once nothing has to be watched any more.
+    """
+    pause_s = min(LOOK_EVERY_S, limits.train_limit_s / 4, limits.setup_limit_s / 4)
+    while not is_over(pause_s):
+        if not limits.look(gang.ranks, time.monotonic()):
+            continue
+        asked_at_s, before = time.monotonic(), _entered(gang)
+        _ask_for_records(gang, asked_at_s, is_over)
+        if _entered(gang) != before:
+            continue  # it was slow, and goes on
+        stacks = [examine(process, store_uri) for process in gang.logged]
+        hang, names = judge_hang(limits, gang.ranks, asked_at_s), _node_names()
+        ray.wait(stacks, num_returns=len(stacks), timeout=_STACKS_WITHIN_S)
+        return hang, tell_hang(hang, gang.flight_records, names)
+    return None
+
+
+def _entered(gang: GangMailbox) -> dict[int, int]:
+    return {rank: one.num_entered for rank, one in gang.ranks.items()}
+
+
+def _ask_for_records(gang: GangMailbox, asked_at_s: float, is_over: Callable[[float], bool]) -> None:
+    """Until all ranks have answered, or had time to."""
+    gang.wants_records = True
+    try:
+        while time.monotonic() - asked_at_s < _ANSWER_WITHIN_S and not is_over(0.2):
+            answered, ranks = gang.flight_records, gang.ranks
+            if all(one.has_ended or (rank in answered and one.heard_at_s > asked_at_s) for rank, one in ranks.items()):
+                return
+    finally:
+        gang.wants_records = False
+
+
+def _node_names() -> dict[str, str]:
+    try:
+        return {node["NodeID"]: node_name(node) for node in ray.nodes()}  # type: ignore[no-untyped-call]
+    except RayError:
+        return {}

@@ -1,0 +1,172 @@
+"""Runs one attempt as a gang through Ray Train, and tells why it failed.
+
+Ray Train starts the workers, places them and joins them into one process group. It never retries: what a failure means
+is decided by our own policy alone, so every limit of its own is finite and zero where it can be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from orchestrator.backends.classify import failure_from
+from orchestrator.backends.ray.deaths import Death, Ended, death_of
+from orchestrator.backends.ray.gang.mailbox import NODE_LABEL, PLACING, GangHome, GangMailbox, GangShape
+from orchestrator.backends.ray.gang.worker import work
+from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Resources
+from orchestrator.core.errors import FailureKind
+from orchestrator.core.security.redaction import redacted
+from orchestrator.core.units import GIB
+
+if TYPE_CHECKING:
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+_JOIN_TIMEOUT_S = 300
+"""Ranks that do not find each other in this time fail."""
+_START_TIMEOUT_S = 1e8
+"""Three years: how long a gang waits for room is the runner's to decide, with one reservation, which stays pending."""
+_START_ATTEMPTS = 3
+_ENVIRONMENT = {
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's interface tells of gangs
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_TIMEOUT_S:g}",
+}
+
+
+def run_gang(
+    request: JobRequest, gang: GangMailbox, settings: RunnerSettings, home: GangHome
+) -> JobResult | JobFailure:
+    """Run an attempt on all its workers, to the end; blocks."""
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    os.environ.update(_ENVIRONMENT)
+    try:
+        result = _trainer(request, gang.shape, settings, home).fit()
+    except TrainingFailedError as error:
+        return _failure(error, gang, request)
+    return JobResult.from_json(result.return_value)
+
+
+def collectives(worker: Resources) -> str:
+    """What joins the ranks: tensors on GPUs through NCCL, and numbers that the hosts agree on through gloo.
+
+    Ray Train's own choice with GPUs is NCCL alone, which refuses every tensor that is not on one.
+    """
+    return "cpu:gloo,cuda:nccl" if worker.gpus else "gloo"
+
+
+def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, home: GangHome) -> Any:  # noqa: ANN401
+    from ray.train.torch import TorchConfig
+    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # ray.train's own, with types
+    from ray.train.v2.torch.torch_trainer import TorchTrainer
+
+    worker = shape.worker
+    resources = {"CPU": worker.cpus, "memory": worker.memory_gib * GIB} | ({"GPU": worker.gpus} if worker.gpus else {})
+    return TorchTrainer(
+        cast("Callable[[dict[Any, Any]], None]", work),  # Ray's type knows no return value, its Result does
+        train_loop_config={
+            "request": request.to_json(),
+            "settings": settings.to_json(),
+            "runner": home.runner,
+            "namespace": home.namespace,
+        },
+        torch_config=TorchConfig(backend=settings.collectives or collectives(worker), timeout_s=_JOIN_TIMEOUT_S),
+        scaling_config=ScalingConfig(
+            num_workers=shape.num_workers,
+            use_gpu=worker.gpus > 0,
+            resources_per_worker={name: amount for name, amount in resources.items() if amount},
+            placement_strategy="PACK",
+            label_selector=_selectors(shape),
+        ),
+        run_config=RunConfig(
+            name=request.attempt_id,
+            storage_path=str(home.scratch),
+            failure_config=FailureConfig(
+                max_failures=0, max_preemption_failures=0, controller_failure_limit=_START_ATTEMPTS
+            ),
+        ),
+    )
+
+
+def _selectors(shape: GangShape) -> list[dict[str, str]] | dict[str, str] | None:
+    """Which node each worker goes to, or which ones all of them avoid."""
+    if len(shape.node_ids) == shape.num_workers:
+        return [{NODE_LABEL: node_id} for node_id in shape.node_ids]
+    avoided = {NODE_LABEL: f"!in({','.join(shape.excluded_ids)})"} if shape.excluded_ids else {}
+    return {**shape.selector, **avoided} or None
+
+
+def _failure(error: TrainingFailedError, gang: GangMailbox, request: JobRequest) -> JobFailure:
+    told, cause, lost = gang.primary_failure(), gang.known_cause(), _lost_workers(error)
+    # A node that died, or a process without memory, explains what survivors fail of afterwards, whatever they call it.
+    is_explained = any(death.ended is Ended.NODE or death.kind is FailureKind.OUT_OF_MEMORY for death in lost.values())
+    if cause is not None and not (cause.kind is FailureKind.UNKNOWN and is_explained):
+        return cause
+    if not lost and told is None and gang.placed_for_s is None:
+        why = str(error).strip().partition("\n")[0]
+        return no_room(request, gang.shape, f"Ray gave up its reservation: {redacted(why)}")
+    if lost or gang.progress.phase == PLACING:
+        what = (
+            f"lost {', '.join(f'worker {rank} ({death.told})' for rank, death in lost.items())}"
+            if lost
+            else f"could not place its workers ({gang.shape.num_workers} x {gang.shape.worker})"
+        )
+        message = f"the gang of {request.job} {what}; it starts again from its newest checkpoint"
+        rank = _dead_rank(lost, gang)
+        is_memory = rank is not None and lost[rank].kind is FailureKind.OUT_OF_MEMORY
+        failure = JobFailure(
+            attempt_id=request.attempt_id,
+            key=request.key,
+            kind=FailureKind.OUT_OF_MEMORY if is_memory else FailureKind.NODE_LOST,
+            message=message,
+            traceback=redacted(str(error)),
+        )
+        return failure if rank is None else gang.located(failure, rank)
+    return told or failure_from(error, request)
+
+
+def no_room(request: JobRequest, shape: GangShape, why: str) -> JobFailure:
+    """The end of a gang that never had room; nothing of it ran."""
+    return JobFailure(
+        attempt_id=request.attempt_id,
+        key=request.key,
+        kind=FailureKind.NO_ROOM,
+        message=f"the gang of {request.job} had no room for its workers ({shape.num_workers} x {shape.worker}): {why}",
+    )
+
+
+def _lost_workers(error: TrainingFailedError) -> dict[int, Death]:
+    """Workers whose process or node went away, by rank; empty if all of them ended by themselves."""
+    from ray.exceptions import RayActorError
+    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
+
+    found: dict[int, Death] = {}
+    failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
+    for rank, one in sorted(failures.items()):
+        cause = one.health_check_failure if isinstance(one, WorkerHealthCheckFailedError) else one
+        if isinstance(cause, RayActorError):
+            found[rank] = death_of(cause)
+        elif isinstance(one, WorkerHealthCheckFailedError | WorkerHealthCheckTimeoutError):
+            found[rank] = Death(told=str(one).strip().partition("\n")[0])
+    return found
+
+
+def _dead_rank(lost: Mapping[int, Death], gang: GangMailbox) -> int | None:
+    """The rank whose node explains why workers were lost; None where those of several nodes went in the same way.
+
+    One that ran out of memory, or whose whole node died, comes before the others: NCCL ends the processes of all ranks
+    that wait for a dead one, on innocent nodes too.
+    """
+    causes: tuple[Callable[[Death], bool], ...] = (
+        lambda death: death.kind is FailureKind.OUT_OF_MEMORY,
+        lambda death: death.ended is Ended.NODE,
+        lambda death: death.ended is Ended.PROCESS,
+        lambda _: True,
+    )
+    for is_cause in causes:
+        ranks = [rank for rank, death in lost.items() if is_cause(death)]
+        if ranks:
+            return min(ranks) if len({gang.node_of(rank) for rank in ranks}) == 1 else None
+    return None

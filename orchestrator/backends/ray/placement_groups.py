@@ -1,0 +1,206 @@
+"""Placement groups of gangs: which ones a runner has made, how long they stay unfilled, and who gives them back.
+
+Ray gets an actor its process by asking a node for one. If the head dies in between, the next head asks again, and that
+question may stay unanswered: whoever waits for the actor then waits for ever. Ray Train bounds only the wait for room,
+so the runner bounds the rest.
+
+Ray ends a placement group with its creator's job, not with its creator, and Ray Train's own cleaner learns of one only
+when all workers are up. So whoever sees a gang's runner die asks Ray itself which groups dead Ray Train controllers
+have left; nothing that the runner said, or had no time to say, is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import ray
+from ray._private.state import state as cluster_state
+from ray._raylet import PlacementGroupID
+from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  # type: ignore[attr-defined]
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_HEAD = "node:__internal_head__"
+_LOG = logging.getLogger(__name__)
+
+
+def remove_reservation(group_id: str) -> None:
+    """Give the resources of a placement group back, and end what still runs in it; one that is gone is no error."""
+    try:
+        remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+    except (RayError, ValueError) as error:
+        _LOG.warning("placement group %s was not removed: %s", group_id, error)
+
+
+def off_the_head() -> NodeAffinitySchedulingStrategy | None:
+    """A preference for the largest node that is not the cluster's head; ``None`` if the head is all there is.
+
+    Ray Train's controller sits beside a gang's runner. On the head, which survives everything, neither should compete
+    with the cluster's own services.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"] and _HEAD not in node["Resources"]]  # type: ignore[no-untyped-call]
+    if not nodes:
+        return None
+    best = max(nodes, key=lambda node: (node["Resources"].get("GPU", 0), node["Resources"].get("CPU", 0)))
+    return NodeAffinitySchedulingStrategy(best["NodeID"], soft=True)
+
+
+LOOKS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+"""After a death: Ray takes a while to notice that what the dead process owned is dead, too."""
+AGAIN_AFTER_S = 10.0
+"""While something waits for room: after a head that was away, Ray may take longer than any fixed time."""
+_MAKERS = frozenset({"TrainController", "Runner"})
+"""Classes of actors: Ray Train's for gangs, and a runner itself, which makes those of a search's trials."""
+
+
+class OrphanedPlacementGroups:
+    """Finds orphaned reservations after each ``scan_after_death``, and for as long as something waits for room.
+
+    A look costs one request to Ray's tables.
+    """
+
+    def __init__(self) -> None:
+        self._looks_at_s: list[float] = []
+
+    def scan_after_death(self) -> None:
+        """A gang's runner may have died just now."""
+        now_s = time.monotonic()
+        self._looks_at_s = [now_s + after_s for after_s in LOOKS_AFTER_S]
+
+    def scan_again_later(self) -> None:
+        """Something waits for room for long; what it waits for may be held by nobody."""
+        if not self._looks_at_s:
+            self._looks_at_s = [time.monotonic() + AGAIN_AFTER_S]
+
+    def scan(self) -> None:
+        """Give back what is orphaned, if it is time to look."""
+        if not self._looks_at_s or time.monotonic() < self._looks_at_s[0]:
+            return
+        self._looks_at_s = [at_s for at_s in self._looks_at_s[1:] if at_s > time.monotonic()]
+        try:
+            for group_id in orphaned_groups():
+                _LOG.info("placement group %s of a dead gang is given back", group_id)
+                remove_reservation(group_id)
+        except (RayError, RuntimeError, ValueError) as error:
+            _LOG.warning("nobody knows now which reservations dead gangs have left: %s", error)
+
+
+def orphaned_groups() -> Iterator[str]:
+    """Ids, hexadecimal, of placement groups that a Ray Train controller or a runner made which is dead, still there.
+
+    Such a group is of no use to anybody: nothing else knows it, and Ray Train's own cleaner would remove it, too.
+    """
+    for group in _live_groups():
+        if not group.is_detached and _is_dead_maker(group.creator_actor_id):
+            yield group.placement_group_id.hex()
+
+
+def _is_dead_maker(actor_id: bytes) -> bool:
+    actor = _actor(actor_id)
+    return actor is not None and actor.class_name in _MAKERS and actor.state == ActorTableData.DEAD
+
+
+def _actor(actor_id: bytes) -> ActorTableData | None:
+    """What Ray's tables say of an actor, which may be dead; none where it is not known."""
+    from ray import ActorID
+
+    if not actor_id or ActorID(actor_id).is_nil():
+        return None
+    content = cluster_state._connect_and_get_accessor().get_actor_info(ActorID(actor_id))  # noqa: SLF001 - see below
+    return None if content is None else ActorTableData.FromString(content)
+
+
+LOOK_EVERY_S = 5.0
+MAX_GAP_S = 2 * LOOK_EVERY_S
+"""Of the time between two looks, no more than this counts."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StallTimer:
+    """How long nothing has happened that a gang's workers could wait for. Time counts only while somebody looks."""
+
+    counts_without_room: bool
+    """Whether time without any reservation counts: Ray Train asks for one at once, a search when it has a trial."""
+    waited_s: float = 0.0
+    _rooms: Mapping[str, bool] = field(default_factory=dict)
+    _seen_at_s: float | None = None
+
+    def look(self, rooms: Mapping[str, bool] | None, now_s: float) -> float:
+        """Take what is there now; returns the seconds waited since it changed.
+
+        Args:
+            rooms: the gang's reservations by id, and whether each holds something; None = nobody can tell now.
+            now_s: on a clock that never goes back.
+        """
+        gap_s = 0.0 if self._seen_at_s is None else min(now_s - self._seen_at_s, MAX_GAP_S)
+        self._seen_at_s = now_s
+        if rooms is None:
+            return self.waited_s
+        waits_for_room = not all(rooms.values()) or not (rooms or self.counts_without_room)
+        self.waited_s = 0.0 if waits_for_room or rooms != self._rooms else self.waited_s + gap_s
+        self._rooms = dict(rooms)
+        return self.waited_s
+
+
+class PlacementGroupFinder:
+    """Finds the reservations that a runner's gang has made: through Ray Train's controller, or the runner itself."""
+
+    def __init__(self, worker_id: str, actor_id: str) -> None:
+        self._worker_id, self._actor_id = worker_id, actor_id
+        self._is_own: dict[str, bool] = {}
+        self.node_ids: tuple[str, ...] = ()
+        """Of those that held something at the latest look: Ray's ids of their nodes, one per bundle."""
+
+    def find(self) -> dict[str, bool] | None:
+        """By id, hexadecimal, whether each holds something yet; None while Ray does not tell."""
+        try:
+            groups = [group for group in _live_groups() if self._is_mine(group)]
+            made = [group for group in groups if group.state == PlacementGroupTableData.CREATED]
+            self.node_ids = tuple(bundle.node_id.hex() for group in made for bundle in group.bundles)
+            return {group.placement_group_id.hex(): group in made for group in groups}
+        except (RayError, RuntimeError, ValueError) as error:
+            _LOG.warning("Ray does not tell now which reservations there are: %s", error)
+            return None
+
+    def _is_mine(self, group: PlacementGroupTableData) -> bool:
+        group_id = group.placement_group_id.hex()
+        if group_id not in self._is_own:  # who made a group never changes
+            self._is_own[group_id] = self._has_made(group.creator_actor_id)
+        return self._is_own[group_id]
+
+    def _has_made(self, actor_id: bytes) -> bool:
+        if actor_id.hex() == self._actor_id:
+            return True
+        actor = _actor(actor_id)
+        return actor is not None and actor.owner_address.worker_id.hex() == self._worker_id
+
+
+def _live_groups() -> Iterable[PlacementGroupTableData]:
+    accessor = cluster_state._connect_and_get_accessor()  # noqa: SLF001 - Ray's tables as it tells them leave creators out
+    groups = (PlacementGroupTableData.FromString(content) for content in accessor.get_placement_group_table())
+    return (group for group in groups if group.state != PlacementGroupTableData.REMOVED)
+
+
+def watch_placement(
+    find: Callable[[], Mapping[str, bool] | None],
+    timer: StallTimer,
+    limit_s: float,
+    is_over: Callable[[float], bool],
+) -> Mapping[str, bool] | None:
+    """Look until a gang has waited ``limit_s`` seconds; returns its reservations then, or None if it was over before.
+
+    Args:
+        find: its reservations, as ``StallTimer.look`` takes them.
+        timer: what counts.
+        limit_s: seconds.
+        is_over: waits so many seconds; true once nothing has to be watched any more.
+    """
+    rooms: Mapping[str, bool] | None = None
+    while timer.look(rooms := find(), time.monotonic()) < limit_s:
+        if is_over(LOOK_EVERY_S):
+            return None
+    return rooms or {}

@@ -1,0 +1,344 @@
+"""The channels of notifications: one entry per kind, what each sends, and the connections that are made to receivers.
+
+Receivers are what people write into files: no metadata services, no redirects, no clear text to far away. A receiver
+that sends a byte now and then keeps every read alive, so besides each step the whole has a deadline.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hmac
+import http.client
+import ipaddress
+import json
+import smtplib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from email.message import EmailMessage
+from email.utils import formatdate
+from hashlib import sha256
+from typing import Any, Self
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from orchestrator.core.errors import OrchestratorError, UserError
+from orchestrator.core.security.references import is_reference, resolve_secret
+from orchestrator.core.security.urls import check_url, forbidden_host
+from orchestrator.notifications.messages import Notice
+from orchestrator.sweepfile.values import Channel, Email, Security
+
+_MAX_ANSWER_BYTES = 64 * 1024
+_HTTPS_PORT, _HTTP_PORT = 443, 80
+
+
+def post(url: str, body: bytes, headers: dict[str, str], *, timeout_s: float) -> int:
+    """Send a POST; returns the status of the answer, which is not followed if it leads elsewhere.
+
+    ``timeout_s`` is for all of it, but for asking the name server, which has limits of its own.
+
+    The name is resolved once, and what it is resolved to is checked and connected to: an answer of a name server that
+    changes in between changes nothing.
+
+    Raises:
+        UserError: the URL is refused.
+        OSError: nobody answers in time, or not in HTTP.
+    """
+    check_url(url, what="the webhook")
+    parts = urlsplit(url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    try:
+        with Deadline(timeout_s) as deadline, closing(_connection(parts, deadline)) as connection:
+            connection.request("POST", target, body=body, headers={**headers, "User-Agent": "pretraining-orchestrator"})
+            answer = connection.getresponse()
+            answer.read(_MAX_ANSWER_BYTES)
+            return answer.status
+    except http.client.HTTPException as error:
+        raise ConnectionError(type(error).__name__) from None
+
+
+class Deadline:
+    """Cuts the connections that were made by it when its time is over, whatever still comes over them.
+
+    Leaving it then raises ``TimeoutError`` in the place of what a library makes of the end of its connection.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._is_over = threading.Event()
+        self._held: list[socket.socket] = []
+        self._timer = threading.Timer(timeout_s, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        for held in self._held:
+            held.close()
+        if isinstance(error, Exception) and self._is_over.is_set():
+            raise TimeoutError(errno.ETIMEDOUT, f"it did not end within {self.timeout_s:g} s") from error
+
+    def connect(self, address: tuple[str, int], *_: object) -> socket.socket:
+        """As ``socket.create_connection``. Raises ``OSError``."""
+        if self._is_over.is_set():
+            raise TimeoutError(errno.ETIMEDOUT, "no time is left to connect")
+        found = socket.create_connection(address, self.timeout_s)
+        # TLS takes a socket over; a second descriptor of the same connection cuts it in the midst of a handshake, too.
+        self._held.append(found.dup())
+        return found
+
+    def _cut(self) -> None:
+        self._is_over.set()
+        for held in self._held:
+            with suppress(OSError):
+                held.shutdown(socket.SHUT_RDWR)
+
+
+def checked_address(host: str, port: int) -> str:
+    """The address of a host. Raises ``UserError`` if it leads to a metadata service, ``OSError`` if to nothing."""
+    address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    if reason := forbidden_host(address):
+        raise UserError(f"the host {host} leads to {address}, {reason}; name a server of your own")
+    return address
+
+
+class _To(http.client.HTTPConnection):
+    """A connection to an address that was checked, whatever the name leads to by now."""
+
+    def __init__(self, host: str, port: int, address: str, deadline: Deadline) -> None:
+        super().__init__(host, port, timeout=deadline.timeout_s)
+        self._address, self._deadline = address, deadline
+
+    def connect(self) -> None:
+        self.sock = self._deadline.connect((self._address, self.port))
+
+
+class _SecurelyTo(_To):
+    """The same with TLS; the certificate must be the host's."""
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+
+
+def _connection(parts: SplitResult, deadline: Deadline) -> http.client.HTTPConnection:
+    host = str(parts.hostname)
+    is_secure = parts.scheme == "https"
+    port = parts.port or (_HTTPS_PORT if is_secure else _HTTP_PORT)
+    proxy = None if proxy_bypass(host) else getproxies().get("https")
+    if is_secure and proxy:
+        # The proxy resolves the name; that it leads to no metadata service is then the proxy's to see to.
+        way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        tunnel = http.client.HTTPSConnection(
+            str(way.hostname), way.port or _HTTP_PORT, timeout=deadline.timeout_s, context=ssl.create_default_context()
+        )
+        setattr(tunnel, "_create_connection", deadline.connect)  # noqa: B010 - the seam of http.client for this
+        tunnel.set_tunnel(host, port)
+        return tunnel
+    address = checked_address(host, port)
+    if is_secure:
+        return _SecurelyTo(host, port, address, deadline)
+    if not ipaddress.ip_address(address.partition("%")[0]).is_private:
+        message = f"the webhook of {host} is asked over http, which everybody on the way reads; use https"
+        raise UserError(message)
+    return _To(host, port, address, deadline)
+
+
+TIMEOUT_S = 10.0
+_GONE = 410
+_PREFIX = "whsec_"
+"""Of keys as the Standard Webhooks specification writes them: what follows is base64."""
+
+
+class DeliveryError(OrchestratorError):
+    """A notification was not taken; a later try may succeed."""
+
+
+class RefusedForeverError(DeliveryError):
+    """The receiver says that it is gone for good (HTTP 410)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """Body and headers of a webhook's request."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+def deliver(notice: Notice, channel: Channel) -> None:
+    """Send a notice.
+
+    Raises:
+        DeliveryError: nobody took it; the message shows no secret.
+        UserError: a reference leads to no secret, or a URL is refused.
+    """
+    _KINDS[channel.kind].send(notice, channel)
+
+
+def describe_channel(channel: Channel) -> str:
+    """Kind and receiver of a channel, without its secrets."""
+    return _KINDS[channel.kind].describe(channel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """How one kind of channel sends, and how people are told of it."""
+
+    send: Callable[[Notice, Channel], None]
+    describe: Callable[[Channel], str]
+
+
+def _send_mail(notice: Notice, channel: Channel) -> None:
+    if channel.email is not None:
+        _mail(notice, channel.email)
+
+
+def _describe_mail(channel: Channel) -> str:
+    return f"email to {', '.join(channel.email.to)} by {channel.email.server}" if channel.email is not None else ""
+
+
+def _send_to_slack(notice: Notice, channel: Channel) -> None:
+    url = resolve_secret(channel.slack, what="the URL of Slack's webhook")
+    body = json.dumps(slack_document(notice)).encode()
+    _post(url, Signed(body=body, headers={"Content-Type": "application/json"}))
+
+
+def _send_to_webhook(notice: Notice, channel: Channel) -> None:
+    url = resolve_secret(channel.webhook, what="the webhook") if is_reference(channel.webhook) else channel.webhook
+    key = resolve_secret(channel.secret, what="the webhook's key") if channel.secret else ""
+    _post(url, signed(notice, key, time.time()))
+
+
+def _describe_url(channel: Channel) -> str:
+    where = channel.slack or channel.webhook
+    return f"{channel.kind} {where if where.startswith('${') else where.split('/')[2]}"
+
+
+_KINDS = {
+    "email": _Kind(send=_send_mail, describe=_describe_mail),
+    "slack": _Kind(send=_send_to_slack, describe=_describe_url),
+    "webhook": _Kind(send=_send_to_webhook, describe=_describe_url),
+}
+"""By ``Channel.kind``."""
+
+
+def signed(notice: Notice, key: str, now: float) -> Signed:
+    """The request of a webhook, signed as the Standard Webhooks specification says (version 1.0.0, "Signature scheme").
+
+    The signature covers the id, the time of this very try and the body: who keeps a request cannot send it later.
+    """
+    body = json.dumps(webhook_document(notice), ensure_ascii=False, separators=(",", ":")).encode()
+    webhook_id, timestamp = _webhook_id(notice), str(int(now))
+    headers = {"Content-Type": "application/json", "webhook-id": webhook_id, "webhook-timestamp": timestamp}
+    if key:
+        content = b".".join((webhook_id.encode(), timestamp.encode(), body))
+        digest = hmac.new(_key_bytes(key), content, sha256).digest()
+        headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
+    return Signed(body=body, headers=headers)
+
+
+def webhook_document(notice: Notice) -> dict[str, Any]:
+    """What a webhook gets."""
+    return {
+        "type": f"sweep.{notice.occasion.value}",
+        "id": _webhook_id(notice),
+        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(notice.at_s)),
+        "sweep": notice.sweep,
+        "state": notice.state,
+        "jobs": dict(notice.jobs),
+        "title": notice.title,
+        "text": notice.text,
+    }
+
+
+def slack_document(notice: Notice) -> dict[str, Any]:
+    """A message of Slack; names of jobs cannot become markup or mentions."""
+    escaped = notice.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    title = notice.title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    sections = [f"*{title}*", f"```{escaped}```" if escaped else ""]
+    return {
+        "text": title,
+        "blocks": [
+            {"type": "section", "text": {"type": "mrkdwn", "text": section[:2900]}} for section in sections if section
+        ],
+    }
+
+
+def mail_of(notice: Notice, email: Email) -> EmailMessage:
+    """A mail; its id is the same at every try, so that mail programs show it once."""
+    message = EmailMessage()
+    message["Subject"] = notice.title
+    message["From"], message["To"] = email.sender, ", ".join(email.to)
+    message["Date"] = formatdate(notice.at_s)
+    message["Message-ID"] = f"<{_webhook_id(notice)}@{email.sender.rpartition('@')[2]}>"
+    message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no automatic answers to this
+    message.set_content(notice.text + "\n")
+    return message
+
+
+def _webhook_id(notice: Notice) -> str:
+    """Of one thing told about one sweep, everywhere."""
+    return f"{notice.sweep}.{notice.notification_id}"
+
+
+def _key_bytes(key: str) -> bytes:
+    if not key.startswith(_PREFIX):
+        return key.encode()
+    try:
+        return base64.b64decode(key.removeprefix(_PREFIX), validate=True)
+    except ValueError:
+        message = f"the webhook's key begins with {_PREFIX} and is no base64; give it as its receiver shows it"
+        raise DeliveryError(message) from None
+
+
+def _post(url: str, request: Signed) -> None:
+    try:
+        status = post(url, request.body, request.headers, timeout_s=TIMEOUT_S)
+    except OSError as error:
+        # Not the error itself, which may quote the URL.
+        message = f"the receiver does not answer ({type(error).__name__}: {error.strerror or 'no connection'})"
+        raise DeliveryError(message) from None
+    if status == _GONE:
+        raise RefusedForeverError("the receiver answers with HTTP 410: it wants no more")
+    if not 200 <= status < 300:
+        raise DeliveryError(f"the receiver answers with HTTP {status}; check the URL and what it wants")
+
+
+def _mail(notice: Notice, email: Email) -> None:
+    host, _, port = email.server.rpartition(":")
+    host = host.strip("[]")
+    try:
+        with Deadline(TIMEOUT_S) as deadline, _Mail(host, email.security, deadline) as server:
+            server.connect(host, int(port))
+            if email.security is Security.STARTTLS:
+                server.starttls(context=ssl.create_default_context())
+            if email.user:
+                server.login(email.user, resolve_secret(email.password, what="the password of the mail server"))
+            server.send_message(mail_of(notice, email))
+    except smtplib.SMTPResponseException as error:
+        raise DeliveryError(f"the mail server {email.server} refuses with code {error.smtp_code}") from None
+    except (smtplib.SMTPException, OSError) as error:
+        raise DeliveryError(f"the mail server {email.server} did not take it ({type(error).__name__})") from None
+
+
+class _Mail(smtplib.SMTP):
+    """SMTP to an address that was checked, whatever the name leads to by now; with TLS from the beginning, if asked."""
+
+    def __init__(self, host: str, security: Security, deadline: Deadline) -> None:
+        super().__init__(timeout=deadline.timeout_s)
+        self._host = host  # what starttls() compares the certificate with
+        self._has_tls, self._deadline = security is Security.TLS, deadline
+
+    def _get_socket(self, host: str, port: int, _: float) -> socket.socket:
+        found = self._deadline.connect((checked_address(host, port), port))
+        return ssl.create_default_context().wrap_socket(found, server_hostname=host) if self._has_tls else found

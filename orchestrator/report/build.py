@@ -1,0 +1,275 @@
+"""From the committed results of a sweep to its report: tables, ablations, searches and notes for the reader; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from orchestrator.core.job_kinds import REPORTED_KINDS, TIMED_KINDS, TRANSFER_KINDS
+from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.report.inputs import Committed, read_committed
+from orchestrator.report.results import (
+    Ablation,
+    AblationCell,
+    AblationRow,
+    Criterion,
+    Facet,
+    Report,
+    Row,
+    Table,
+    TablePlace,
+    build_searches,
+)
+from orchestrator.report.tables import (
+    SELECT_METRIC,
+    Cells,
+    Grouped,
+    TableBuilder,
+    facet_rank,
+    group_transfers,
+    headline_places,
+    mean_metric,
+)
+from orchestrator.state.snapshot import JobView
+from orchestrator.storage.protocol import ObjectStore
+
+_ABSENT = AblationCell(num_expected=0, summary=None)
+FINAL, ALL = "final", "all"
+"""What checkpoints and fractions without a name are called."""
+
+
+def build_ablations(builder: TableBuilder, grouped: Grouped, tables: Sequence[Table]) -> tuple[Ablation, ...]:
+    """The grids in the order of the plan, then checkpoints, then fractions."""
+    by_place = {table.place: table for table in tables}
+    headlines = headline_places(grouped)
+    grids = [
+        _grid(builder, by_place[place], spaces, is_headline=place in headlines)
+        for place, spaces in grouped.items()
+        if any("" not in cells for cells in spaces.values())
+    ]
+    return (*grids, *_along(tables, Facet.CHECKPOINT), *_along(tables, Facet.FRACTION))
+
+
+def _grid(builder: TableBuilder, table: Table, spaces: Mapping[str, Cells], *, is_headline: bool) -> Ablation:
+    values = tuple(dict.fromkeys(cell for cells in spaces.values() for cell in cells))
+    rows = []
+    for row in table.rows:
+        cells = spaces[row.label_space]
+        found = [_grid_cell(builder, table.place, row, value, cells, is_headline=is_headline) for value in values]
+        rows.append(_ablation_row(row, found))
+    return Ablation(
+        place=table.place,
+        facet=Facet.CELL,
+        metric=table.metric,
+        values=values,
+        rows=tuple(rows),
+        selected_by=table.criteria,
+    )
+
+
+def _grid_cell(
+    builder: TableBuilder, place: TablePlace, row: Row, value: str, cells: Cells, *, is_headline: bool
+) -> AblationCell:
+    results = builder.results(cells.get(value, ()))
+    return AblationCell(
+        num_expected=len(cells.get(value, ())),
+        summary=builder.summarize(results),
+        select_error=mean_metric(results, SELECT_METRIC),
+        is_selected=row.selected_by is not None and value == row.cell,
+        published=builder.published.find(place, row.label_space, is_headline=is_headline, cell=value),
+    )
+
+
+def _along(tables: Sequence[Table], facet: Facet) -> list[Ablation]:
+    """Tables that differ in nothing but the facet, side by side."""
+    alike: dict[TablePlace, list[Table]] = {}
+    for table in tables:
+        alike.setdefault(_without(table.place, facet), []).append(table)
+    return [_side_by_side(place, some, facet) for place, some in alike.items() if len(some) > 1]
+
+
+def _side_by_side(place: TablePlace, tables: Sequence[Table], facet: Facet) -> Ablation:
+    ordered = sorted(tables, key=lambda table: facet_rank(_value(table.place, facet)))
+    spaces: dict[str, dict[str, Row]] = {}
+    for table in ordered:
+        for row in table.rows:
+            spaces.setdefault(row.label_space, {})[_value(table.place, facet)] = row
+    values = [_value(table.place, facet) for table in ordered]
+    unnamed = FINAL if facet is Facet.CHECKPOINT else ALL
+    return Ablation(
+        place=place,
+        facet=facet,
+        metric=ordered[0].metric,
+        values=tuple(value or unnamed for value in values),
+        rows=tuple(
+            _ablation_row(next(iter(found.values())), [_cell(found.get(value)) for value in values])
+            for found in spaces.values()
+        ),
+        selected_by=tuple(dict.fromkeys(criterion for table in ordered for criterion in table.criteria)),
+    )
+
+
+def _cell(row: Row | None) -> AblationCell:
+    if row is None:
+        return _ABSENT
+    return AblationCell(num_expected=row.num_expected, summary=row.summary, published=row.published)
+
+
+def _ablation_row(row: Row, cells: Sequence[AblationCell]) -> AblationRow:
+    return AblationRow(label_space=row.label_space, series=row.series, granularity=row.granularity, cells=tuple(cells))
+
+
+def _value(place: TablePlace, facet: Facet) -> str:
+    return place.checkpoint if facet is Facet.CHECKPOINT else place.fraction
+
+
+def _without(place: TablePlace, facet: Facet) -> TablePlace:
+    return replace(place, checkpoint="") if facet is Facet.CHECKPOINT else replace(place, fraction="")
+
+
+_UNPRICED = (
+    "cost unknown: what was used has no price, neither by a node's label nor by the table of prices (where nobody "
+    "recorded whether a machine was spot, only by an entry that is the same for both)"
+)
+_FAILED = frozenset({"failed", "skipped", "cancelled"})
+
+
+def notes_on_costs(report: Report, prices: PriceTable | None) -> Iterator[str]:
+    """Why prices were given and no cost is shown."""
+    found = [row.compute for table in report.headlines for row in table.rows if row.compute]
+    if prices is not None and found and all(compute.cost is None for compute in found):
+        yield _UNPRICED
+
+
+def notes_on(
+    plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView], unused: Sequence[Published]
+) -> Iterator[str]:
+    """Notes on the runs themselves."""
+    transfers = [job for job in plan.jobs if job.kind in TRANSFER_KINDS]
+    yield from _metric_notes(plan.metric, transfers, committed)
+    spaces = {job.facets["label_space"] for job in transfers}
+    if plan.baseline and transfers and plan.baseline not in spaces:
+        yield f"no run pretrains on the baseline {plan.baseline}: nothing is compared; add it to pretrain.labels"
+    changed = [name for name, found in committed.items() if found.has_changed_numerics]
+    if changed:
+        yield f"{len(changed)} runs were resumed under other numerics, no longer bit-exact (first: {changed[0]})"
+    uncompiled = [name for name, found in committed.items() if found.is_uncompiled]
+    if uncompiled:
+        yield (
+            f"{len(uncompiled)} runs fell back to code that is not compiled, although compute.compile asked for it "
+            f"(first: {uncompiled[0]}); their records say why: see `notes`"
+        )
+    yield from _data_notes(committed)
+    failed = [job.name for job in plan.jobs if job.name not in committed and _has_failed(views.get(job.name))]
+    is_whole = all(job.name in committed for job in plan.jobs if job.kind in TIMED_KINDS)
+    if failed and not is_whole:  # of kinds that no report reads, nobody has looked for artifacts
+        view = views[failed[0]]
+        reason = f": {view.reason}" if view.reason else ""
+        yield f"{len(failed)} jobs {view.state.value} (first: {failed[0]}{reason}); their cells lack these runs"
+    for entry in unused:
+        yield (
+            f"the published number of {entry.label_space or 'one-pass'} under {entry.transfer} "
+            f"({entry.source or 'no source'}) stands beside nothing: the sweep has no such row"
+        )
+
+
+def _data_notes(committed: Mapping[str, Committed]) -> Iterator[str]:
+    """Which runs did not see the very samples that others saw."""
+    rewound = {name: found.num_rewinds for name, found in committed.items() if found.num_rewinds}
+    if rewound:
+        yield (
+            f"{len(rewound)} runs went back after a NaN, an infinity or a spike and left out the batches before it, "
+            f"{sum(rewound.values())} times in all (first: {next(iter(rewound))}); their records name the samples"
+        )
+    bad = {name: found.num_bad_samples for name, found in committed.items() if found.num_bad_samples}
+    if bad:
+        yield (
+            f"{len(bad)} runs met samples that cannot be decoded, up to {max(bad.values())} of them, and replaced them "
+            f"in training or left them out of validation (first: {next(iter(bad))}); their records name them"
+        )
+
+
+def _has_failed(view: JobView | None) -> bool:
+    return view is not None and view.state.value in _FAILED
+
+
+def notes_on_statistics(report: Report) -> Iterator[str]:
+    """Notes on what the tables can and cannot say."""
+    tables = report.headlines
+    singles = [table.transfer for table in tables if _num_pretrain_seeds(table) == 1]
+    if singles:
+        yield (
+            f"one pretrain seed only ({', '.join(dict.fromkeys(singles))}): no interval says how other backbones of "
+            "the same label space would do, and nothing is tested"
+        )
+    elif any(_num_pretrain_seeds(table) == 2 for table in tables):
+        yield "two pretrain seeds leave one degree of freedom: paired tests find hardly anything; a third seed helps"
+    if any(Criterion.VALIDATION in table.criteria for table in report.tables):
+        yield (
+            "grid cells marked as selected on validation were chosen by the very numbers shown: their errors are "
+            "optimistic, more so for larger grids"
+        )
+    for ablation in report.ablations:
+        cells = [cell for row in ablation.rows for cell in row.cells]
+        lacking = sum(cell.num_expected - (cell.summary.num_values if cell.summary else 0) for cell in cells)
+        if ablation.facet is Facet.CELL and lacking and ablation.selected_by:
+            yield f"the grid of {ablation.place.transfer} lacks {lacking} runs: another cell may be selected later"
+
+
+def _metric_notes(metric: str, transfers: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[str]:
+    there = [(job.name, committed[job.name].metrics) for job in transfers if job.name in committed]
+    without = [name for name, metrics in there if metric not in metrics]
+    if without:
+        known = ", ".join(sorted({name for _, metrics in there for name in metrics})) or "none"
+        what = "no committed run has" if len(without) == len(there) else f"{len(without)} committed runs have no"
+        yield f"{what} metric {metric!r} (first: {without[0]}); reported metrics: {known}"
+    invalid = [name for name, metrics in there if not math.isfinite(metrics.get(metric, 0.0))]
+    if invalid:
+        yield f"{len(invalid)} runs report {metric} = nan or infinity and are left out (first: {invalid[0]})"
+
+
+def _num_pretrain_seeds(table: Table) -> int:
+    return max((row.summary.num_pretrain_seeds for row in table.rows if row.summary), default=0)
+
+
+def build_report(
+    store: ObjectStore, plan: Plan, views: Mapping[str, JobView] | None = None, prices: PriceTable | None = None
+) -> Report:
+    """Compute the report of what is committed at this moment; needs nothing but the store.
+
+    ``views`` (``Snapshot.jobs``) tell failed jobs from those that are still to come, and what the attempts took
+    and what their nodes cost; ``prices`` are for nodes that said no price.
+    """
+    return compute_report(plan, read_committed(store, plan.jobs), views, prices)
+
+
+def compute_report(
+    plan: Plan,
+    committed: Mapping[str, Committed],
+    views: Mapping[str, JobView] | None = None,
+    prices: PriceTable | None = None,
+) -> Report:
+    """The report as a pure function of the plan, what is committed by job name, and the jobs' states."""
+    states = views or {}
+    grouped = group_transfers(plan.jobs)
+    builder = TableBuilder(plan, committed, states, grouped, prices)
+    tables = builder.build()
+    report = Report(
+        sweep=plan.sweep,
+        metric=plan.metric,
+        baseline=plan.baseline,
+        tables=tables,
+        missing=tuple(job.name for job in plan.jobs if job.kind in REPORTED_KINDS and job.name not in committed),
+        absent=builder.absent(),
+        backbones=builder.backbones(),
+        ablations=build_ablations(builder, grouped, tables),
+        searches=build_searches(plan.jobs, {name: found.search for name, found in committed.items()}),
+    )
+    notes = (
+        *notes_on(plan, committed, states, builder.published.unused),
+        *notes_on_costs(report, prices),
+        *notes_on_statistics(report),
+    )
+    return replace(report, notes=notes)

@@ -1,0 +1,209 @@
+"""The answer of every transfer in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.planning.estimate.power import ALPHA
+from orchestrator.report.render.columns import describe_transfer, is_tied, num_comparisons
+from orchestrator.report.render.numbers import (
+    MISSING,
+    count,
+    family_interval,
+    fixed,
+    mean_and_std,
+    number,
+    p_text,
+    plus_minus,
+)
+from orchestrator.report.results import Report, Row, Table
+from orchestrator.report.statistics.families import Family, PooledFit
+from orchestrator.report.statistics.intervals import is_fraction
+from orchestrator.report.statistics.summaries import PairedDifference
+
+_MAX_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportAnswer:
+    """What one transfer says: the lowest label space, the lowest of every other entry, and what is established."""
+
+    title: str
+    sentences: tuple[str, ...]
+
+
+def answers(report: Report) -> tuple[ReportAnswer, ...]:
+    """The answer of every transfer of final weights on all labels."""
+    return tuple(
+        ReportAnswer(title=describe_transfer(table), sentences=_sentences(table)) for table in report.headlines
+    )
+
+
+def verdict(table: Table) -> tuple[str, ...]:
+    """All that is claimed of the label spaces of a table, from its one corrected family and nothing else."""
+    family = table.family
+    if len(table.ranked) < 2 or family is None:
+        return ()
+    if is_tied(table):
+        return (_tie(table),)
+    if not family.num_comparisons:
+        return (_untested(family), *_pooled(table, family.pooled))
+    return (_established(table, family), _best(table), *_pooled(table, family.pooled))
+
+
+def _sentences(table: Table) -> tuple[str, ...]:
+    if not table.ranked:
+        return ("no result yet", *_one_pass(table))
+    if is_tied(table):
+        return (*verdict(table), *_one_pass(table))
+    lowest = table.ranked[0]
+    others: dict[str, Row] = {}
+    for row in table.ranked:
+        if row.series != lowest.series:
+            others.setdefault(row.series, row)
+    rivals = [f"lowest of {row.series}: {_sentence(row, table)}" for row in others.values()]
+    head = f"lowest mean: {_sentence(lowest, table)}{_ties(lowest, table)}"
+    return (head, *rivals, *verdict(table), *_one_pass(table))
+
+
+def _sentence(row: Row, table: Table) -> str:
+    unit = " %" if is_fraction(table.metric) else ""
+    classes = "" if row.granularity is None else f" (G = {row.granularity})"
+    lacks = "" if row.is_complete else f" from {count(row)}"
+    value = MISSING if row.summary is None else plus_minus(row.summary, table.metric)
+    return f"{row.label_space}{classes}, {table.metric} {value}{unit}{lacks}{_against_baseline(row, table)}"
+
+
+def _ties(lowest: Row, table: Table) -> str:
+    """Rows that print the same value as the lowest."""
+    same = [row for row in table.ranked[1:] if _mean(row, table) == _mean(lowest, table)]
+    return f"; the same value: {_names(same, lambda row: row.label_space)}" if same else ""
+
+
+def _mean(row: Row, table: Table) -> str:
+    return MISSING if row.summary is None else number(row.summary.mean, table.metric)
+
+
+def _against_baseline(row: Row, table: Table) -> str:
+    if row.label_space == table.baseline:
+        return ", the baseline itself"
+    if row.improvement is None:
+        return ""
+    percent = fixed(100 * abs(row.improvement), 1)
+    direction = "lower" if row.improvement >= 0 else "higher"
+    what = "the same as" if percent == "0.0" else f"{percent} % {direction} than"
+    return f", {what} the baseline {table.baseline}{_certainty(row.difference)}"
+
+
+def _certainty(difference: PairedDifference | None) -> str:
+    if difference is None or difference.p_family is None:
+        return " (not tested)"
+    verdict_of = "established" if difference.is_established else "not established"
+    return f" ({verdict_of}, corrected {_p(difference.p_family)})"
+
+
+def _p(p_value: float | None) -> str:
+    """``p = 0.031`` or ``p < 0.001``."""
+    text = p_text(p_value)
+    return f"p < {text[1:]}" if text.startswith("<") else f"p = {text}"
+
+
+def _tie(table: Table) -> str:
+    value = _mean(table.ranked[0], table)
+    unit = " %" if is_fraction(table.metric) else ""
+    end = f"all {len(table.ranked)} label spaces have {table.metric} {value}{unit}"
+    if is_fraction(table.metric) and not float(value):
+        return f"{end}: the target is saturated and cannot tell them apart"
+    return f"{end}: nothing differs"
+
+
+def _untested(family: Family) -> str:
+    if family.max_pretrain_seeds < 2:
+        return "nothing is tested: no two label spaces share two pretrain seeds, so the seeds' noise is unknown"
+    return "nothing is tested: every difference is the same for all seeds, so no noise was seen"
+
+
+def _established(table: Table, family: Family) -> str:
+    """Which label spaces differ from the baseline; without one, how many pairs differ."""
+    corrected = f"corrected for {num_comparisons(family)}"
+    if table.baseline_row is None:
+        found, total = family.num_established, family.num_comparisons
+        if not found:
+            return f"no two label spaces differ beyond the seeds' noise; {corrected}"
+        return f"{found} of {total} pairs of label spaces differ at 95 %; {corrected}"
+    rows = [row for row in table.ranked if row.difference and row.difference.is_established]
+    if not rows:
+        return f"no label space differs from the baseline {table.baseline} beyond the seeds' noise; {corrected}"
+    lower = [row for row in rows if row.difference and row.difference.mean < 0]
+    higher = [row for row in rows if row.difference and row.difference.mean > 0]
+    sides = [
+        f"{side} than the baseline {table.baseline} at 95 %: {_names(some, lambda row: _by_how_much(row, table))}"
+        for side, some in (("lower", lower), ("higher", higher))
+        if some
+    ]
+    return f"{'; '.join(sides)}; {corrected}"
+
+
+def _by_how_much(row: Row, table: Table) -> str:
+    if row.difference is None:
+        return row.label_space
+    unit = " points" if is_fraction(table.metric) else ""
+    mean = number(row.difference.mean, table.metric, sign="+")
+    return f"{row.label_space} {mean}{unit} {family_interval(row.difference, table.metric)}"
+
+
+def _best(table: Table) -> str:
+    """The confidence set of the best, of which no member is established to be higher than another row."""
+    members = [row for row in table.ranked if row.can_be_best]
+    if len(members) == len(table.ranked):
+        return "no label space can be excluded as the best at 95 %"
+    if len(members) == 1:
+        return f"{members[0].label_space} is the best at 95 %"
+    names = _names(members, lambda row: row.label_space)
+    return f"the best at 95 % is among {len(members)} of {len(table.ranked)} label spaces: {names}"
+
+
+def _pooled(table: Table, fit: PooledFit | None) -> list[str]:
+    """The second analysis, which is no part of the verdict: its assumption stands before what it finds."""
+    if fit is None:
+        return []
+    p_value = _p(fit.p_equal_variances)
+    if fit.is_contradicted:
+        return [f"second analysis (pooled over label spaces) left out: they vary unequally over seeds, {p_value}"]
+    head = (
+        "second analysis, right only if all label spaces vary equally over seeds (pooled two-way model, "
+        f"{fit.degrees_of_freedom} degrees of freedom; equal variances not contradicted, {p_value})"
+    )
+    return [f"{head}: {_pooled_finding(table)}"]
+
+
+def _pooled_finding(table: Table) -> str:
+    if table.baseline_row is None:
+        found = [pair.difference for pair in table.comparisons if pair.difference.p_pooled is not None]
+        return f"{sum(_is_pooled(difference) for difference in found)} of {len(found)} pairs would differ"
+    tested = [row for row in table.ranked if row.difference and row.difference.p_pooled is not None]
+    rows = [row for row in tested if _is_pooled(row.difference)]
+    names = f": {_names(rows, lambda row: row.label_space)}" if rows else ""
+    return f"{len(rows)} of {len(tested)} label spaces would differ from the baseline{names}"
+
+
+def _is_pooled(difference: PairedDifference | None) -> bool:
+    return difference is not None and difference.p_pooled is not None and difference.p_pooled < ALPHA
+
+
+def _names(rows: Sequence[Row], say: Callable[[Row], str]) -> str:
+    more = f" and {len(rows) - _MAX_NAMES} more" if len(rows) > _MAX_NAMES else ""
+    return ", ".join(say(row) for row in rows[:_MAX_NAMES]) + more
+
+
+def _one_pass(table: Table) -> list[str]:
+    found = table.one_pass
+    if found is None or (found.summary is None and found.published is None):
+        return []
+    unit = " %" if is_fraction(table.metric) else ""
+    ours = MISSING if found.summary is None else f"{plus_minus(found.summary, table.metric)}{unit}"
+    printed = ""
+    if found.published is not None:
+        printed = f" (published {mean_and_std(found.published.value, found.published.std, table.metric)}{unit})"
+    return [f"one-pass on {found.label_space}, without transfer: {ours}{printed}"]

@@ -1,0 +1,453 @@
+"""The columns of a report: as text, for tables that people read, and as plain values, for CSV and Parquet.
+
+A new column needs its field in ``results`` and an entry here. Numbers in files are fractions, and None is a value that
+does not exist (yet); numbers in text are as people read them. The statements below the tables are here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from orchestrator.report.render.numbers import (
+    MISSING,
+    count,
+    family_interval,
+    fixed,
+    hours,
+    mean_and_std,
+    mean_interval,
+    money,
+    number,
+    on_these_images,
+    p_text,
+    plus_minus,
+)
+from orchestrator.report.results import OnePass, Report, Row, Table, TablePlace
+from orchestrator.report.statistics.families import Family
+from orchestrator.report.statistics.intervals import is_fraction
+from orchestrator.report.statistics.summaries import PairedDifference, Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """A table as text; the first column is left-aligned, the others right-aligned."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    expendable: tuple[tuple[int, ...], ...] = ()
+    """Columns that can be left out where there is no room for them, in the order to do so."""
+    best: int | None = None
+    """Index of the row that deserves emphasis."""
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    header: str
+    cell: Callable[[Row], str]
+    leaves: int = 0
+    """Who leaves a narrow terminal first: 1, then 2, ...; 0 stays."""
+
+
+def text_table(table: Table) -> TextTable:
+    """Cells of a table, in the unit of its metric."""
+    columns = [*_own_columns(table), *_comparison_columns(table), *_other_columns(table)]
+    best = table.ranked[:1]
+    turns = sorted({column.leaves for column in columns if column.leaves})
+    return TextTable(
+        title=describe_transfer(table),
+        header=tuple(column.header for column in columns),
+        rows=tuple(tuple(column.cell(row) for column in columns) for row in table.rows),
+        expendable=tuple(
+            tuple(index for index, column in enumerate(columns) if column.leaves == turn) for turn in turns
+        ),
+        best=table.rows.index(best[0]) if best and not is_tied(table) else None,
+        caption="; ".join(
+            filter(
+                None,
+                [*(f"cell: {found.value}" for found in table.criteria), *family_caption(table), on_these_images(table)],
+            )
+        ),
+    )
+
+
+def is_tied(table: Table) -> bool:
+    """Whether every row with a result prints the same value and none is established to differ: none is the best."""
+    if table.family is not None and table.family.num_established:
+        return False
+    values = {number(row.summary.mean, table.metric) for row in table.ranked if row.summary}
+    return len(table.ranked) > 1 and len(values) == 1
+
+
+def family_caption(table: Table) -> list[str]:
+    """What the corrected numbers of the table are corrected for; nothing where nothing is tested."""
+    family = table.family
+    if family is None or not family.num_comparisons:
+        return []
+    return [f"corrected: simultaneous over {family_text(family)}"]
+
+
+def num_comparisons(family: Family) -> str:
+    """``10 comparisons``."""
+    return f"{family.num_comparisons} comparison{'s' * (family.num_comparisons > 1)}"
+
+
+def family_text(family: Family) -> str:
+    """How the correction is made: ``10 comparisons (...; the 4 with the baseline have half of the level)``."""
+    pairs = num_comparisons(family)
+    if not family.has_own_share:
+        return f"{pairs} ({family.method})"
+    return f"{pairs} ({family.method}; the {family.num_with_baseline} with the baseline have half of the level)"
+
+
+def describe_transfer(table: Table) -> str:
+    """``superclass (finetune on levels/depth1)``."""
+    return describe_place(table.place)
+
+
+def describe_place(place: TablePlace) -> str:
+    """``superclass (finetune on levels/depth1, epoch50, 10 % of the labels)``."""
+    parts = [f"{place.protocol} on {place.target}"]
+    parts += [f"pretrained by {place.pretrain}"] if place.pretrain else []
+    parts += [place.checkpoint] if place.checkpoint else []
+    parts += [f"{float(place.fraction):.3g} of the labels"] if place.fraction else []
+    return f"{place.transfer} ({', '.join(parts)})"
+
+
+def caveats(report: Report) -> tuple[str, ...]:
+    """Notes, and how much is still missing."""
+    lines = list(report.notes)
+    if report.missing:
+        jobs = "job is" if len(report.missing) == 1 else "jobs are"
+        lines.append(f"{len(report.missing)} {jobs} not committed, first: {', '.join(report.missing[:3])}")
+    return tuple(lines)
+
+
+def units(metric: str) -> tuple[str, str]:
+    """What stands behind the name of a metric and of a difference in a header."""
+    return (" [%]", " [points]") if is_fraction(metric) else ("", "")
+
+
+def _own_columns(table: Table) -> list[_Column]:
+    metric, (percent, _) = table.metric, units(table.metric)
+    columns = [
+        _Column(header="pretrained on", cell=lambda row: row.label_space),
+        _Column(header="G", cell=lambda row: MISSING if row.granularity is None else str(row.granularity)),
+        _Column(
+            header=f"{metric}{percent}",
+            cell=lambda row: "missing" if row.summary is None else plus_minus(row.summary, metric),
+        ),
+        _Column(header="n", cell=count),
+        _Column(header="seeds", cell=_num_seeds),
+    ]
+    if any(row.published for row in table.rows):
+        columns.append(_Column(header=f"published{percent}", cell=lambda row: published_text(row, metric)))
+    return columns + [_subset_column(name, metric) for name in table.subsets]
+
+
+def _num_seeds(row: Row) -> str:
+    """Pretrain seeds: what an interval rests on, however many transfers each has."""
+    return MISSING if row.summary is None else str(row.summary.num_pretrain_seeds)
+
+
+def _subset_column(name: str, metric: str) -> _Column:
+    def cell(row: Row) -> str:
+        return plus_minus(row.subsets[name], metric) if name in row.subsets else MISSING
+
+    return _Column(header=f"{name}{units(metric)[0]}", cell=cell, leaves=5)
+
+
+def _comparison_columns(table: Table) -> list[_Column]:
+    if table.baseline_row is None:
+        return []
+    metric = table.metric
+
+    def improvement(row: Row) -> str:
+        if row.label_space == table.baseline:
+            return "baseline"
+        return MISSING if row.improvement is None else fixed(100 * row.improvement, 1, sign="+")
+
+    def of_difference(render: Callable[[PairedDifference], str]) -> Callable[[Row], str]:
+        return lambda row: MISSING if row.difference is None else render(row.difference)
+
+    return [
+        _Column(header="improvement [%]", cell=improvement),
+        _Column(
+            header=f"difference{units(metric)[1]}",
+            cell=of_difference(lambda found: number(found.mean, metric, sign="+")),
+        ),
+        _Column(header="corrected 95 % CI", cell=of_difference(lambda found: family_interval(found, metric)), leaves=6),
+        _Column(header="corrected p", cell=of_difference(lambda found: p_text(found.p_family)), leaves=7),
+        *_pooled_column(table, of_difference(lambda found: p_text(found.p_pooled))),
+    ]
+
+
+def _pooled_column(table: Table, cell: Callable[[Row], str]) -> list[_Column]:
+    has_any = any(row.difference and row.difference.p_pooled is not None for row in table.rows)
+    return [_Column(header="pooled p", cell=cell, leaves=4)] if has_any else []
+
+
+def _other_columns(table: Table) -> list[_Column]:
+    metric, (percent, _) = table.metric, units(table.metric)
+    columns = []
+    if any(row.can_be_best is not None for row in table.rows):
+        columns.append(_Column(header="can be best", cell=_can_be_best, leaves=4))
+    if any(row.cell for row in table.rows):
+        columns.append(_Column(header="cell", cell=lambda row: row.cell or MISSING, leaves=3))
+    if (unit := hours_unit(table)) is not None:
+        columns.append(_Column(header=f"{unit}-hours", cell=lambda row: _hours(row, unit), leaves=2))
+    if any(row.compute and row.compute.cost is not None for row in table.rows):
+        currency = next(row.compute.currency for row in table.rows if row.compute)
+        columns.append(_Column(header=f"cost [{currency}]" if currency else "cost", cell=_cost, leaves=2))
+    if any(row.summary and row.summary.low is not None for row in table.rows):
+        header = f"95 % CI of the mean{percent}"
+        columns.append(_Column(header=header, cell=lambda row: _mean_interval(row, metric), leaves=1))
+    known = [name for name in ("pretrain", "transfer") if any(_component(row, name) is not None for row in table.rows)]
+    return columns + [_component_column(name, metric) for name in known]
+
+
+def _can_be_best(row: Row) -> str:
+    return MISSING if row.can_be_best is None else ("yes" if row.can_be_best else "no")
+
+
+def hours_unit(table: Table) -> str | None:
+    """What costs of a table are counted in: GPU-hours where any were used, else CPU-hours; None where unknown."""
+    found = [row.compute for row in table.rows if row.compute]
+    if not found:
+        return None
+    return "GPU" if any(compute.gpu_hours for compute in found) else "CPU"
+
+
+def published_text(row: Row, metric: str) -> str:
+    """The printed number beside ours."""
+    return MISSING if row.published is None else mean_and_std(row.published.value, row.published.std, metric)
+
+
+def _hours(row: Row, unit: str) -> str:
+    if row.compute is None:
+        return MISSING
+    return hours(row.compute.gpu_hours if unit == "GPU" else row.compute.cpu_hours)
+
+
+def _cost(row: Row) -> str:
+    if row.compute is None or row.compute.cost is None:
+        return "unknown"
+    return money(row.compute.cost, is_at_least=row.compute.is_cost_partial)
+
+
+def _mean_interval(row: Row, metric: str) -> str:
+    return MISSING if row.summary is None else mean_interval(row.summary, metric)
+
+
+def _component(row: Row, name: str) -> float | None:
+    if row.summary is None or row.summary.components is None:
+        return None
+    parts = row.summary.components
+    return parts.pretrain_std if name == "pretrain" else parts.transfer_std
+
+
+def _component_column(name: str, metric: str) -> _Column:
+    def cell(row: Row) -> str:
+        value = _component(row, name)
+        return MISSING if value is None else number(value, metric)
+
+    return _Column(header=f"std of {name} seeds{units(metric)[0]}", cell=cell, leaves=1)
+
+
+def columns_left(table: TextTable, left_out: Sequence[tuple[int, ...]]) -> list[int]:
+    """Indices of the columns that stay."""
+    gone = {index for columns in left_out for index in columns}
+    return [index for index in range(len(table.header)) if index not in gone]
+
+
+Value = str | int | float | None
+Values = Mapping[str, Callable[[Any], Value]]
+"""Columns of a file by name, each with how its value is read from what the columns are of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """A table of plain values; every row has as many as there are columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ResultLine:
+    """A line of ``results.csv``: a row of a table, one of its subsets, or the one-pass baseline as a row."""
+
+    table: Table
+    row: Row
+    metric: str
+    subset: str = ""
+    num_expected: int | None = None
+
+
+def values(columns: Values, of: object) -> tuple[Value, ...]:
+    """One value per column; all of them missing where there is nothing to read them from."""
+    return tuple(None if of is None else get(of) for get in columns.values())
+
+
+def _fields(*names: str) -> Values:
+    return {name: attrgetter(name) for name in names}
+
+
+def _part(columns: Values, part: Callable[[_ResultLine], object]) -> Values:
+    """The columns of a part of a line, which need not be there."""
+
+    def reader(get: Callable[[Any], Value]) -> Callable[[_ResultLine], Value]:
+        return lambda line: None if (found := part(line)) is None else get(found)
+
+    return {name: reader(get) for name, get in columns.items()}
+
+
+PLACE_COLUMNS: Values = _fields("transfer", "protocol", "target", "pretrain", "checkpoint", "fraction")
+_SUMMARY: Values = {
+    "num_runs": attrgetter("num_values"),
+    **_fields("mean", "std"),
+    "mean_ci_low": attrgetter("low"),
+    "mean_ci_high": attrgetter("high"),
+    "pretrain_std": lambda summary: summary.components and summary.components.pretrain_std,
+    "transfer_std": lambda summary: summary.components and summary.components.transfer_std,
+}
+DIFFERENCE_COLUMNS: Values = {
+    "paired_difference": attrgetter("mean"),
+    "ci_low": attrgetter("low"),
+    "ci_high": attrgetter("high"),
+    **_fields("confidence", "num_pairs", "p_value", "p_holm", "p_bh"),
+    **_fields("std_error", "p_family", "family_low", "family_high", "p_pooled"),
+}
+_COMPUTE: Values = {
+    **_fields("gpu_hours", "cpu_hours", "cost"),
+    "cost_is_partial": lambda compute: None if compute.cost is None else int(compute.is_cost_partial),
+    "currency": lambda compute: None if compute.cost is None else compute.currency,
+}
+_PUBLISHED: Values = {
+    "published": attrgetter("value"),
+    "published_std": attrgetter("std"),
+    "published_source": attrgetter("source"),
+}
+_RESULT_COLUMNS: Values = {
+    **_part(PLACE_COLUMNS, lambda line: line.table.place),
+    "label_space": lambda line: line.row.label_space,
+    "granularity": lambda line: line.row.granularity,
+    "cell": lambda line: line.row.cell,
+    "selected_by": lambda line: line.row.selected_by.value if line.row.selected_by else "",
+    **_fields("metric", "subset", "num_expected"),
+    "absent": lambda line: "; ".join(f"{count} {why}" for why, count in line.row.absent.items()),
+    **_part(_SUMMARY, lambda line: line.row.summary),
+    "num_runs": lambda line: line.row.summary.num_values if line.row.summary else 0,
+    "relative_improvement": lambda line: line.row.improvement,
+    **_part(DIFFERENCE_COLUMNS, lambda line: line.row.difference),
+    "can_be_best": lambda line: None if line.row.can_be_best is None else int(line.row.can_be_best),
+    **_part(_COMPUTE, lambda line: line.row.compute),
+    **_part(_PUBLISHED, lambda line: line.row.published),
+}
+
+
+def result_records(report: Report) -> Records:
+    """One line per label space and table, one per subset of the validation samples, one per one-pass baseline."""
+    lines = (values(_RESULT_COLUMNS, line) for table in report.tables for line in _result_lines(table))
+    return Records(columns=tuple(_RESULT_COLUMNS), rows=tuple(lines))
+
+
+def _result_lines(table: Table) -> Iterator[_ResultLine]:
+    for row in table.rows:
+        yield _ResultLine(table=table, row=row, metric=table.metric, num_expected=row.num_expected)
+        for name, summary in row.subsets.items():
+            only = _row_of(row, summary)
+            metric = f"{table.metric}_{name}"
+            yield _ResultLine(table=table, row=only, metric=metric, subset=name, num_expected=row.num_expected)
+    if (found := table.one_pass) is not None:
+        yield _ResultLine(table=table, row=_one_pass_row(found), metric=table.metric)
+
+
+def _row_of(row: Row, subset: Summary) -> Row:
+    """The row with nothing but the summary of a subset."""
+    return Row(
+        label_space=row.label_space,
+        series=row.series,
+        granularity=row.granularity,
+        num_expected=row.num_expected,
+        results=(),
+        summary=subset,
+        subsets={},
+        improvement=None,
+        difference=None,
+        cell=row.cell,
+        selected_by=row.selected_by,
+    )
+
+
+def _one_pass_row(found: OnePass) -> Row:
+    return Row(
+        label_space="one-pass",
+        series="",
+        granularity=None,
+        num_expected=0,
+        results=(),
+        summary=found.summary,
+        subsets={},
+        improvement=None,
+        difference=None,
+        published=found.published,
+    )
+
+
+def run_records(report: Report) -> Records:
+    """One line per committed run with all of its final metrics."""
+    runs = [
+        (table, row, result) for table in report.tables for row in table.rows for result in (*row.results, *row.others)
+    ]
+    metrics = sorted({name for _, _, result in runs for name in result.metrics})
+    lines = [
+        (
+            *values(PLACE_COLUMNS, table.place),
+            *(row.label_space, row.granularity, result.cell, int(result.cell == row.cell)),
+            *(result.seeds.pretrain, result.seeds.transfer, result.job, result.key),
+            *(result.metrics.get(name) for name in metrics),
+        )
+        for table, row, result in runs
+    ]
+    names = ("label_space", "granularity", "cell", "is_selected", "pretrain_seed", "transfer_seed", "job", "key")
+    return Records(columns=(*PLACE_COLUMNS, *names, *metrics), rows=tuple(lines))
+
+
+def comparison_records(report: Report) -> Records:
+    """One line per pair of label spaces of a table: the first minus the second."""
+    lines = [
+        (
+            *values(PLACE_COLUMNS, table.place),
+            table.metric,
+            pair.first,
+            pair.second,
+            *values(DIFFERENCE_COLUMNS, pair.difference),
+        )
+        for table in report.tables
+        for pair in table.comparisons
+    ]
+    return Records(columns=(*PLACE_COLUMNS, "metric", "first", "second", *DIFFERENCE_COLUMNS), rows=tuple(lines))
+
+
+def ablation_records(report: Report) -> Records:
+    """One line per label space and value of a grid, of the checkpoints or of the fractions."""
+    names = ("facet", "value", "label_space", "granularity", "metric", "is_selected", "select_error", "num_expected")
+    lines = [
+        (
+            *values(PLACE_COLUMNS, ablation.place),
+            *(ablation.facet.value, value, row.label_space, row.granularity, ablation.metric),
+            *(int(cell.is_selected), cell.select_error, cell.num_expected),
+            cell.summary.num_values if cell.summary else 0,
+            *values(_SUMMARY, cell.summary)[1:],
+            *values(_PUBLISHED, cell.published),
+        )
+        for ablation in report.ablations
+        for row in ablation.rows
+        for value, cell in zip(ablation.values, row.cells, strict=True)
+    ]
+    return Records(columns=(*PLACE_COLUMNS, *names, *_SUMMARY, *_PUBLISHED), rows=tuple(lines))

@@ -1,0 +1,319 @@
+"""The figures: error after transfer against the number of pretraining classes, and the power of a design."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.planning.estimate.power import Comparisons, Design, Noise, power_of
+from orchestrator.report.render.columns import describe_transfer, is_tied
+from orchestrator.report.results import Report, Row, Table
+from orchestrator.report.statistics.intervals import is_fraction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""The palette of Okabe and Ito, which colour-blind readers can tell apart."""
+_MARKERS = ("o", "s", "D", "^", "v", "P")
+_BASELINE_COLOR = "#555555"
+_FAINT_COLOR = "#999999"
+_PANEL_WIDTH_IN, _PANEL_HEIGHT_IN, _MAX_COLUMNS = 4.6, 3.7, 3
+_PNG_DPI = 200
+_MIN_TICK_DISTANCE = 0.07
+"""Fraction of the axis below which the second of two tick labels is left out."""
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "granularity-curve",  # equal reports give equal files
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """One label space on the curve, in the unit of the axis (percent for fractions)."""
+
+    label_space: str
+    granularity: int
+    mean: float
+    std: float
+    """0 where it is unknown: no bar is drawn."""
+
+
+def draw_curve(report: Report) -> Figure:
+    """Draw a panel per transfer of final weights on all labels. Needs no display and touches no global figure.
+
+    Encode it with ``encode_png`` or ``encode_svg``.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    tables = report.headlines
+    count = max(1, len(tables))
+    columns = min(count, _MAX_COLUMNS)
+    rows = -(-count // columns)
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_PANEL_WIDTH_IN * columns, _PANEL_HEIGHT_IN * rows), layout="constrained")
+        panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
+        for panel, table in zip(panels, tables, strict=False):
+            _draw_panel(panel, table)
+        if not tables:
+            _draw_empty(panels[0], "no transfer in this sweep")
+        _lay_out(figure)
+    return figure
+
+
+def encode_png(figure: Figure) -> bytes:
+    """The figure as PNG, the same bytes for the same report."""
+    return _encode(figure, "png", {"Software": None})
+
+
+def encode_svg(figure: Figure) -> bytes:
+    """The figure as SVG, the same bytes for the same report."""
+    return _encode(figure, "svg", {"Date": None})
+
+
+def curve_points(rows: Iterable[Row], metric: str) -> dict[str, list[CurvePoint]]:
+    """Points by series, each ordered by granularity; rows without a result or granularity are left out."""
+    scale = 100 if is_fraction(metric) else 1
+    series: dict[str, list[CurvePoint]] = {}
+    for row in rows:
+        if row.summary is not None and row.granularity is not None:
+            mean, std = scale * row.summary.mean, scale * (row.summary.std or 0.0)
+            point = CurvePoint(label_space=row.label_space, granularity=row.granularity, mean=mean, std=std)
+            series.setdefault(row.series, []).append(point)
+    return {name: sorted(points, key=lambda point: point.granularity) for name, points in series.items()}
+
+
+def _encode(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
+    import matplotlib as mpl
+
+    file = io.BytesIO()
+    with mpl.rc_context(_STYLE):
+        figure.savefig(file, format=kind, dpi=_PNG_DPI, metadata=metadata)
+    return file.getvalue()
+
+
+def _lay_out(figure: Figure) -> None:
+    """Once: finding the panels' places takes as long as drawing them, and both forms of the figure have the same."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
+def _draw_panel(panel: Axes, table: Table) -> None:
+    panel.set_title(describe_transfer(table), loc="left")
+    series = curve_points(table.rows, table.metric)
+    if not series:
+        _draw_empty(panel, "no result yet")
+        return
+    panel.set_xscale("log")
+    for index, (name, points) in enumerate(series.items()):
+        _draw_series(panel, name, points, index)
+    _draw_published(panel, table, list(series))
+    _draw_baseline(panel, table)
+    _draw_one_pass(panel, table)
+    _draw_optimum(panel, table)
+    points = [point for line in series.values() for point in line]
+    _set_ticks(panel, sorted({point.granularity for point in points}))
+    _set_limits(panel, points, table)
+    panel.set_xlabel("pretraining granularity G [classes]")
+    name = table.metric.replace("val_", "validation ").replace("_", " ")
+    panel.set_ylabel(f"{name} [%]" if is_fraction(table.metric) else name)
+    panel.grid(visible=True, axis="y", linewidth=0.5, alpha=0.35)
+    # Under the axis: inside, it would cover the baseline or a point sooner or later.
+    panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
+
+
+def _draw_series(panel: Axes, name: str, points: Sequence[CurvePoint], index: int) -> None:
+    color = _COLORS[index % len(_COLORS)]
+    panel.errorbar(
+        [point.granularity for point in points],
+        [point.mean for point in points],
+        yerr=[point.std for point in points],
+        label=name,
+        color=color,
+        marker=_MARKERS[index % len(_MARKERS)],
+        markersize=5,
+        linewidth=1.5,
+        elinewidth=1.1,
+        capsize=3,
+        zorder=3,
+    )
+
+
+def _draw_baseline(panel: Axes, table: Table) -> None:
+    row = table.baseline_row
+    if row is None or row.summary is None:
+        return
+    scale = 100 if is_fraction(table.metric) else 1
+    mean, std = scale * row.summary.mean, scale * (row.summary.std or 0.0)
+    label = f"baseline {table.baseline}"
+    panel.axhline(mean, color=_BASELINE_COLOR, linewidth=1.1, linestyle=(0, (5, 3)), label=label, zorder=2)
+    if std:
+        panel.axhspan(mean - std, mean + std, color=_BASELINE_COLOR, alpha=0.1, linewidth=0, zorder=1)
+
+
+def _draw_one_pass(panel: Axes, table: Table) -> None:
+    """What training on the target alone reaches, without pretraining on anything else."""
+    found = table.one_pass
+    if found is None or found.summary is None:
+        return
+    mean = (100 if is_fraction(table.metric) else 1) * found.summary.mean
+    label = f"one-pass {found.label_space}"
+    panel.axhline(mean, color=_FAINT_COLOR, linewidth=1.1, linestyle=(0, (1, 2)), label=label, zorder=2)
+
+
+def _draw_published(panel: Axes, table: Table, series: Sequence[str]) -> None:
+    """Printed numbers as hollow markers in the colour of their line."""
+    scale = 100 if is_fraction(table.metric) else 1
+    label = "published"
+    for index, name in enumerate(series):
+        points = [
+            (row.granularity, scale * row.published.value)
+            for row in table.rows
+            if row.series == name and row.published is not None and row.granularity is not None
+        ]
+        if points:
+            panel.plot(
+                [granularity for granularity, _ in points],
+                [value for _, value in points],
+                label=label,
+                linestyle="none",
+                marker=_MARKERS[index % len(_MARKERS)],
+                markersize=6,
+                markerfacecolor="none",
+                color=_COLORS[index % len(_COLORS)],
+                zorder=2,
+            )
+            label = "_nolegend_"  # once is enough: colour and shape say which line
+
+
+def _draw_optimum(panel: Axes, table: Table) -> None:
+    """Ring the lowest label space, unless all are alike; the legend has its name, where it can cover no point."""
+    drawn = [row for row in table.ranked if row.granularity is not None]
+    if is_tied(table) or not drawn or drawn[0].granularity is None or drawn[0].summary is None:
+        return
+    best, percent = drawn[0], is_fraction(table.metric)
+    mean = (100 if percent else 1) * drawn[0].summary.mean
+    value = f"{mean:.1f} %" if percent else f"{mean:.3g}"
+    label = f"lowest mean: {best.label_space}, {value}"
+    panel.plot(
+        [drawn[0].granularity],
+        [mean],
+        label=label,
+        linestyle="none",
+        marker="o",
+        markersize=11,
+        markerfacecolor="none",
+        markeredgewidth=1.3,
+        color="black",
+        zorder=4,
+    )
+
+
+def _set_ticks(panel: Axes, granularities: Sequence[int]) -> None:
+    """Ticks at the granularities themselves, as far as their labels do not collide."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    smallest, largest = granularities[0], granularities[-1]
+    # A log axis shows ratios; 1.8 on each side keeps error bars off the frame and gives a single point a width.
+    panel.set_xlim(smallest / 1.8, largest * 1.8)
+    distance = (largest * 1.8 * 1.8 / smallest) ** _MIN_TICK_DISTANCE
+    ticks: list[int] = []
+    for granularity in granularities:
+        if not ticks or granularity / ticks[-1] >= distance:
+            ticks.append(granularity)
+    panel.xaxis.set_major_locator(FixedLocator(ticks))
+    panel.xaxis.set_major_formatter(FixedFormatter([str(tick) for tick in ticks]))
+    panel.xaxis.set_minor_locator(NullLocator())
+
+
+def _set_limits(panel: Axes, points: Sequence[CurvePoint], table: Table) -> None:
+    """Start the axis at 0 where the values come near it: a cut axis makes small differences look large."""
+    scale = 100 if is_fraction(table.metric) else 1
+    lines = [scale * found.summary.mean for found in (table.one_pass,) if found is not None and found.summary]
+    lines += [scale * row.published.value for row in table.rows if row.published is not None]
+    low = min(point.mean - point.std for point in points)
+    high = max(point.mean + point.std for point in points)
+    if 0 <= low < high / 2 or low < 0 <= min(point.mean for point in points):
+        panel.set_ylim(bottom=0, top=1.08 * max([high, *lines]))
+
+
+def _draw_empty(panel: Axes, text: str) -> None:
+    panel.set_axis_off()
+    panel.text(0.5, 0.5, text, ha="center", va="center", transform=panel.transAxes, color=_BASELINE_COLOR)
+
+
+_TRANSFER_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+"""The palette of Okabe and Ito, which colour-blind readers can tell apart."""
+_LEAST_SEEDS, _MOST_SEEDS = 8, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerPanel:
+    """One transfer."""
+
+    title: str
+    noise: Noise
+    difference: float
+    comparisons: Comparisons
+    planned: Design
+    target_power: float
+    transfer_seeds: Sequence[int]
+    """A line for each."""
+    has_line: bool
+    """False where the noise is known so badly that only the range is drawn."""
+    wanted: int
+    """Pretrain seeds that the axis should reach."""
+
+
+def draw_power(panels: Sequence[PowerPanel]) -> Figure:
+    """Draw a panel for each transfer, one below the other; encode it with ``curves.encode_png``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.4, 3.2 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axis, panel in zip(axes, panels, strict=True):
+        _draw_power_panel(axis, panel)
+    return figure
+
+
+def _draw_power_panel(axis: Axes, panel: PowerPanel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    last = min(_MOST_SEEDS, max(_LEAST_SEEDS, panel.wanted + 2, panel.planned.num_pretrain_seeds + 1))
+    seeds = list(range(2, last + 1))
+
+    def curve(noise: Noise, transfers: int) -> list[float]:
+        designs = (Design(num_pretrain_seeds=num, num_transfer_seeds=transfers) for num in seeds)
+        return [100 * power_of(design, noise, panel.difference, panel.comparisons) for design in designs]
+
+    low, high = panel.noise.ends
+    first = panel.transfer_seeds[0]
+    if low != high:
+        label = f"80 % range of the noise, {_named(first)}"
+        axis.fill_between(
+            seeds, curve(high, first), curve(low, first), color=_TRANSFER_COLORS[0], alpha=0.15, lw=0, label=label
+        )
+    for transfers, color in zip(panel.transfer_seeds if panel.has_line else (), _TRANSFER_COLORS, strict=False):
+        axis.plot(seeds, curve(panel.noise, transfers), "o-", color=color, markersize=3, label=_named(transfers))
+    axis.axhline(100 * panel.target_power, color="#555555", linewidth=0.8, linestyle="--")
+    axis.axvline(panel.planned.num_pretrain_seeds, color="#999999", linewidth=0.8, linestyle=":", label="planned")
+    axis.set(ylim=(0, 102), xlim=(min(2, panel.planned.num_pretrain_seeds) - 0.3, last + 0.3))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xlabel("pretraining seeds")
+    axis.set_ylabel("power [%]")
+    axis.set_title(panel.title, fontsize=9, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _named(transfers: int) -> str:
+    return f"{transfers} transfer seed{'s' * (transfers > 1)}"

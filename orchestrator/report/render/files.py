@@ -1,0 +1,191 @@
+"""The files of a report, and the forms of a table that they share."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, cast
+
+from orchestrator.report.render.answers import ReportAnswer, answers
+from orchestrator.report.render.columns import (
+    Records,
+    TextTable,
+    Value,
+    ablation_records,
+    caveats,
+    comparison_records,
+    result_records,
+    run_records,
+    text_table,
+)
+from orchestrator.report.render.curves import draw_curve, encode_png, encode_svg
+from orchestrator.report.render.other_tables import ablation_table, kinds_table, pairs_table, search_table
+from orchestrator.report.results import Report, Table
+from orchestrator.storage.layout import report_name
+from orchestrator.storage.protocol import ObjectStore
+
+MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "report.json"
+COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
+RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
+PNG, SVG = "curve.png", "curve.svg"
+REPORT_FILES = (MARKDOWN, RESULTS, RUNS, COMPARISONS, ABLATIONS, RESULTS_PARQUET, RUNS_PARQUET, DOCUMENT, PNG, SVG)
+"""All but the interactive page (``orchestrator.report.render.page``), which is larger than all of them together."""
+
+
+def json_ready(document: Any) -> Any:  # noqa: ANN401 - JSON is any of these
+    """The document with ``null`` for numbers that JSON does not have (RFC 8259 knows neither NaN nor infinity)."""
+    if isinstance(document, float):
+        return document if math.isfinite(document) else None
+    if isinstance(document, Mapping):
+        return {key: json_ready(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [json_ready(value) for value in document]
+    if is_dataclass(document):
+        return json_ready(fields_of(document))
+    return document
+
+
+def json_text(document: Any, **form: Any) -> str:  # noqa: ANN401 - JSON is any of these
+    """``json_ready(document)`` as text, in the ``form`` that ``json.dumps`` knows; dataclasses are mappings."""
+    try:
+        # Almost always: ten times as fast as to look at every number first.
+        return json.dumps(document, default=fields_of, allow_nan=False, **form)
+    except ValueError:
+        return json.dumps(json_ready(document), allow_nan=False, **form)
+
+
+def fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401 - of any dataclass
+    """The fields of a dataclass (or items of a mapping) by name, themselves as they are.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {name: getattr(value, name) for name in _names(cast("Hashable", type(value)))}
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - of any dataclass
+    return tuple(field.name for field in fields(kind))
+
+
+def render_csv(records: Records) -> str:
+    """A header and a line per record."""
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(records.columns)
+    writer.writerows(records.rows)
+    return file.getvalue()
+
+
+def render_parquet(records: Records) -> bytes:
+    """The records with a typed column each; the same bytes for the same records and version of pyarrow."""
+    import pyarrow as pa  # type: ignore[import-untyped]  # 0.2 s to import: only who saves a report pays for it
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    columns = zip(*records.rows, strict=True) if records.rows else [()] * len(records.columns)
+    arrays = [pa.array(column, type=_type(column)) for column in columns]
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, names=list(records.columns)), file, compression="zstd")
+    return file.getvalue()
+
+
+def _type(column: tuple[Value, ...]) -> object:
+    """Of the values, which may all be None: then a float, as nearly all columns are."""
+    import pyarrow as pa
+
+    there = {type(value) for value in column if value is not None}
+    if str in there:
+        return pa.string()
+    return pa.int64() if there == {int} else pa.float64()
+
+
+_METHOD = (
+    "± is the sample standard deviation over all (pretrain seed, transfer seed) pairs, n their number. The relative "
+    "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "
+    "seeds. All intervals and tests are Student's t over the means of the pretrain seeds, so transfers of one backbone "
+    "count once. Corrected intervals and p-values hold for all pairs of label spaces of a table at once (Bonferroni). "
+    "A difference is established where its corrected interval excludes 0. A label space can be best unless another is "
+    "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
+)
+
+
+def render_markdown(report: Report) -> str:
+    """The whole report; the curve is linked as ``curve.png`` beside it."""
+    sections = [f"# Report of sweep {report.sweep}"]
+    sections += [_answer(answer) for answer in answers(report)]
+    sections += ["![granularity curve](curve.png)"] if report.tables else []
+    for table in report.headlines:
+        sections += _sections(table)
+    sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
+    sections += [markdown_table(search_table(search)) for search in report.searches]
+    sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
+    sections += [f"**Note:** {caveat}" for caveat in caveats(report)]
+    return "\n\n".join(sections) + "\n"
+
+
+def markdown_table(table: TextTable) -> str:
+    """A section with the table's title, the table and its caption."""
+    alignment = [":--", *("--:" for _ in table.header[1:])]
+    rows = [_bold(row) if index == table.best else row for index, row in enumerate(map(_escaped, table.rows))]
+    caption = ["", table.caption.replace("*", "\\*")] if table.caption else []
+    lines = [_line(row) for row in (_escaped(table.header), alignment, *rows)]
+    return "\n".join([f"## {table.title}", "", *lines, *caption])
+
+
+def _sections(table: Table) -> list[str]:
+    tables = (text_table(table), kinds_table(table), pairs_table(table))
+    return [markdown_table(found) for found in tables if found is not None]
+
+
+def _answer(answer: ReportAnswer) -> str:
+    return "\n".join([f"**{answer.title}**", "", *(f"- {sentence}" for sentence in answer.sentences)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(cells: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells)
+
+
+def _bold(cells: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"**{cell}**" if cell else cell for cell in cells)
+
+
+def save_report(store: ObjectStore, sweep: str, report: Report) -> tuple[str, ...]:
+    """Write all files of the report under the sweep and return their object names; replaces the previous report."""
+    return save_files(store, sweep, render_files(report))
+
+
+def save_files(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Write rendered files (by name) as the sweep's report and return their object names."""
+    names = []
+    for file, content in files.items():
+        names.append(report_name(sweep, file))
+        store.put(names[-1], content)
+    return tuple(names)
+
+
+def render_files(report: Report) -> dict[str, bytes]:
+    """Every file of a report by its name; equal reports give equal bytes."""
+    figure, results, runs = draw_curve(report), result_records(report), run_records(report)
+    return {
+        MARKDOWN: render_markdown(report).encode(),
+        RESULTS: render_csv(results).encode(),
+        RUNS: render_csv(runs).encode(),
+        COMPARISONS: render_csv(comparison_records(report)).encode(),
+        ABLATIONS: render_csv(ablation_records(report)).encode(),
+        RESULTS_PARQUET: render_parquet(results),
+        RUNS_PARQUET: render_parquet(runs),
+        DOCUMENT: json_text(report, sort_keys=True).encode(),
+        PNG: encode_png(figure),
+        SVG: encode_svg(figure),
+    }

@@ -1,0 +1,114 @@
+"""Numbers as people read them. Here, and nowhere before, fractions become percent."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from orchestrator.core.units import format_money
+from orchestrator.report.results import Row, Table
+from orchestrator.report.statistics.intervals import RATE, is_fraction
+from orchestrator.report.statistics.summaries import PairedDifference, Summary
+
+MISSING = "-"
+TOO_FEW = "too few seeds"
+"""In place of a wide interval that reaches beyond what the metric can be, and so says nothing else."""
+_SIGNIFICANT_DIGITS = 4
+
+
+def fixed(value: float, digits: int, *, sign: str = "") -> str:
+    """A number with some decimals; what rounds to zero is ``0.00``, never ``-0.00`` or ``+0.00``."""
+    text = f"{value:{sign}.{digits}f}"
+    return text if float(text) else text.lstrip("+-")
+
+
+def number(value: float, metric: str, *, sign: str = "") -> str:
+    """A value of a metric: fractions as percent with two decimals, anything else with four significant digits."""
+    if is_fraction(metric):
+        return fixed(100 * value, 2, sign=sign)
+    return f"{value:{sign if value else ''}.{_SIGNIFICANT_DIGITS}g}"
+
+
+def plus_minus(summary: Summary, metric: str) -> str:
+    """``9.26 ± 3.99``; without the second number where the spread is unknown."""
+    return mean_and_std(summary.mean, summary.std, metric)
+
+
+def mean_and_std(mean: float, std: float | None, metric: str) -> str:
+    """As ``plus_minus``, for numbers that others computed."""
+    text = number(mean, metric)
+    return text if std is None else f"{text} ± {number(std, metric)}"
+
+
+def interval(low: float | None, high: float | None, metric: str, *, sign: str = "") -> str:
+    """``[-25.96, -0.90]``, or a dash where there is none."""
+    if low is None or high is None:
+        return MISSING
+    return f"[{number(low, metric, sign=sign)}, {number(high, metric, sign=sign)}]"
+
+
+def mean_interval(summary: Summary, metric: str) -> str:
+    """The interval of a mean; where it is all that the metric can be, it says nothing but its reason."""
+    if is_fraction(metric) and (summary.low, summary.high) == (RATE.low, RATE.high):
+        return TOO_FEW
+    return interval(summary.low, summary.high, metric)
+
+
+def family_interval(difference: PairedDifference, metric: str) -> str:
+    """The simultaneous interval of a paired difference."""
+    if difference.p_family is not None and difference.family_low is None:
+        return TOO_FEW
+    return interval(difference.family_low, difference.family_high, metric, sign="+")
+
+
+def p_text(p_value: float | None) -> str:
+    """``0.031``; ``<0.001`` below."""
+    if p_value is None:
+        return MISSING
+    return "<0.001" if p_value < 0.0005 else f"{p_value:.3f}"
+
+
+def hours(value: float) -> str:
+    """Hours with three significant digits, without an exponent below a million."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value >= 0.001 else ("0" if value == 0 else "<0.001")
+
+
+def money(amount: float, *, is_at_least: bool) -> str:
+    """``1,234.50``; ``≥ 1,234.50`` for a sum that lacks something."""
+    return f"{'≥ ' if is_at_least else ''}{format_money(amount)}"
+
+
+def count(row: Row) -> str:
+    """``3``, ``2/3 runs`` or ``1/3 runs, 1 failed, 1 NaN``."""
+    if row.is_complete:
+        return str(row.num_expected)
+    told = [f"{number_of} {_REASONS.get(why, why)}" for why, number_of in row.absent.items() if why not in _SILENT]
+    return ", ".join([f"{len(row.results)}/{row.num_expected} runs", *told])
+
+
+_SILENT = frozenset({"missing", "pending"})
+"""Reasons that "2/3" says already."""
+_REASONS = {"nan": "NaN"}
+
+
+_IS_SHARE_OF_SAMPLES = re.compile(r"(best_)?val_error|val_top5_error|val_level_error_.+")
+"""Metrics that are wrong samples over all validation samples."""
+
+
+def on_these_images(table: Table) -> str:
+    """What the intervals of a table leave out: that other validation images would give other errors; else empty.
+
+    They are of seeds, on one set of images. An error p on n images has the binomial standard error sqrt(p (1 - p) / n)
+    beside that, which more seeds do not lower.
+    """
+    ranked, num_val = table.ranked, table.num_val
+    if not num_val or not ranked or not _IS_SHARE_OF_SAMPLES.fullmatch(table.metric):
+        return ""
+    best = ranked[0].summary.mean if ranked[0].summary else math.nan
+    error = number(math.sqrt(max(0.0, best * (1 - best)) / num_val), table.metric)
+    return (
+        f"intervals cover seeds only, on the same {num_val:,} validation images; at an error of "
+        f"{number(best, table.metric)} % so many images have a binomial standard error of {error} points"
+    )

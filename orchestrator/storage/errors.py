@@ -1,0 +1,77 @@
+"""Errors of stores: those of the operating system as ours, and how many a process met, retried ones included.
+
+What callers ask on purpose is not counted: a name that does not exist, a conditional write that another one won.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from orchestrator.core.errors import (
+    NoSpaceError,
+    StorageDeniedError,
+    StorageError,
+    StorageThrottledError,
+    StorageTimeoutError,
+)
+
+COUNTED: Final = ("timeout", "throttled", "denied", "no_space", "other")
+_NAMES: Final[dict[type[StorageError], str]] = {
+    StorageTimeoutError: "timeout",
+    StorageThrottledError: "throttled",
+    StorageDeniedError: "denied",
+    NoSpaceError: "no_space",
+    StorageError: "other",
+}
+"""Subclasses without a line here are answers, not failures."""
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+
+
+def count_error(error: StorageError) -> StorageError:
+    """Count an error of a store that is about to be raised, and return it."""
+    name = _NAMES.get(type(error))
+    if name is not None:
+        with _lock:
+            _counts[name] += 1
+    return error
+
+
+def error_counts() -> dict[str, int]:
+    """Errors by name, one of ``COUNTED``, since the process began."""
+    with _lock:
+        return dict(_counts)
+
+
+@contextmanager
+def our_errors(what: str) -> Iterator[None]:
+    """Errors of the operating system inside the block become ours; ``what`` names the operation, object and store."""
+    try:
+        yield
+    except OSError as error:
+        raise translated(error, what) from error
+
+
+def translated(error: OSError, what: str) -> StorageError:
+    """Our error for one of the operating system's, counted."""
+    return count_error(named(error, what))
+
+
+def named(error: OSError, what: str) -> StorageError:
+    """Our error for one of the operating system's."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return NoSpaceError(f"{what} failed: {error}; free space there: orchestrator gc")
+    if error.errno == errno.EROFS:
+        return StorageDeniedError(f"{what} failed: {error}; mount it for writing, or use a store on another disk")
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return StorageDeniedError(f"{what} failed: {error}; ask for read and write permissions there")
+    if error.errno in {errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}:
+        return StorageError(f"{what} failed: {error}; an object cannot have the name of a folder: remove one of them")
+    if error.errno == errno.ENAMETOOLONG:
+        return StorageError(f"{what} failed: {error}; shorten it: between two '/' a disk takes 255 bytes")
+    return StorageError(f"{what} failed: {error}; check the disk")

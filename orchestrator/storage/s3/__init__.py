@@ -1,0 +1,1 @@
+"""Stores in a bucket of any S3-compatible server."""

@@ -1,0 +1,105 @@
+"""One boto3 client per process and setting, and operations that are repeated until a deadline."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from random import SystemRandom
+from typing import Any, TypeVar
+
+import boto3
+from botocore.config import Config
+
+from orchestrator.core.errors import StorageError
+from orchestrator.storage.s3.answers import TRANSIENT, Response, check_answer, check_raw_answer, translated_errors
+from orchestrator.storage.s3.settings import Addressing, S3Settings
+
+Result = TypeVar("Result")
+
+_MAX_POOL_CONNECTIONS = 32
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 5.0
+_RANDOM = SystemRandom()
+_GIVEN_UP = "given up after"
+_CONDITIONS = frozenset({"IfMatch", "IfNoneMatch"})
+
+
+class Bucket:
+    """Requests to one bucket. Thread-safe, and safe to pickle and to fork: it holds no connection."""
+
+    def __init__(self, name: str, settings: S3Settings) -> None:
+        self.name = name
+        self.settings = settings
+
+    def once(self, operation: str, key: str = "", **parameters: object) -> Response:
+        """One request, named as boto3 names its method. Of its errors the ``TRANSIENT`` are worth a retry."""
+        return self.read_once(operation, key, lambda response: response, **parameters)
+
+    def read_once(self, operation: str, key: str, read: Callable[[Response], Result], **parameters: object) -> Result:
+        """One request and what ``read`` makes of its response; errors while it reads the body are translated too."""
+        given: Response = {"Bucket": self.name, **({"Key": key} if key else {}), **parameters}
+        place = f"s3://{self.name}/{key or parameters.get('Prefix', '')}"
+        is_conditional_write = operation == "put_object" and not _CONDITIONS.isdisjoint(parameters)
+        with translated_errors(f"{operation} {place}", is_conditional_write=is_conditional_write):
+            response: Response = getattr(_client(os.getpid(), self.settings), operation)(**given)
+            check_answer(operation, given, response)
+            return read(response)
+
+    def repeat(self, operation: str, key: str = "", **parameters: object) -> Response:
+        """``once``, repeated until the deadline while it may help; only for requests that may happen twice."""
+        return self.until_deadline(lambda: self.once(operation, key, **parameters))
+
+    def until_deadline(self, attempt: Callable[[], Result]) -> Result:
+        """Repeat an attempt with growing random pauses while its errors are transient.
+
+        Raises:
+            StorageError: the attempt's own error, or its last transient one once the deadline would pass.
+        """
+        deadline_s = time.monotonic() + self.settings.deadline_s
+        for pause_s in _pauses_s():
+            try:
+                return attempt()
+            except TRANSIENT as error:
+                if _GIVEN_UP in str(error):  # by a request within this attempt, whose deadline was as long
+                    raise
+                if time.monotonic() + pause_s > deadline_s:
+                    message = f"{error} ({_GIVEN_UP} {self.settings.deadline_s:g} s)"
+                    raise type(error)(message) from error
+            time.sleep(pause_s)
+        raise StorageError("unreachable: pauses never end")
+
+
+def _pauses_s() -> Iterator[float]:
+    """Full jitter: a uniform share of a bound that doubles, so that many clients do not come back together."""
+    bound_s = _FIRST_PAUSE_S
+    while True:
+        yield _RANDOM.uniform(0.0, bound_s)
+        bound_s = min(2 * bound_s, _LONGEST_PAUSE_S)
+
+
+@lru_cache(maxsize=8)
+def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 makes its clients at run time
+    """The client of this process. ``_pid`` is part of the key because a forked child must not share sockets."""
+    addressing = settings.addressing
+    if addressing is Addressing.AUTO and settings.endpoint_url:
+        addressing = Addressing.PATH  # other servers rarely have a host name per bucket
+    config = Config(
+        connect_timeout=settings.connect_timeout_s,
+        read_timeout=settings.read_timeout_s,
+        max_pool_connections=_MAX_POOL_CONNECTIONS,
+        # Trying again is left to until_deadline, which knows the time. Botocore's adaptive mode would also slow down
+        # every other request of the process: after one 503 a client with few requests falls to one in two seconds.
+        retries={"mode": "standard", "total_max_attempts": 1},
+        request_checksum_calculation=settings.checksums.value,
+        response_checksum_validation=settings.checksums.value,
+        tcp_keepalive=True,
+        s3={"addressing_style": addressing.value},
+    )
+    with translated_errors("opening S3"):
+        # A session of its own: boto3's default session is shared and not thread-safe while it makes clients.
+        client = boto3.session.Session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
+        # Under this name it is called before botocore's own handlers, which take any odd answer for an error 500.
+        client.meta.events.register_first("before-parse.*.*", check_raw_answer)
+        return client
