@@ -29,15 +29,15 @@ demo: $(VENV)/.installed ## install, then run the quickstart sweep
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## install, then run the test suite
-	$(BIN)/python -m pytest -m "not slow and not bench" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 .PHONY: test-all
 test-all: $(VENV)/.installed-dev ## every test, the slow ones included
-	$(BIN)/python -m pytest -m "not bench" $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.installed-dev ## measure speed and memory
-	$(BIN)/python -m pytest -m bench -s --timeout=0 $(ARGS)
+bench: $(VENV)/.installed-dev ## measure speed and memory (ARGS=benchmarks/bench_FILE.py)
+	$(BIN)/python -m pytest -o testpaths=benchmarks -s --timeout=0 $(ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/.installed-dev ## plant bugs and show that the simulation finds each

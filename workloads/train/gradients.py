@@ -4,7 +4,7 @@ Why not DistributedDataParallel: it averages over ranks, which weights uneven sh
 after the first step of every process, so that a resumed gang of three adds in another order than an undisturbed one;
 and it wraps the model, which renames what is checkpointed. Here gradients live in flat buckets whose layout follows
 from the order of the parameters alone, for the life of the run, and buckets are sent in one fixed order.
-``tests/benchmarks/test_train_overhead.py`` compares the speed of both.
+``benchmarks/bench_training.py`` compares the speed of both.
 """
 
 from __future__ import annotations
