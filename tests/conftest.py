@@ -36,7 +36,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
     """Gives the tests of a file to one process: they share fixtures that are costly to make."""
     from xdist.scheduler import LoadGroupScheduling
 
-    class ByFileOrGroup(LoadGroupScheduling):
+    class ByFileOrGroup(LoadGroupScheduling):  # type: ignore[misc] # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             return nodeid.rpartition("@")[2] if nodeid.endswith("@ray") else nodeid.split("::", maxsplit=1)[0]
 
