@@ -27,17 +27,21 @@ help: ## list the targets
 demo: $(VENV)/.installed ## install, then run the quickstart sweep
 	$(BIN)/orchestrator submit quickstart -y
 
+# Whole suites run in two processes, by file and in the order of the files: the folders with long tests come first.
+# With ARGS one process runs what was asked for, so that -s, -x and --pdb mean what they say.
+PARALLEL = $(if $(ARGS),,-n 2 --dist loadgroup --no-loadscope-reorder)
+
 .PHONY: test
-test: $(VENV)/.installed-dev ## install, then run the test suite
-	$(BIN)/python -m pytest -m "not slow and not bench" $(ARGS)
+test: $(VENV)/.installed-dev ## install, then run the test suite (ARGS="tests/unit/test_ids.py -x": some of it)
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
 .PHONY: test-all
 test-all: $(VENV)/.installed-dev ## every test, the slow ones included
-	$(BIN)/python -m pytest -m "not bench" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.installed-dev ## measure speed and memory
-	$(BIN)/python -m pytest -m bench -s --timeout=0 $(ARGS)
+bench: $(VENV)/.installed-dev ## measure speed and memory (ARGS=benchmarks/bench_FILE.py)
+	$(BIN)/python -m pytest -o testpaths=benchmarks -s --timeout=0 $(ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/.installed-dev ## plant bugs and show that the simulation finds each

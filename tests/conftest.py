@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 FOREIGN_PREFIXES = ("AWS_", "MLFLOW_", "ORCHESTRATOR_", "RAY_")
@@ -20,3 +21,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Two busy cores make any per-example deadline a lie; in CI the same examples run every time.
 settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("project")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests on the shared Ray cluster run in one process, wherever they stand."""
+    for item in items:
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
+    """Gives the tests of a file to one process: they share fixtures that are costly to make."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFileOrGroup(LoadGroupScheduling):  # type: ignore[misc] # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.rpartition("@")[2] if nodeid.endswith("@ray") else nodeid.split("::", maxsplit=1)[0]
+
+    return ByFileOrGroup(config, log)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.dataset_changes import DATASETS
-from tests.sweep_change_forms import identity as _is
-from tests.sweep_change_forms import picks as _picks
-from tests.sweep_change_forms import runs as _runs
 from tests.sweep_fields import Change
+from tests.sweep_fields import identity as _is
+from tests.sweep_fields import picks as _picks
+from tests.sweep_fields import runs as _runs
+from tests.sweep_fields import shares as _shares
 
 
 def _recipe(field: str, value: str, *given: str, of: str = "pretrain") -> Change:
@@ -374,6 +374,83 @@ TRANSFERS: Mapping[str, Change] = {
     "KnnSpec.k": _is("transfer.near.recipe.k=[3, 5]", of="knn"),
     "KnnSpec.votes": _is("transfer.near.recipe.votes=equal", of="knn"),
     "KnnSpec.temperature": _is("transfer.near.recipe.temperature=0.2", of="knn"),
+}
+
+_PHOTOS = "datasets.photos"
+
+
+def _tree(field: str, value: str) -> Change:
+    return _is(f"datasets.tree.{field}={value}", of="dataset")
+
+
+DATASETS: Mapping[str, Change] = {
+    "SyntheticHierarchy.builtin": _is("datasets.tree.builtin=synthetic-hierarchy", of=""),  # there is no other one
+    "SyntheticHierarchy.branching": _tree("branching", "[2, 8]"),
+    "SyntheticHierarchy.num_train": _tree("num_train", "600"),
+    "SyntheticHierarchy.num_val": _tree("num_val", "300"),
+    "SyntheticHierarchy.image_size": _tree("image_size", "64"),
+    "SyntheticHierarchy.patch_size": _tree("patch_size", "4"),
+    "SyntheticHierarchy.hard_fraction": _tree("hard_fraction", "0.4"),
+    "SyntheticHierarchy.noise": _tree("noise", "0.9"),
+    "SyntheticHierarchy.feature_amplitude": _tree("feature_amplitude", "1.1"),
+    "SyntheticHierarchy.amplitude_jitter": _tree("amplitude_jitter", "0.1"),
+    "SyntheticHierarchy.weak_amplitude": _tree("weak_amplitude", "0.1"),
+    "SyntheticHierarchy.num_weak_features": _tree("num_weak_features", "1"),
+    "SyntheticHierarchy.num_common_patches": _tree("num_common_patches", "5"),
+    "SyntheticHierarchy.num_subclass_patches": _tree("num_subclass_patches", "2"),
+    "SyntheticHierarchy.seed": _tree("seed", "1"),
+    "SyntheticHierarchy.jobs": _shares("datasets.tree.jobs=3"),
+    "Digits.jobs": _shares("datasets.scans.jobs=2"),
+    # Which images a source holds is in its listing, which the survey has; how it was found changes nothing.
+    "ConversionSpec.format": _is("datasets.told.convert.format=parquet", of="dataset"),
+    "ConversionSpec.source": _runs("datasets.told.convert.source=/elsewhere"),
+    "ConversionSpec.splits": _runs("datasets.told.convert.splits={train: a.csv}"),
+    "ConversionSpec.val_fraction": _runs("datasets.told.convert.val_fraction=0.1"),
+    "ConversionSpec.listing": _runs(
+        f"datasets.told.convert.listing={'e' * 64}",
+        given=tuple(
+            f"datasets.told.{one}" for one in ("num_train=512", "num_val=256", "num_classes=4", "levels={a: 2}")
+        ),
+    ),
+    "ConversionSpec.labels": _runs("datasets.synsets.convert.labels=/labels.csv"),
+    "ConversionSpec.path_column": _runs("datasets.told.convert.path_column=file"),
+    "ConversionSpec.label_column": _runs("datasets.told.convert.label_column=tags"),
+    "ConversionSpec.separator": _runs("datasets.told.convert.separator=;"),
+    "ConversionSpec.level_columns": _runs("datasets.told.convert.level_columns=[a]"),
+    "ConversionSpec.follow_links": _runs("datasets.told.convert.follow_links=true"),
+    "ConversionSpec.root": _runs("datasets.told.convert.root=/photos"),
+    "ConversionSpec.seed": _is("datasets.told.convert.seed=1", of="dataset"),
+    "ConversionSpec.shard_mib": _is("datasets.told.convert.shard_mib=64", of="dataset"),
+    "ConversionSpec.shuffle": _is("datasets.told.convert.shuffle=false", of="dataset"),
+    "ConvertedShards.convert": _is("datasets.told.convert.seed=2", of="dataset"),
+    "ConvertedShards.jobs": _shares("datasets.told.jobs=3"),
+    "ConvertedShards.num_train": _runs("datasets.told.num_train=512"),
+    "ConvertedShards.num_val": _runs("datasets.told.num_val=256"),
+    "ConvertedShards.num_classes": _runs("datasets.told.num_classes=4"),
+    "ConvertedShards.levels": _runs("datasets.told.levels={a: 2}"),
+    "ConvertedShards.multi_label": _runs("datasets.told.multi_label=false"),
+    "ConvertedShards.bad_samples": _is("datasets.told.bad_samples.policy=replace", of="index"),
+    "Digits.builtin": _is("datasets.scans.builtin=digits", of=""),  # there is no other one
+    "Digits.val_fraction": _is("datasets.scans.val_fraction=0.3", of="dataset"),
+    "Digits.seed": _is("datasets.scans.seed=1", of="dataset"),
+    "BadSamplesSpec.policy": _is(f"{_PHOTOS}.bad_samples.policy=replace", of="index"),
+    "BadSamplesSpec.budget": _is(
+        f"{_PHOTOS}.bad_samples.budget=0.2", of="index", given=(f"{_PHOTOS}.bad_samples.policy=replace",)
+    ),
+    "ExternalShards.from": _runs("datasets.described.from=file:///elsewhere"),
+    "ExternalShards.shards": _runs(f"{_PHOTOS}.shards.train=file:///elsewhere/"),
+    "ExternalShards.classes": _runs(f"{_PHOTOS}.classes=file:///elsewhere.json"),
+    "ExternalShards.num_train": _runs(f"{_PHOTOS}.num_train=513"),
+    "ExternalShards.num_val": _runs(f"{_PHOTOS}.num_val=100"),
+    "ExternalShards.num_classes": _is("datasets.counted.num_classes=5", of="index"),
+    "ExternalShards.levels": _runs(f"{_PHOTOS}.levels={{a: 2}}"),
+    "ExternalShards.multi_label": _is(
+        f"{_PHOTOS}.multi_label=true", of="index", given=("pretrain.first.recipe.loss=sigmoid",)
+    ),
+    "ExternalShards.digest": _is(f"{_PHOTOS}.digest={'e' * 64}", of="index"),
+    "ExternalShards.bad_samples": _is(f"{_PHOTOS}.bad_samples.policy=replace", of="index"),
+    "MixtureSpec.mixture": _is("datasets.both.mixture=[described, photos]", of=""),
+    "MixtureSpec.weights": _is("datasets.both.weights=[1, 3]", of="index"),
 }
 
 CHANGES: Mapping[str, Change] = {**TOP, **DATASETS, **LABELS, **PRETRAIN, **RECIPES, **TRANSFERS}

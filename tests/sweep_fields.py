@@ -146,6 +146,26 @@ class Change:
     """What is changed before and after alike."""
 
 
+def identity(*overrides: str, of: str, given: tuple[str, ...] = ()) -> Change:
+    """The overrides change jobs of the kinds `of`, and what needs them."""
+    return Change(Role.IDENTITY, overrides, frozenset(of.split()), given)
+
+
+def runs(*overrides: str, given: tuple[str, ...] = ()) -> Change:
+    """The overrides change no key."""
+    return Change(Role.EXECUTION, overrides, frozenset(), given)
+
+
+def picks(*overrides: str, of: str = "", given: tuple[str, ...] = ()) -> Change:
+    """The overrides make jobs come or go."""
+    return Change(Role.SELECTION, overrides, frozenset(of.split()), given)
+
+
+def shares(*overrides: str) -> Change:
+    """The overrides make jobs come that share the work of others."""
+    return Change(Role.SHARING, overrides)
+
+
 @cache
 def shipped() -> Mapping[str, Mapping[str, Any]]:
     """The recipes that the sweep names."""

@@ -1,11 +1,11 @@
-"""The commands as a user types them, in processes of their own, without a cluster."""
+"""The commands as a user types them, without a cluster: in this process, but for what only a fresh one shows."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.services.settings import Settings
 from orchestrator.storage import open_store
 from orchestrator.sweepfile import load_sweep
+from tests.commands import Ended, run_command
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "{epochs: 1, batch_size: 32, lr: 0.05}"
@@ -35,15 +36,26 @@ report: {{baseline: levels/depth1}}
 """
 
 
-def orchestrator(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in a directory."""
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run_in(folder: Path, *arguments: str) -> Ended:
+        monkeypatch.chdir(folder)
+        return run_command(capsys, *arguments)
+
+    return run_in
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    command = [sys.executable, *arguments]
     return subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
 
 
@@ -66,24 +78,24 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:
-    result = orchestrator(tmp_path, "--help")
+    result = python(tmp_path, "-m", "orchestrator.cli", "--help")
     assert result.returncode == 0
     commands = {"submit", "plan", "status", "logs", "report", "run", "cancel", "publish", "up", "down"}
     assert all(f"  {command} " in result.stdout for command in commands)
 
 
-def test_plan_fresh_directory_shows_all_jobs_and_creates_nothing(folder: Path) -> None:
-    result = orchestrator(folder, "plan", "sweep.yaml", "-o", "json")
-    assert result.returncode == 0
-    plan = json.loads(result.stdout)
+def test_plan_fresh_directory_shows_all_jobs_and_creates_nothing(run: Run, folder: Path) -> None:
+    result = run(folder, "plan", "sweep.yaml", "-o", "json")
+    assert result.code == 0
+    plan = result.document
     assert len(plan["jobs"]) == 8
     assert {job["disposition"] for job in plan["jobs"]} == {"new"}
     assert [path.name for path in folder.iterdir()] == ["sweep.yaml"]
 
 
-def test_plan_of_a_finished_sweep_reuses_everything(finished: Path) -> None:
-    result = orchestrator(finished, "plan", "sweep.yaml", "-o", "json")
-    assert {job["disposition"] for job in json.loads(result.stdout)["jobs"]} <= {
+def test_plan_of_a_finished_sweep_reuses_everything(run: Run, finished: Path) -> None:
+    result = run(finished, "plan", "sweep.yaml", "-o", "json")
+    assert {job["disposition"] for job in result.document["jobs"]} <= {
         "reuse",
         "stale",
     }  # if edited meanwhile
@@ -95,79 +107,76 @@ def test_plan_without_torch_or_ray(folder: Path) -> None:
         "show_plan('sweep.yaml', PlanOptions())\n"
         "sys.exit(bool({'torch', 'ray', 'workloads', 'mlflow'} & sys.modules.keys()))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, check=False
-    )
+    result = python(folder, "-c", script)
     assert result.returncode == 0
 
 
 @pytest.mark.parametrize("command", ["plan", "submit"])
-def test_wrong_file_ends_with_code_2_and_creates_nothing(folder: Path, command: str) -> None:
+def test_wrong_file_ends_with_code_2_and_creates_nothing(run: Run, folder: Path, command: str) -> None:
     (folder / "sweep.yaml").write_text(SWEEP.replace("depth2]", "dept2]"))
-    result = orchestrator(folder, command, "sweep.yaml")
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: sweep.yaml:6:")
-    assert "did you mean 'depth2'" in result.stderr
+    result = run(folder, command, "sweep.yaml")
+    assert result.code == 2
+    assert result.err.startswith("error: sweep.yaml:6:")
+    assert "did you mean 'depth2'" in result.err
     assert [path.name for path in folder.iterdir()] == ["sweep.yaml"]
 
 
-def test_submit_without_a_terminal_or_yes_is_refused_and_creates_nothing(folder: Path) -> None:
-    result = orchestrator(folder, "submit", "sweep.yaml")
-    assert result.returncode == 3
-    assert "pass -y" in result.stderr
+def test_submit_without_a_terminal_or_yes_is_refused_and_creates_nothing(run: Run, folder: Path) -> None:
+    result = run(folder, "submit", "sweep.yaml")
+    assert result.code == 3
+    assert "pass -y" in result.err
     assert [path.name for path in folder.iterdir()] == ["sweep.yaml"]
 
 
-def test_commands_without_a_store_say_so_with_code_102(tmp_path: Path) -> None:
+def test_commands_without_a_store_say_so_with_code_102(run: Run, tmp_path: Path) -> None:
     for arguments in (("status",), ("status", "tiny"), ("report", "tiny"), ("logs", "tiny", "x"), ("cancel", "tiny")):
-        result = orchestrator(tmp_path, *arguments)
-        assert result.returncode == 102, arguments
-        assert "there is no store" in result.stderr
+        result = run(tmp_path, *arguments)
+        assert result.code == 102, arguments
+        assert "there is no store" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_down_without_a_stack_is_no_error(tmp_path: Path) -> None:
-    result = orchestrator(tmp_path, "down")
-    assert result.returncode == 0
-    assert "No stack" in result.stderr
+def test_down_without_a_stack_is_no_error(run: Run, tmp_path: Path) -> None:
+    result = run(tmp_path, "down")
+    assert result.code == 0
+    assert "No stack" in result.err
 
 
-def test_status_of_a_finished_sweep_lists_its_jobs(finished: Path) -> None:
-    result = orchestrator(finished, "status", "tiny", "-o", "json")
-    assert result.returncode == 0
-    document = json.loads(result.stdout)
+def test_status_of_a_finished_sweep_lists_its_jobs(run: Run, finished: Path) -> None:
+    result = run(finished, "status", "tiny", "-o", "json")
+    assert result.code == 0
+    document = result.document
     assert document["state"] == "succeeded"
     assert {job["state"] for job in document["jobs"]} == {"succeeded"}
 
 
-def test_status_of_an_unknown_sweep_names_the_nearest(finished: Path) -> None:
-    result = orchestrator(finished, "status", "tinny")
-    assert result.returncode == 102
-    assert "did you mean 'tiny'" in result.stderr
+def test_status_of_an_unknown_sweep_names_the_nearest(run: Run, finished: Path) -> None:
+    result = run(finished, "status", "tinny")
+    assert result.code == 102
+    assert "did you mean 'tiny'" in result.err
 
 
-def test_report_prints_the_table_and_saves_every_form(finished: Path) -> None:
-    result = orchestrator(finished, "report", "tiny")
-    assert result.returncode == 0
-    assert "levels/depth2" in result.stdout
+def test_report_prints_the_table_and_saves_every_form(run: Run, finished: Path) -> None:
+    result = run(finished, "report", "tiny")
+    assert result.code == 0
+    assert "levels/depth2" in result.out
     files = {path.name for path in (finished / ".orchestrator/store/sweeps/tiny/report").iterdir()}
     assert {"report.md", "results.csv", "curve.png", "curve.svg"} <= files
 
 
-def test_run_inprocess_reproduces_the_committed_numbers_and_keeps_nothing(finished: Path) -> None:
+def test_run_inprocess_reproduces_the_committed_numbers_and_keeps_nothing(run: Run, finished: Path) -> None:
     job = "finetune/top/levels/depth2/seed0/seed0"
-    status = json.loads(orchestrator(finished, "status", "tiny", "-o", "json").stdout)
+    status = run(finished, "status", "tiny", "-o", "json").document
     committed = next(entry["metrics"] for entry in status["jobs"] if entry["job"] == job)
     before = sorted(path for path in (finished / ".orchestrator/store").rglob("*") if path.is_file())
-    result = orchestrator(finished, "run", job, "--sweep", "tiny", "--inprocess")
-    assert result.returncode == 0, result.stderr
-    shown = dict(line.split() for line in result.stdout.splitlines())
+    result = run(finished, "run", job, "--sweep", "tiny", "--inprocess")
+    assert result.code == 0, result.err
+    shown = dict(line.split() for line in result.out.splitlines())
     assert float(shown["val_error"]) == pytest.approx(committed["val_error"])
     assert sorted(path for path in (finished / ".orchestrator/store").rglob("*") if path.is_file()) == before
 
 
-def test_run_of_an_unknown_job_names_the_nearest(finished: Path) -> None:
-    result = orchestrator(finished, "run", "pretrain/levels/depth2/seed1", "--sweep", "tiny", "--inprocess")
-    assert result.returncode == 102
-    assert "did you mean 'pretrain/levels/depth2/seed0'" in result.stderr
+def test_run_of_an_unknown_job_names_the_nearest(run: Run, finished: Path) -> None:
+    result = run(finished, "run", "pretrain/levels/depth2/seed1", "--sweep", "tiny", "--inprocess")
+    assert result.code == 102
+    assert "did you mean 'pretrain/levels/depth2/seed0'" in result.err

@@ -317,7 +317,7 @@ def test_rebalanced_clusters_are_the_finest_that_are_large_enough(embedded: Plan
 
 def test_label_maps_of_one_and_four_workers_are_the_same_bytes(embedded: Plane, tmp_path: Path) -> None:
     def parts(folder: Path, threads: int) -> dict[str, str]:
-        plane = Plane(folder)
+        plane = Plane(folder, num_train=300)
         for split in ("train", "val"):
             plane.tiny.run(plane.embed(split))
         request = plane.cluster({"k": 4}, threads=threads)

@@ -28,7 +28,6 @@ from orchestrator.stack.ports import free_ports
 from tests.mlflow_servers import postgres_cluster
 from tests.prometheus_server import start_prometheus
 from tests.s3_server import read_client_environment
-from tests.stack_screenshots import train_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -49,6 +48,20 @@ def run(environment: Mapping[str, str], *arguments: str) -> subprocess.Completed
 
 def changes(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("--set", setting)]
+
+
+def train_runs(stack: Stack) -> list[Mapping[str, object]]:
+    """What Ray Train tells the dashboard's interface of gangs; none before the first one."""
+    token = Path(stack.token_path).read_text().strip()
+    url = f"{stack.dashboard_url}/api/train/v2/runs/v1"
+    try:
+        with urlopen(Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=20) as answer:  # noqa: S310
+            found: list[Mapping[str, object]] = json.load(answer)["train_runs"]
+            return found
+    except HTTPError as error:
+        if b"Train state data is not available" in error.read():
+            return []
+        raise
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,15 @@ def fresh(prepared: Path, tmp_path: Path) -> Callable[[], TinyTraining]:
     return copy
 
 
+@pytest.fixture(scope="module")
+def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyTraining, str]:
+    """A store with a backbone that nothing disturbed, and its key."""
+    folder = tmp_path_factory.mktemp("trained") / "copy"
+    shutil.copytree(prepared, folder)
+    tiny = TinyTraining(LocalStore(folder / "store"), folder)
+    return tiny, tiny.run(tiny.training(model=BATCHNORM)).key
+
+
 def _stop_after(calls: int, error: type[Exception] | None = None) -> Callable[[], bool]:
     """Asked once per step: True (or a crash) at question number ``calls``, from 0."""
     counter = itertools.count()
@@ -121,17 +130,20 @@ def test_pretrain_stopped_at_several_steps_equals_undisturbed(fresh: Callable[[]
 
 @pytest.mark.parametrize(("every_steps", "calls", "resumed"), [(0, 5, None), (0, 8, 6), (4, 11, 8)])
 def test_pretrain_crashed_resumes_from_its_checkpoint(
-    fresh: Callable[[], TinyTraining], every_steps: int, calls: int, resumed: int | None
+    fresh: Callable[[], TinyTraining],
+    trained: tuple[TinyTraining, str],
+    every_steps: int,
+    calls: int,
+    resumed: int | None,
 ) -> None:
-    plain, crashed = fresh(), fresh()
+    (plain, key), crashed = trained, fresh()
     execution = Execution(checkpoint_every_steps=every_steps)
-    expected = plain.run(plain.training(model=BATCHNORM))
     with pytest.raises(CrashError):
         crashed.run(crashed.training(model=BATCHNORM, execution=execution), should_stop=_stop_after(calls, CrashError))
     result = crashed.run(crashed.training(model=BATCHNORM, execution=execution, attempt=2))
     assert result.resumed_from_step == resumed
-    assert _weights(_record(crashed, result)) == _weights(_record(plain, expected))
-    assert _stable(_lines(crashed, result.key)) == _stable(_lines(plain, expected.key))
+    assert _weights(_record(crashed, result)) == _weights(read_record(plain.store, key))
+    assert _stable(_lines(crashed, result.key)) == _stable(_lines(plain, key))
 
 
 def test_pretrain_with_damaged_checkpoint_falls_back_to_the_older(fresh: Callable[[], TinyTraining]) -> None:
@@ -150,12 +162,13 @@ def test_pretrain_with_damaged_checkpoint_falls_back_to_the_older(fresh: Callabl
 @pytest.mark.parametrize("kind", [JobKind.FINETUNE, JobKind.PROBE])
 @pytest.mark.parametrize("recipe", [{}, {"augment": "crop_flip", "optimizer": "adam"}], ids=["sgd", "adam-augmented"])
 def test_transfer_stopped_equals_undisturbed(
-    fresh: Callable[[], TinyTraining], kind: JobKind, recipe: Mapping[str, Any]
+    trained: tuple[TinyTraining, str], tmp_path: Path, kind: JobKind, recipe: Mapping[str, Any]
 ) -> None:
-    plain, stopped = fresh(), fresh()
+    before, backbone = trained
     records = []
-    for tiny, stops in ((plain, []), (stopped, [3, 5])):
-        backbone = tiny.run(tiny.training(model=BATCHNORM)).key
+    for name, stops in (("plain", []), ("stopped", [3, 5])):
+        shutil.copytree(before.folder, tmp_path / name)
+        tiny = TinyTraining(LocalStore(tmp_path / name / "store"), tmp_path / name)
         wanted: dict[str, Any] = {
             "model": BATCHNORM,
             "recipe": recipe,

@@ -46,25 +46,18 @@ def runners(ray_cluster, namespace):
     return names
 
 
-def test_backend_quick_job_is_committed_and_logged(make_backend, store, finish):
-    backend, attempt = make_backend(), request(store, job("quick"))
-    backend.launch(attempt, ONE_CPU)
-    report = finish(backend, attempt.attempt_id)
-    assert report.status is AttemptStatus.SUCCEEDED
-    assert report.result is not None
-    assert report.result.outcome is Outcome.COMMITTED
-    assert read_record(store, attempt.key).attempt_id == attempt.attempt_id
-    assert b"hello from quick" in store.get(log_name("scripted", "quick", 0, key=attempt.key))
-
-
-def test_backend_second_job_of_a_shape_runs_in_the_warm_runner(make_backend, store, finish, runners):
+def test_backend_jobs_of_a_shape_are_committed_and_logged_by_one_warm_runner(make_backend, store, finish, runners):
     backend = make_backend()
     pids = []
     for name in ("first", "second"):
         attempt = request(store, job(name))
         backend.launch(attempt, ONE_CPU)
         report = finish(backend, attempt.attempt_id)
+        assert report.status is AttemptStatus.SUCCEEDED
         assert report.result is not None
+        assert report.result.outcome is Outcome.COMMITTED
+        assert read_record(store, attempt.key).attempt_id == attempt.attempt_id
+        assert f"hello from {name}".encode() in store.get(log_name("scripted", name, 0, key=attempt.key))
         pids.append(report.result.metrics["pid"])
         backend.release(attempt.attempt_id)
     assert pids[0] == pids[1]
@@ -160,6 +153,7 @@ def test_backend_of_a_stale_epoch_is_refused(make_backend, store, gate, running_
     assert "later controller" in report.lost_reason
 
 
+@pytest.mark.slow
 def test_backend_idle_runner_leaves_after_its_time(make_backend, store, finish, until, runners):
     settings = RunnerSettings(entry_point=ENTRY_POINT, idle_timeout_s=0.2)
     backend, attempt = make_backend(settings=settings), request(store, job("last"))

@@ -81,9 +81,11 @@ def test_controller_runs_a_sweep_in_order(store, gate, sweep_with_a_gate, until)
     assert_each_job_ran_once(store)
 
 
-def test_controller_asked_for_twice_is_the_same(ensure):
+def test_controller_asked_for_twice_is_the_same_and_has_one_store(ensure, tmp_path, namespace):
     first, second = ensure(), ensure()
     assert (second.pid, second.epoch) == (first.pid, first.epoch)
+    with pytest.raises(ControllerError, match="a controller has one store"):
+        ensure_controller(LocalStore(tmp_path / "other").uri, CLUSTER, namespace)
 
 
 def test_controller_of_other_code_is_replaced_when_idle(ensure, monkeypatch, namespace, ray_cluster):
@@ -108,12 +110,6 @@ def test_controller_of_other_code_is_kept_while_it_has_work(sweep_with_a_gate, e
     assert "runs other code" in again.notice
 
 
-def test_controller_of_another_store_is_refused(ensure, tmp_path, namespace):
-    ensure()
-    with pytest.raises(ControllerError, match="a controller has one store"):
-        ensure_controller(LocalStore(tmp_path / "other").uri, CLUSTER, namespace)
-
-
 def test_controller_killed_while_an_attempt_runs_comes_back_and_the_attempt_goes_on(
     store, gate, sweep_with_a_gate, until, ensure
 ):
@@ -128,6 +124,7 @@ def test_controller_killed_while_an_attempt_runs_comes_back_and_the_attempt_goes
     assert ensure().pid != sweep_with_a_gate.pid
 
 
+@pytest.mark.slow
 def test_controller_stopped_by_a_signal_is_replaced_by_the_watchdog(store, gate, sweep_with_a_gate, until):
     os.kill(sweep_with_a_gate.pid, signal.SIGSTOP)
     gate.open()

@@ -86,12 +86,14 @@ def test_attempt_goes_to_the_node_it_was_sent_to_and_says_so(backend, store, fin
     assert report.node == machine.name
 
 
+@pytest.mark.slow
 def test_attempt_sent_to_a_node_that_is_gone_goes_elsewhere(backend, store, finish):
     attempt = request(store, job("misplaced"))
     backend.launch(attempt, ONE_CPU, Placement(nodes=("gone/00000000",), exclude=("gone/00000000",)))
     assert finish(backend, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_attempt_that_may_go_nowhere_goes_somewhere(backend, store, finish):
     (machine,) = backend.capacity().machines
     attempt = request(store, job("excluded"))

@@ -109,6 +109,7 @@ def test_search_on_ray_stops_what_falls_behind_and_commits_the_best(ray_cluster,
     assert reservations(ray_cluster) == 0
 
 
+@pytest.mark.slow
 def test_search_runner_killed_goes_on_from_the_log_and_redoes_no_trial_that_ended(
     ray_cluster, namespace, backend, store, tmp_path, gate, finish, until
 ):

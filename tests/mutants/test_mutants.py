@@ -31,7 +31,10 @@ def hunt(*arguments: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_mutants_quick_ones_are_caught() -> None:
-    assert f"caught {len(QUICK)}/{len(QUICK)}" in hunt("--seeds", "3", *(f"--only={name}" for name in QUICK))
+    # That the program as it is passes these seeds is what the simulation's own tests say.
+    assert f"caught {len(QUICK)}/{len(QUICK)}" in hunt(
+        "--seeds", "3", "--sound", "0", *(f"--only={name}" for name in QUICK)
+    )
 
 
 def test_mutants_have_code_to_change_and_names_of_their_own() -> None:

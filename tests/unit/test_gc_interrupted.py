@@ -19,6 +19,8 @@ TRIAL = make_job(13, DATASET)
 """Of the search: no plan has it."""
 KEPT, GONE = (DATASET,), (PRETRAIN, make_job(8, DATASET), SEARCH)
 STAGES = ("to hide", "to destroy", "half hidden")
+SUBMITTED_AT = ("to hide", *(pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES[1:]))
+"""Hundreds of collections for each stage."""
 MAX_REQUESTS = 400
 
 
@@ -80,7 +82,7 @@ def test_collect_with_a_fault_at_every_write_is_continued_by_the_next(moment: Mo
     assert 8 < nth < MAX_REQUESTS - 1, "the faults must have covered all writes"
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", SUBMITTED_AT)
 def test_collect_submit_at_every_request_gets_what_it_found(stage: str) -> None:
     """A client submits, and a controller looks the keys up at once: what it finds must be there to stay."""
     nth, num_requests = 0, 1
@@ -105,7 +107,7 @@ def test_collect_submit_at_every_request_gets_what_it_found(stage: str) -> None:
     assert 30 < nth < MAX_REQUESTS
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", SUBMITTED_AT)
 def test_collect_submit_then_death_at_every_request_is_made_good(stage: str) -> None:
     nth, num_requests = 0, 1
     while nth < num_requests:

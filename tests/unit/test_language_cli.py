@@ -57,7 +57,7 @@ def test_init_writes_a_sweep_that_is_right_and_plans(template: str) -> None:
 
 
 @pytest.mark.usefixtures("_here")
-@pytest.mark.parametrize("template", set(template_names()) - set(SELF_CONTAINED))
+@pytest.mark.parametrize("template", sorted(set(template_names()) - set(SELF_CONTAINED)))
 def test_init_writes_a_sweep_whose_data_can_be_replaced(template: str) -> None:
     """Their data are the user's: instead of them a generated tree, and its levels."""
     run("init", "sweep.yaml", "--template", template)

@@ -56,7 +56,7 @@ def _sweeps(scenario, num_sweeps, seed=0):
 @pytest.mark.parametrize("num_seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize("stds", [(1.0,) * 5, variances_of_table_5(5)], ids=["equal", "table 5"])
 def test_null_sweeps_are_given_a_verdict_in_five_percent_at_most(num_seeds, stds):
-    """5,000 sweeps each: 6 % are three standard errors above; ``tests/benchmarks`` has 20,000 and more designs."""
+    """5,000 sweeps each: 6 % are three standard errors above; ``benchmarks`` has 20,000 and more designs."""
     means = Scenario(num_seeds=num_seeds, stds=stds).draw(np.random.default_rng(num_seeds), 5000)
     found = established(means)
     assert np.mean(found.any(axis=0)) <= 0.06

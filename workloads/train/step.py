@@ -6,7 +6,7 @@ Gradients are summed over the ranks of a gang while the backward pass still runs
 averages over ranks, which weights uneven shares wrongly; it rebuilds its buckets after the first step of every process,
 so that a resumed gang of three adds in another order than an undisturbed one; and it wraps the model, which renames
 what is checkpointed. Here gradients live in flat buckets whose layout follows from the order of the parameters alone,
-for the life of the run, and buckets are sent in one fixed order. ``tests/benchmarks/test_train_overhead.py`` compares
+for the life of the run, and buckets are sent in one fixed order. ``benchmarks/bench_training.py`` compares
 the speed of both.
 
 All ranks of a gang take the same time per step, because they wait for each other. What tells a slow rank is the time

@@ -1,4 +1,4 @@
-"""How often a report claims something where nothing is, over 20,000 simulated sweeps of each design."""
+"""What docs/report.md promises: how often a report errs, and whether power and intervals come true."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from orchestrator.planning.estimate.power import Comparisons, Design, power_of, smallest_difference
+from orchestrator.report.compare_samples import NetworkPair, compare_samples
+from orchestrator.report.statistics.summaries import SeedPair
+from orchestrator.storage.sample_outcomes import SampleOutcomes
 from tests.null_sweeps import (
     TABLE_5,
     Floats,
@@ -20,6 +24,10 @@ from tests.null_sweeps import (
     pooled_established,
     variances_of_table_5,
 )
+from tests.power_simulation import Truth, found_share
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How often a report claims something where nothing is, over 20,000 simulated sweeps of each design.
 
 NUM_SWEEPS, CHUNK = 20_000, 500
 SEEDS, SIZES = (2, 3, 5, 10), (5, 7, 34)
@@ -67,7 +75,6 @@ def _print(title: str, found: Rates) -> None:
     sys.stdout.flush()
 
 
-@pytest.mark.bench
 def test_null_sweeps_are_given_a_verdict_in_five_percent_at_most() -> None:
     worst = 0.0
     for title, scenario in _designs():
@@ -77,7 +84,6 @@ def test_null_sweeps_are_given_a_verdict_in_five_percent_at_most() -> None:
     assert worst <= 0.05
 
 
-@pytest.mark.bench
 def test_confidence_set_of_the_best_has_the_best() -> None:
     for num_spaces, num_seeds, gap in product((2, *SIZES), SEEDS, (0.0, 0.5, 5.0)):
         for name, stds in variances(num_spaces).items():
@@ -92,7 +98,6 @@ def test_confidence_set_of_the_best_has_the_best() -> None:
             assert found["kept"] >= 0.95 - NOISE
 
 
-@pytest.mark.bench
 def test_effects_of_table_5_are_found() -> None:
     """Any of the label spaces that are lower than the baseline, and the share of all 33 that are found."""
     effects = tuple(mean for mean, _ in TABLE_5)
@@ -111,3 +116,52 @@ def test_effects_of_table_5_are_found() -> None:
                 }
 
             _print(f"{num_seeds:2} seeds, {name}", rates(scenario, measure))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What docs/report.md promises of power and of image-by-image intervals, over many simulated sweeps.
+
+PROMISES_NUM_SWEEPS = 2000
+NUM_INTERVALS = 400
+
+
+@pytest.mark.parametrize("num_transfers", [1, 3])
+@pytest.mark.parametrize("num_spaces", [2, 5, 34])
+@pytest.mark.parametrize("num_seeds", [2, 3, 5, 10])
+def test_predicted_power_is_the_simulated_one_to_3_points(num_seeds: int, num_spaces: int, num_transfers: int) -> None:
+    design = Design(num_pretrain_seeds=num_seeds, num_transfer_seeds=num_transfers)
+    noise = Truth(transfer_std=0.3).noise
+    comparisons = Comparisons.of_spaces(num_spaces, has_baseline=True)
+    least = noise.of_seed(num_transfers) * smallest_difference(num_seeds, comparisons)
+    for seed, share in enumerate((0.5, 0.8, 1.0)):
+        truth = Truth(effect=share * least, transfer_std=0.3)
+        predicted = power_of(design, noise, truth.effect, comparisons)
+        simulated = found_share(truth, design, num_spaces, num_sweeps=PROMISES_NUM_SWEEPS, seed=seed)
+        print(f"{design} {num_spaces} label spaces: predicted {predicted:.3f}, simulated {simulated:.3f}")  # noqa: T201 - a result
+        assert simulated == pytest.approx(predicted, abs=0.03)
+
+
+@pytest.mark.parametrize(("num_seeds", "promised"), [(3, 0.84), (5, 0.89), (10, 0.94)])
+@pytest.mark.parametrize("seed_std", [0.0, 0.03])
+def test_interval_over_seeds_and_images_covers_the_truth(num_seeds: int, promised: float, seed_std: float) -> None:
+    """Networks agree on which images are hard; each label space and seed has an error of its own besides."""
+    random, covered, num, effect = np.random.default_rng(num_seeds), 0, NUM_INTERVALS, 0.02
+    for _ in range(num):
+        hardness_N = random.beta(0.3, 1.7, size=1000)  # most images are easy, some nearly always wrong: 15 % errors
+        pairs = []
+        for seed in range(num_seeds):
+            right = [
+                random.random(1000) >= np.clip(hardness_N + shift + seed_std * random.standard_normal(), 0, 1)
+                for shift in (0.0, effect)
+            ]
+            first, second = (
+                SampleOutcomes(right_N=right_N, counted_N=np.ones(1000, dtype=np.bool_), order_sha256="")
+                for right_N in right
+            )
+            names = {"first": "a", "second": "b", "first_outcomes": first, "second_outcomes": second}
+            pairs.append(NetworkPair(seeds=SeedPair(pretrain=seed, transfer=0), **names))  # type: ignore[arg-type]
+        both = compare_samples(pairs, first="a", second="b").over_both
+        assert both is not None
+        covered += both.low <= effect <= both.high
+    print(f"{num_seeds} seeds, spread {seed_std}: {covered / num:.3f}")  # noqa: T201 - a result
+    assert covered / num >= promised - 3 * np.sqrt(promised * (1 - promised) / num)

@@ -33,9 +33,11 @@ from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter
 from workloads.train.optim import optimizer_tensors
 
+# ---------------------------------------------------------------------------------------------------------------------
+# What saving costs training: the pause of the loop, its speed while a checkpoint is written, and memory.
+
 __all__ = ["s3_server"]
 
-pytestmark = pytest.mark.bench
 
 NUM_ROUNDS = 9
 NUM_RATE_ROUNDS = 7

@@ -7,9 +7,11 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,68 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
-from tests.benchmarks.memory import watch_memory
 
-pytestmark = pytest.mark.bench
+# ---------------------------------------------------------------------------------------------------------------------
+# Peak memory of a tree of processes, as proportional set size (shared pages are counted once).
+
+_SAMPLE_EVERY_S = 1.0
+_PROC = Path("/proc")
+
+
+@dataclass(slots=True)
+class Peak:
+    """Filled while the block runs."""
+
+    pss_bytes: int = 0
+    num_processes: int = 0
+
+
+@contextmanager
+def watch_memory(roots: set[int]) -> Iterator[Peak]:
+    """Sample the processes in ``roots`` (which may grow) and all their descendants."""
+    peak, done = Peak(), threading.Event()
+
+    def sample() -> None:
+        while not done.wait(_SAMPLE_EVERY_S):
+            tree = _descendants(roots)
+            total = sum(map(_pss_bytes, tree))
+            if total > peak.pss_bytes:
+                peak.pss_bytes, peak.num_processes = total, len(tree)
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+def _descendants(roots: set[int]) -> set[int]:
+    parents = dict(filter(None, map(_parent_of, _PROC.glob("[0-9]*"))))
+    tree = {pid for pid in roots if pid in parents}
+    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return tree
+
+
+def _parent_of(folder: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        return int(folder.name), int(fields[1])
+    return None
+
+
+def _pss_bytes(pid: int) -> int:
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return 1024 * int(line.split()[1])
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The quickstart as a newcomer runs it: time, memory, where the time goes, and whether other seeds say the same.
 
 _GIB = 1024**3
 SPACES = ("levels/depth1", "levels/depth2", "levels/depth3", "levels/depth4", "random/128")
@@ -142,7 +203,7 @@ def _status(project: Path) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "NO_COLOR": "1"}
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "NO_COLOR": "1"}
 
 
 def say(name: str, value: str) -> None:
