@@ -16,6 +16,8 @@ from orchestrator.core.recipe import PARAMETERS, RELATIONS, Form, HyperParameter
 _OF_FEATURES: Final = ("features", "solver")
 """Of recipes on cached features: what trains them does not need to know."""
 _NAMED_FREEZES: Final[Mapping[str, tuple[str, ...]]] = {"none": (), "backbone": ("backbone.*",)}
+_MAY_BE_ZERO: Final = "lr"
+"""A rate of 0 keeps a network as it is. The language refuses it; who makes a job by hand may mean it."""
 _LENGTHS: Final = {2: "two ", 3: "three "}
 _ALWAYS_TOLD: Final = ("epochs", "batch_size", "optimizer", "lr", "schedule")
 
@@ -115,6 +117,8 @@ def _read_rewind(name: str, value: Any) -> int | None:  # noqa: ANN401 - see _re
 def _refusals(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Names of values that are wrong, and what they must be: first by themselves, then because of others."""
     for name, parameter in PARAMETERS.items():
+        if name == _MAY_BE_ZERO and values[name] == 0:
+            continue
         if not _is_inside(parameter, values[name]):
             yield name, _wanted(parameter)
     for relation in RELATIONS:
