@@ -29,7 +29,7 @@ from orchestrator.core.units import GIB, MIB
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector
 from orchestrator.retention.gc_rules import GcAction, Tally
-from orchestrator.retention.retention import RootReader, forget
+from orchestrator.retention.roots import RootReader, forget
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Part, Record
@@ -251,7 +251,7 @@ def write_sweep(store: ObjectStore, number: int, clock: FakeClock) -> None:
             events.AttemptSucceeded(at_s=2.0, job=job.name, attempt_id=attempt, outcome=Outcome.COMMITTED),
         ]
         commit(store, job, sweep)
-    told.append(events.SweepFinished(at_s=3.0, status=events.SweepStatus.SUCCEEDED))
+    told.append(events.SweepFinished(at_s=3.0, status=events.SweepEnding.SUCCEEDED))
     for start in range(0, len(told), SEGMENT_EVENTS):
         journal.append([events.encode_event(event) for event in told[start : start + SEGMENT_EVENTS]])
     if number % 2:
@@ -372,7 +372,7 @@ def _story(plan: Plan) -> Iterator[events.Event]:
         attempt = f"{job.key}.1"
         yield events.AttemptLaunched(at_s=_START_S, job=job.name, attempt_id=attempt, key=job.key, number=1, epoch=1)
         yield events.AttemptSucceeded(at_s=_START_S + 600, job=job.name, attempt_id=attempt, outcome=Outcome.COMMITTED)
-    yield events.SweepFinished(at_s=_START_S + 700, status=events.SweepStatus.SUCCEEDED)
+    yield events.SweepFinished(at_s=_START_S + 700, status=events.SweepEnding.SUCCEEDED)
 
 
 def _record(job: Job, error: float) -> Record:

@@ -62,7 +62,7 @@ from tests.mlflow_servers import MlflowServer, new_database
 from tests.simulation.sweeps import training_sweep
 from tests.tracking_sweeps import BigSweep, big_sweep, problems
 from workloads.models.build import Classifier
-from workloads.train import step_metrics as clock
+from workloads.train import step_metrics
 from workloads.train.loop import TrainingLoop
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ def test_training_step_with_metrics_and_without(ray_cluster, tmp_path) -> None: 
         f"\nCPU per step with metrics / without: median {statistics.median(ratios):.4f} "
         f"({min(ratios):.3f} to {max(ratios):.3f}); step {statistics.median(arms['without']) * 1e3:.2f} ms\n"
         f"of that, in the code of metrics: {100 * share:.3f} % (asked: 0.5 %)\n"
-        f"a report costs {cost_s * 1e6:.0f} us, one every {clock._REPORT_EVERY_S:g} s: "
-        f"{100 * cost_s / clock._REPORT_EVERY_S:.4f} % of the time\n"
+        f"a report costs {cost_s * 1e6:.0f} us, one every {step_metrics._REPORT_EVERY_S:g} s: "
+        f"{100 * cost_s / step_metrics._REPORT_EVERY_S:.4f} % of the time\n"
     )
 
 

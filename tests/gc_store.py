@@ -16,7 +16,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector
 from orchestrator.retention.gc_rules import Graces, Tally
 from orchestrator.retention.inventory import LOCK, TRASH
-from orchestrator.retention.retention import Pin, RootReader, add_pin
+from orchestrator.retention.roots import Pin, RootReader, add_pin
 from orchestrator.search.log import SearchEvent, SearchLog, TrialAsked, TrialCompleted
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
@@ -161,7 +161,7 @@ class Lab:
         """Every job is told to be reused, and the sweep ends."""
         for job in jobs:
             self.append(sweep, events.JobReused(at_s=self.clock(), job=job.name, key=job.key))
-        self.append(sweep, events.SweepFinished(at_s=self.clock(), status=events.SweepStatus.SUCCEEDED))
+        self.append(sweep, events.SweepFinished(at_s=self.clock(), status=events.SweepEnding.SUCCEEDED))
 
     def run_sweep(self, sweep: str, jobs: Sequence[Job]) -> None:
         """From its plan to its end, every job with an artifact, metrics and a log."""

@@ -200,7 +200,7 @@ class Fifo:
             index = self._follow(snapshot)
             used += [(machines.places[name], amount) for name, amount in index.holdings.by_node.items()]
             if all(state.is_final for state in snapshot.counts):
-                commands.append(FinishSweep(sweep=snapshot.sweep, status=events.SweepStatus.SUCCEEDED))
+                commands.append(FinishSweep(sweep=snapshot.sweep, status=events.SweepEnding.SUCCEEDED))
         room, everywhere = FreeCapacity(machines, used, NOTHING), frozenset(range(len(machines.names)))
         for sweep, name in self._in_line():
             index = self._indexes[sweep]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from orchestrator.planning.estimate.power import ALPHA, Comparisons
-from orchestrator.report.statistics.families import (
+from orchestrator.report.statistics.corrections import (
     MIN_P_EQUAL_VARIANCES,
     p_all_pairs,
     p_equal_variances,

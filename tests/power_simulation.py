@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.planning.estimate.power import Design, Noise
-from orchestrator.report.statistics.families import corrected
+from orchestrator.report.statistics.corrections import corrected
 from orchestrator.report.statistics.summaries import SeedPair, all_paired_differences, paired_differences
 
 Values = dict[SeedPair, float]

@@ -85,7 +85,7 @@ class SampleJournal:
             self.run(job)
         self.finish()
 
-    def finish(self, status: events.SweepStatus = events.SweepStatus.SUCCEEDED) -> None:
+    def finish(self, status: events.SweepEnding = events.SweepEnding.SUCCEEDED) -> None:
         self._append(events.SweepFinished(at_s=self._tick(), status=status))
 
     def _append(self, event: events.Event) -> None:

@@ -71,7 +71,7 @@ def big_sweep(num_jobs: int, *, sweep: str = "big", store: ObjectStore | None = 
         )
         story += [launched, ended]
     if is_over:
-        story.append(events.SweepFinished(at_s=START_S + 3, status=events.SweepStatus.SUCCEEDED))
+        story.append(events.SweepFinished(at_s=START_S + 3, status=events.SweepEnding.SUCCEEDED))
     journal = Journal(store, sweep, holder="test")
     for start in range(0, len(story), _EVENTS_PER_SEGMENT):
         journal.append([events.encode_event(event) for event in story[start : start + _EVENTS_PER_SEGMENT]])

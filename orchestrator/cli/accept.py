@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.cli.exits import ExitCode, exit_code_of
 from orchestrator.core.errors import OrchestratorError, UserError
@@ -40,6 +40,9 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _SETTLE_S = 20.0
 _POLL_S = 0.2
 
+_LOOKUP_DEADLINE_S: Final = 120.0
+"""Nobody waits at a terminal here: a store that is slow is no reason to refuse."""
+
 
 def accept(request: SubmitRequest, environment: Mapping[str, str]) -> SubmitAnswer:
     """Submit what has come, on this cluster.
@@ -62,7 +65,7 @@ def accept(request: SubmitRequest, environment: Mapping[str, str]) -> SubmitAnsw
     uri = request.store_uri or (controller.store_uri if controller else _store_of(settings, environment))
     cluster = request.cluster or (controller.cluster if controller else settings.cluster)
     request = replace(request, plan=replace(request.plan, store_uri=uri))
-    plan, found = request.plan, lookup_artifacts(request.plan)
+    plan, found = request.plan, lookup_artifacts(request.plan, deadline_s=_LOOKUP_DEADLINE_S)
     measured = tuple(miscounted(plan, {key: record.metrics for key, record in found.records.items()}))
     check = check_submit(plan, found, sender=request.sender, consent=request.consent, refusals=measured)
     if refusal := _refusal(check, request):

@@ -256,7 +256,7 @@ class NodePricing:
             self._nodes.update({node.name: node for node in self._machines if node.name})
 
     def allocations(self, nodes: Sequence[str], resources: Resources, num_workers: int) -> tuple[PricedAllocation, ...]:
-        """Of an attempt on these nodes; empty where nothing is known of one. See ``lots_of``.
+        """Of an attempt on these nodes; empty where nothing is known of one. See ``priced_allocations``.
 
         Without nodes it runs on the backend's one machine, if it has only one.
         """

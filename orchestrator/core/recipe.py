@@ -3,7 +3,8 @@
 The sweep language makes its schema, JSON schema, reference page and identities of them; the data plane reads a recipe
 by them. A new hyper-parameter is a field of `HyperParameters` and whoever reads it. A new optimiser, schedule, average,
 loss or augmentation is an entry of its registry and a builder in the data plane (``workloads.train.optim``,
-``.schedule``, ``.averaging``, ``.objective``; ``workloads.data.augment``). Invariants:
+``.schedule``, ``.learner``, ``.objective``; ``workloads.data.augment``); how much memory an optimiser needs is told by
+``planning.estimate.volumes``. Invariants:
 
 - Parameters with ``always`` stand in every identity, as they did in the first release. One that came later is left out
   at its default, so that a release with more of them retrains nothing.

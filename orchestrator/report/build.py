@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.core.job_kinds import REPORTED_KINDS, TIMED_KINDS, TRANSFER_KINDS
-from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.inputs import Committed, read_committed
 from orchestrator.report.results import (

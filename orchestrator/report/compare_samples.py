@@ -22,7 +22,7 @@ from orchestrator.planning.estimate.power import CONFIDENCE
 from orchestrator.report.render.columns import Records, TextTable
 from orchestrator.report.render.files import fields_of, json_ready
 from orchestrator.report.render.numbers import interval, number, p_text
-from orchestrator.report.statistics.families import holm
+from orchestrator.report.statistics.corrections import holm
 from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 

@@ -20,7 +20,7 @@ from orchestrator.report.render.columns import (
 )
 from orchestrator.report.render.numbers import MISSING, count, family_interval, number, p_text, plus_minus
 from orchestrator.report.results import Report, Row, TablePlace
-from orchestrator.report.statistics.families import corrected, within
+from orchestrator.report.statistics.corrections import corrected, within
 from orchestrator.report.statistics.intervals import bounds_of
 from orchestrator.report.statistics.summaries import PairedDifference, mean_in_common, paired_difference
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from orchestrator.planning.estimate.power import Comparisons
 from orchestrator.report.results import Comparison, Row, Table
-from orchestrator.report.statistics.families import (
+from orchestrator.report.statistics.corrections import (
     Family,
     PooledFit,
     complete,

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Job, Published
-from orchestrator.report.statistics.families import Family
+from orchestrator.report.statistics.corrections import Family
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair, Summary
 
 

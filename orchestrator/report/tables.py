@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS
-from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.comparisons import compared
 from orchestrator.report.inputs import Committed

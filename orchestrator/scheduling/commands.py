@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.contract import Resources
-from orchestrator.state.events import SweepStatus
+from orchestrator.state.events import SweepEnding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class FinishSweep:
     """Every job has ended."""
 
     sweep: str
-    status: SweepStatus
+    status: SweepEnding
 
 
 Command: TypeAlias = (

@@ -18,7 +18,7 @@ from orchestrator.scheduling.commands import (
     TripSweep,
 )
 from orchestrator.scheduling.sweep_index import SweepIndex
-from orchestrator.state.events import Running, SweepStatus
+from orchestrator.state.events import Running, SweepEnding
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 
@@ -139,9 +139,9 @@ def _ending(snapshot: Snapshot) -> Iterator[FinishSweep]:
     if snapshot.leaving or not all(state.is_final for state in counts):
         return
     if all(state.is_done for state in counts) and snapshot.state is not SweepState.CANCELLING:
-        status = SweepStatus.SUCCEEDED
+        status = SweepEnding.SUCCEEDED
     elif snapshot.state is SweepState.CANCELLING or (snapshot.state is SweepState.STOPPING and not snapshot.tripped):
-        status = SweepStatus.CANCELLED
+        status = SweepEnding.CANCELLED
     else:
-        status = SweepStatus.FAILED
+        status = SweepEnding.FAILED
     yield FinishSweep(sweep=snapshot.sweep, status=status)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import UsageError, UserError
-from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.services.settings import Settings
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.spending import Bill, bill_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import Estimates, estimate
 from orchestrator.planning.estimate.power import TARGET_POWER, Comparisons, Design, Noise, power_of, seeds_needed
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report, compute_report
 from orchestrator.report.comparisons import values_of

@@ -13,12 +13,12 @@ from rich.table import Table
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UsageError
 from orchestrator.core.units import format_bytes, format_duration
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import Estimates, estimate, known_accelerator, refusals
 from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule
 from orchestrator.planning.estimate.flops import PEAKS
 from orchestrator.planning.estimate.history import EstimateSource, ModelError
 from orchestrator.planning.estimate.power import weak_designs
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.estimate.volumes import DatasetSize
 from orchestrator.planning.graph.data_checks import long_clusterings, miscounted, missing_datasets, sorted_shards
 from orchestrator.planning.graph.diff import Change, PlanDiff
@@ -109,7 +109,7 @@ def make_preview(
         sweep: what the plan was made of.
         plan: the plan.
         fleet: the cluster to schedule on; None = no wall clock.
-        accelerator: what GPUs are where ``resources`` does not say; a name of ``planning.estimate.accelerators.PEAKS``.
+        accelerator: what GPUs are where ``resources`` does not say; a name of ``planning.estimate.flops.PEAKS``.
         prices: for the cost.
         now: unix seconds; default: the clock.
     """

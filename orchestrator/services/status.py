@@ -1,4 +1,7 @@
-"""Where a sweep stands, in words: what runs, waits and has failed, what it used of its budget, how long it takes."""
+"""The status of a sweep, in words: what runs, waits and has failed, what it used of its budget, how long it takes.
+
+Why a job that is ready does not start is said where that is decided, in ``scheduling.launching``.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any, TypeGuard
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration, format_money, format_percent
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.eta import TimeLeft
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.scheduling.budgets import WARN_AT, overdue, time_left_s
 from orchestrator.services.costs import cost_document, cost_lines, hours_left, sweep_bill
 from orchestrator.services.eta import EtaTracker, durations_of, eta_of

@@ -21,7 +21,7 @@ from orchestrator.state.codec import decode_value
 from orchestrator.state.spending import PricedAllocation
 
 
-class SweepStatus(StrEnum):
+class SweepEnding(StrEnum):
     """How a sweep ended."""
 
     SUCCEEDED = "succeeded"
@@ -295,7 +295,7 @@ class JobCancelled(JobEvent):
 class SweepFinished(Event):
     """Every job has ended."""
 
-    status: SweepStatus
+    status: SweepEnding
 
 
 EVENT_TYPES: tuple[type[Event], ...] = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from orchestrator.core.contract import Resources
-from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.state.nodes import Node
 
 PRICE_LABEL = "price"

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from orchestrator.core.errors import TransitionError
 from orchestrator.state import events
-from orchestrator.state.events import Event, SweepFinished, SweepStatus, event_type
+from orchestrator.state.events import Event, SweepEnding, SweepFinished, event_type
 
 
 class JobState(StrEnum):
@@ -121,10 +121,10 @@ SWEEP_TRANSITIONS: dict[tuple[SweepState, type[Event]], SweepState] = {
     **{(state, events.JobsRetried): _S.RUNNING for state in _FINAL},
 }
 
-_ENDINGS: dict[tuple[SweepState, SweepStatus], SweepState] = {
-    **{(state, SweepStatus.SUCCEEDED): _S.SUCCEEDED for state in (_S.RUNNING, _S.PAUSED, _S.STOPPING)},
-    **{(state, SweepStatus.FAILED): _S.FAILED for state in (_S.RUNNING, _S.PAUSED, _S.STOPPING)},
-    **{(state, SweepStatus.CANCELLED): _S.CANCELLED for state in (_S.STOPPING, _S.CANCELLING)},
+_ENDINGS: dict[tuple[SweepState, SweepEnding], SweepState] = {
+    **{(state, SweepEnding.SUCCEEDED): _S.SUCCEEDED for state in (_S.RUNNING, _S.PAUSED, _S.STOPPING)},
+    **{(state, SweepEnding.FAILED): _S.FAILED for state in (_S.RUNNING, _S.PAUSED, _S.STOPPING)},
+    **{(state, SweepEnding.CANCELLED): _S.CANCELLED for state in (_S.STOPPING, _S.CANCELLING)},
 }
 
 

@@ -19,8 +19,13 @@ def parts_folder(key: str, attempt_number: int, nonce: str) -> str:
 
 
 def checkpoints_folder(key: str) -> str:
-    """Folder of a job's checkpoints, one sub-folder ``<step>-<nonce>`` each."""
+    """Folder of a job's checkpoints, one sub-folder ``checkpoint_name`` each."""
     return f"{artifact_folder(key)}/checkpoints"
+
+
+def checkpoint_name(step: int, nonce: str) -> str:
+    """Name of one checkpoint: names sort as their steps do."""
+    return f"{step:012d}-{nonce}"
 
 
 def metrics_segment(key: str, attempt_number: int, from_step: int, to_step: int) -> str:

@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 from orchestrator.core.errors import StorageError
 from orchestrator.storage.open import check_store_uri, split_object_uri
 from orchestrator.sweepfile.fields import Count, Strict, canonical
+from orchestrator.sweepfile.known_models import ModelTable, TimmModel
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.timm_table import ModelTable, TimmModel
 from orchestrator.sweepfile.values import Model
 
 # What the data plane passes to timm itself; a test keeps this equal to its list.

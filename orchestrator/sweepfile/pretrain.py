@@ -13,12 +13,12 @@ from pydantic_core import PydanticCustomError
 from orchestrator.sweepfile.checkpoints import CheckpointsSpec, resolve_checkpoints, resolve_keep
 from orchestrator.sweepfile.datasets import SubsetSpec
 from orchestrator.sweepfile.fields import Name, Seed, Strict
+from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import RecipeResolver
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.timm_table import shipped_models
 from orchestrator.sweepfile.values import InitialBackbone, LabelSpace, Model, Pretrain
 
 SAME = "same"

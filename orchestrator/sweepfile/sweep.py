@@ -21,6 +21,7 @@ from orchestrator.storage.open import check_store_uri
 from orchestrator.sweepfile.clusters import check_embeddings
 from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture, thinned
 from orchestrator.sweepfile.fields import Name, Strict
+from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_label_spaces
 from orchestrator.sweepfile.model import check_model, check_recipe_of_model, check_resize
 from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
@@ -39,7 +40,6 @@ from orchestrator.sweepfile.recipe import (
 from orchestrator.sweepfile.report import ReportSpec, TrackingSpec, check_published, resolve_baseline
 from orchestrator.sweepfile.resources import ComputeSpec, ResourceGroups, resolve_resources
 from orchestrator.sweepfile.search import check_searches
-from orchestrator.sweepfile.timm_table import shipped_models
 from orchestrator.sweepfile.transfer import (
     RecipeUse,
     TransferSpec,

@@ -1,6 +1,7 @@
 """What each user's sweeps may hold at once on a cluster: one object, which clients write and the controller obeys.
 
-It bounds what starts: nothing that runs is ended for it.
+It bounds what starts: nothing that runs is ended for it. ``scheduling.launching`` enforces it, with the rule of
+``scheduling.budgets``.
 """
 
 from __future__ import annotations

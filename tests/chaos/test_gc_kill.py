@@ -22,7 +22,7 @@ from orchestrator.retention.fsck import Depth, check_store
 from orchestrator.retention.gc import Collector
 from orchestrator.retention.gc_rules import Graces
 from orchestrator.retention.inventory import LOCK, TRASH
-from orchestrator.retention.retention import RootReader, forget
+from orchestrator.retention.roots import RootReader, forget
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
 from tests.checkpoint_cases import HookedStore, kill_this

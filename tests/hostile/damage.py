@@ -31,7 +31,7 @@ from orchestrator.report.inputs import read_committed, read_metric_history
 from orchestrator.retention.fsck import Depth, Finding, check_documents, check_store, check_sweep
 from orchestrator.retention.gc import Tombstone, Trash
 from orchestrator.retention.gc_rules import Reason
-from orchestrator.retention.retention import Pin, add_pin, forget, is_forgotten, read_pins
+from orchestrator.retention.roots import Pin, add_pin, forget, is_forgotten, read_pins
 from orchestrator.scheduling.budgets import Cap
 from orchestrator.search.log import SearchLog, TrialAsked, read_search
 from orchestrator.services.artifact_lookup import read_artifact_summary

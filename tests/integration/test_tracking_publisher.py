@@ -12,7 +12,7 @@ from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.render.files import REPORT_FILES
 from orchestrator.report.render.page import PAGE
-from orchestrator.state.events import SweepStatus
+from orchestrator.state.events import SweepEnding
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import record_name, report_name, tracking_name
 from orchestrator.storage.local import LocalStore
@@ -184,7 +184,7 @@ def test_publisher_every_end_has_its_status(client, store, plan, publisher):
     journal.give_up(index)
     for job in plan.jobs[2:]:
         journal.skip(job, index)
-    journal.finish(SweepStatus.FAILED)
+    journal.finish(SweepEnding.FAILED)
     publisher.publish_once(plan.sweep)
     runs = _runs(client, plan)
     found = [runs[name].info.status for name in (dataset.name, index.name, labels.name, "(sweep)")]
@@ -375,7 +375,7 @@ def test_publisher_ended_sweep_that_is_reopened_is_published_again(client, store
     journal = SampleJournal(store, plan)
     for job in plan.jobs:
         journal.skip(job, plan.jobs[0])
-    journal.finish(SweepStatus.FAILED)
+    journal.finish(SweepEnding.FAILED)
     assert publisher.publish_once(plan.sweep)
     assert publisher.has_ended(plan.sweep)
 

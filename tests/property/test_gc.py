@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.gc import LOCK_DURATION_S
-from orchestrator.retention.retention import forget, read_sweep, remove_pin
+from orchestrator.retention.roots import forget, read_sweep, remove_pin
 from orchestrator.search.log import SearchFencedError, SearchLog, TrialAsked, kept_trials, read_search
 from orchestrator.state import events
 from orchestrator.storage.artifacts import is_committed, read_record
@@ -126,7 +126,7 @@ class Collections(RuleBasedStateMachine):
         if sweep in self.posted or any(name == sweep for name, _ in self.running):
             return
         if self._is_open(sweep):
-            status = events.SweepStatus.FAILED
+            status = events.SweepEnding.FAILED
             self.lab.append(sweep, events.SweepFinished(at_s=self.lab.clock(), status=status))
         forget(self.lab.store, sweep, now=self.lab.clock())
         self.forgotten.add(sweep)

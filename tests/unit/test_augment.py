@@ -13,9 +13,8 @@ from PIL import Image
 from torchvision.transforms import ColorJitter, RandomResizedCrop, v2
 
 from tests.photographs import jpeg, photograph
-from workloads.data.augment import Augment, Augmenter, AugmentSpec
+from workloads.data.augment import Augment, Augmenter, AugmentSpec, Jitter
 from workloads.data.decode import DecoderName
-from workloads.data.jitter import Jitter
 from workloads.data.pixels import NUM_CROP_UNIFORMS, PixelSpec, Placement, center_view, random_crop, random_resized_crop
 from workloads.runtime.streams import Stage
 

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError
-from orchestrator.state.events import SweepStatus
+from orchestrator.state.events import SweepEnding
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import inbox_folder, record_name
@@ -308,5 +308,5 @@ def test_second_sweep_waits_while_the_cluster_is_full(tmp_path: Path) -> None:
 def test_finished_status_is_the_sweeps_own(world: World) -> None:
     world.submit(make_job("dataset/tree"))
     world.finish()
-    assert world.snapshot().state.value == SweepStatus.SUCCEEDED.value
+    assert world.snapshot().state.value == SweepEnding.SUCCEEDED.value
     assert world.controller.is_idle

@@ -17,7 +17,7 @@ from orchestrator.cli.commands.doctor import _grouped
 from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.units import GIB
 from orchestrator.doctor.cluster import ClusterQuestion
-from orchestrator.doctor.examination import Here, examine_cluster, judge
+from orchestrator.doctor.verdicts import Here, examine_cluster, judge
 
 PACKAGES = {"ray": "2.60.0", "torch": "2.15.0"}
 HERE = Here(python="3.11.7", packages=PACKAGES, digest="aaaa")

@@ -9,10 +9,10 @@ import pytest
 
 from orchestrator.core.contract import JobKind, Resources, Spot
 from orchestrator.core.errors import UserError
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import estimate, known_accelerator
 from orchestrator.planning.estimate.flops import PEAKS, Fit, Machine, find_accelerator, network_of, start_s, steady_s
 from orchestrator.planning.estimate.history import EstimateSource, Measurement, SpeedHistory, measure
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.estimate.volumes import DatasetSize, Volumes
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.identity import subject_of

@@ -8,7 +8,7 @@ from orchestrator.core.errors import ControllerError, CorruptObjectError
 from orchestrator.retention.gc import LOCK_DURATION_S, CollectionBusyError, CollectionLock
 from orchestrator.retention.gc_rules import GcAction, Reason, Tally
 from orchestrator.retention.inventory import artifact_lines
-from orchestrator.retention.retention import RootReader, forget
+from orchestrator.retention.roots import RootReader, forget
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import journal_segment, metrics_folder, record_name

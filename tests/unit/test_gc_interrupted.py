@@ -6,7 +6,7 @@ from orchestrator.core.errors import StorageError
 from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.gc import LOCK_DURATION_S
 from orchestrator.retention.inventory import tombstones_name
-from orchestrator.retention.retention import forget
+from orchestrator.retention.roots import forget
 from orchestrator.search.log import kept_trials
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.retention.gc import LOCK_DURATION_S, Collector
 from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots, Tally
-from orchestrator.retention.retention import forget, remove_pin
+from orchestrator.retention.roots import forget, remove_pin
 from orchestrator.state.events import SweepReopened
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.retention.gc import LOCK_DURATION_S
 from orchestrator.retention.gc_rules import GcAction, Reason
-from orchestrator.retention.retention import RootReader, forget
+from orchestrator.retention.roots import RootReader, forget
 from orchestrator.search.log import SearchLog, TrialAsked, kept_trials, read_search
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import search_log_folder, search_log_head

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.retention.gc import LOCK_DURATION_S, CollectionBusyError, CollectionLock
 from orchestrator.retention.inventory import LOCK, TRASH
-from orchestrator.retention.retention import forget
+from orchestrator.retention.roots import forget
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name
 from orchestrator.testing import Fault, FaultyStore, Moment

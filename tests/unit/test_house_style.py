@@ -2,7 +2,7 @@
 
 import ast
 import statistics
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -52,3 +52,58 @@ def test_functions_any_folder_stay_below_the_limit() -> None:
 def test_functions_of_a_package_have_a_short_median(package: str) -> None:
     lines = _function_lines(package).values()
     assert statistics.median(lines or [0]) <= MAX_MEDIAN_FUNCTION_LINES
+
+
+MIN_LONE_LINES = 80
+
+
+def _module_names(*folders: str) -> dict[str, Path]:
+    """Files by dotted name; a package is its ``__init__``."""
+    named = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in _sources(*folders)}
+    return {name.removesuffix(".__init__"): path for name, path in named.items()}
+
+
+def _imported(path: Path, names: Container[str]) -> Iterator[str]:
+    """Modules of ours that a file imports, also within functions."""
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (
+                name if name in names else node.module for name in full if name in names or node.module in names
+            )
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@pytest.mark.parametrize("plane", PRODUCT)
+def test_class_names_of_a_plane_occur_once(plane: str) -> None:
+    places: dict[str, list[str]] = {}
+    for path in _sources(plane):
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(_place(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_small_modules_with_one_importer_beside_them_are_part_of_it() -> None:
+    """Unless they are started by name, or a table names them."""
+    modules = _module_names(*PRODUCT)
+    importers: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        for imported in _imported(path, modules):
+            importers.setdefault(imported, set()).add(name)
+    closets = {
+        name: next(iter(found))
+        for name, found in importers.items()
+        if len(found) == 1
+        and modules[name].name != "__init__.py"
+        and next(iter(found)).rpartition(".")[0] == name.rpartition(".")[0]
+        and len(modules[name].read_text(encoding="utf-8").splitlines()) < MIN_LONE_LINES
+        and '__name__ == "__main__"' not in modules[name].read_text(encoding="utf-8")
+    }
+    assert closets == {}

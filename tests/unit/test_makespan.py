@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.contract import Resources
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import Estimates, JobEstimate, refusals
 from orchestrator.planning.estimate.eta import Fleet, critical_path, list_schedule, time_left
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile.values import Policy
 from tests.planning_cases import job_of, made_plan

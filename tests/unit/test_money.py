@@ -16,8 +16,8 @@ from rich.console import Console
 from orchestrator.backends.protocol import AttemptReport, Capacity
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UserError
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.eta import TimeLeft
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.report.build import compute_report
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.terminal import render_terminal

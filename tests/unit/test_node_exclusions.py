@@ -24,7 +24,7 @@ def ended_sweep() -> Snapshot:
         events.NodeExcluded(at_s=1.0, node=BAD, reason="Xid 79", until_s=HOUR_S),
         launched(job, GOOD, at_s=2.0),
         done(job, 3.0),
-        events.SweepFinished(at_s=4.0, status=events.SweepStatus.SUCCEEDED),
+        events.SweepFinished(at_s=4.0, status=events.SweepEnding.SUCCEEDED),
     )
 
 

@@ -13,7 +13,7 @@ from orchestrator.core.errors import ControllerError, CorruptObjectError, TooLar
 from orchestrator.core.units import MIB
 from orchestrator.retention.fsck import Depth, Problem, check_store
 from orchestrator.retention.inventory import forgotten_name
-from orchestrator.retention.retention import is_forgotten
+from orchestrator.retention.roots import is_forgotten
 from orchestrator.services.artifact_lookup import read_artifact_summary
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage import artifacts, bounds, journal

@@ -252,7 +252,7 @@ def test_sweep_that_ended_shows_no_ages_and_leaves_after_a_while() -> None:
     metrics = SweepMetrics(shown)
     sweep.launch("one", 1, 0.0)
     sweep.succeed("one", 1, 50.0, work_s=40.0)
-    sweep.tell(events.SweepFinished(at_s=50.0, status=events.SweepStatus.SUCCEEDED))
+    sweep.tell(events.SweepFinished(at_s=50.0, status=events.SweepEnding.SUCCEEDED))
     metrics.follow([sweep.snapshot], 50.0)
     metrics.show([observed(sweep, 500.0)], 500.0)
     assert shown.gauges["orchestrator_live", "sweep"] == 0

@@ -16,7 +16,6 @@ from orchestrator.cli.commands.power import PowerOptions, _lines, show_power
 from orchestrator.cli.output import DocumentForm
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.power import (
     MOST_SEEDS,
@@ -28,6 +27,7 @@ from orchestrator.planning.estimate.power import (
     smallest_difference,
     weak_designs,
 )
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.report.render.curves import PowerPanel, draw_power
 from orchestrator.report.statistics.summaries import SeedPair, noise_of

@@ -8,7 +8,7 @@ import statsmodels.formula.api as smf  # type: ignore[import-untyped]
 from pandas import DataFrame
 from scipy import stats
 
-from orchestrator.report.statistics.families import (
+from orchestrator.report.statistics.corrections import (
     complete,
     p_all_pairs,
     p_equal_variances,

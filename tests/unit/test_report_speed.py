@@ -17,7 +17,7 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import map_in_threads, read_epochs_and_metrics, read_metric_history
 from orchestrator.report.render.curves import draw_curve, encode_png, encode_svg
 from orchestrator.report.render.files import json_ready, json_text
-from orchestrator.report.statistics.families import benjamini_hochberg
+from orchestrator.report.statistics.corrections import benjamini_hochberg
 from orchestrator.report.statistics.summaries import SeedPair, all_paired_differences, paired_difference
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore

@@ -8,7 +8,7 @@ from scipy import stats
 from statsmodels.regression.mixed_linear_model import MixedLM  # type: ignore[import-untyped]
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
-from orchestrator.report.statistics.families import benjamini_hochberg, holm
+from orchestrator.report.statistics.corrections import benjamini_hochberg, holm
 from orchestrator.report.statistics.intervals import estimate_arrays
 from orchestrator.report.statistics.summaries import SeedPair, paired_difference, summarize_runs, variance_components
 

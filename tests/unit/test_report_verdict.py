@@ -20,7 +20,7 @@ from orchestrator.report.render.numbers import TOO_FEW
 from orchestrator.report.render.other_tables import pairs_table
 from orchestrator.report.render.page import render_page
 from orchestrator.report.render.terminal import render_terminal
-from orchestrator.report.statistics.families import corrected, within
+from orchestrator.report.statistics.corrections import corrected, within
 from orchestrator.report.statistics.intervals import MetricRange
 from orchestrator.report.statistics.summaries import SeedPair, mean_in_common, paired_differences
 from tests.null_sweeps import Scenario, established, lowest_can_be_best, pairs_of, variances_of_table_5

@@ -179,7 +179,7 @@ def test_decide_job_in_backoff_waits_for_its_time() -> None:
 
 def test_decide_all_jobs_done_finishes_the_sweep() -> None:
     job = make_job("dataset/tree")
-    assert commands(after((job,), reused(job))) == [FinishSweep(sweep="sweep", status=events.SweepStatus.SUCCEEDED)]
+    assert commands(after((job,), reused(job))) == [FinishSweep(sweep="sweep", status=events.SweepEnding.SUCCEEDED)]
 
 
 def test_decide_empty_plan_finishes_the_sweep() -> None:

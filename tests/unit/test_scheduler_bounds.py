@@ -167,4 +167,4 @@ def test_stopping_sweep_cancels_what_waits_and_ends_when_the_rest_has() -> None:
     cancelled = events.JobCancelled(at_s=3.0, job="pretrain/b")
     assert decide(after(plan, *journal, cancelled), nodes=gpu_nodes(8)) == []
     ended = after(plan, *journal, cancelled, done(running, 4.0))
-    assert decide(ended, nodes=gpu_nodes(8)) == [FinishSweep(sweep="s", status=events.SweepStatus.CANCELLED)]
+    assert decide(ended, nodes=gpu_nodes(8)) == [FinishSweep(sweep="s", status=events.SweepEnding.CANCELLED)]

@@ -15,7 +15,7 @@ from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import UserError
 from orchestrator.core.units import format_money
-from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.report.build import compute_report
 from orchestrator.report.render.columns import TextTable
 from orchestrator.report.render.numbers import money

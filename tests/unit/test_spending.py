@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.contract import Outcome, Resources
-from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.state import events
 from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node

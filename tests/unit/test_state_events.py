@@ -63,7 +63,7 @@ SAMPLES: list[Event] = [
     events.JobFailed(at_s=1.0, job="j", reason="why"),
     events.JobSkipped(at_s=1.0, job="j", because="i"),
     events.JobCancelled(at_s=1.0, job="j"),
-    events.SweepFinished(at_s=1.0, status=events.SweepStatus.FAILED),
+    events.SweepFinished(at_s=1.0, status=events.SweepEnding.FAILED),
 ]
 
 

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.core.contract import Outcome
 from orchestrator.core.errors import FailureKind, TransitionError
 from orchestrator.state import events
-from orchestrator.state.events import Event, SweepStatus
+from orchestrator.state.events import Event, SweepEnding
 from orchestrator.state.fold import fold
 from orchestrator.state.transitions import (
     JOB_TRANSITIONS,
@@ -65,12 +65,12 @@ def test_done_jobs_stay_done_when_a_sweep_is_reopened() -> None:
 @pytest.mark.parametrize(
     ("state", "status"),
     [
-        (SweepState.RUNNING, SweepStatus.CANCELLED),
-        (SweepState.CANCELLING, SweepStatus.SUCCEEDED),
-        (SweepState.SUCCEEDED, SweepStatus.SUCCEEDED),
+        (SweepState.RUNNING, SweepEnding.CANCELLED),
+        (SweepState.CANCELLING, SweepEnding.SUCCEEDED),
+        (SweepState.SUCCEEDED, SweepEnding.SUCCEEDED),
     ],
 )
-def test_sweep_ending_that_does_not_follow_raises(state: SweepState, status: SweepStatus) -> None:
+def test_sweep_ending_that_does_not_follow_raises(state: SweepState, status: SweepEnding) -> None:
     with pytest.raises(TransitionError, match=str(status)):
         next_sweep_state("s", state, events.SweepFinished(at_s=1.0, status=status))
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
 from orchestrator.core.errors import NoSpaceError, NotFoundError, StorageDeniedError, StorageError
-from orchestrator.retention.retention import forget
+from orchestrator.retention.roots import forget
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
 from tests.gc_store import GRACE_S, TRASH_S, Lab, make_job

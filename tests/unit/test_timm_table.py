@@ -14,8 +14,8 @@ import torch
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.sweepfile import ResolvedSweep, parse_sweep
+from orchestrator.sweepfile.known_models import FILE, TimmModel, shipped_models
 from orchestrator.sweepfile.model import DEFAULT_NORM_GROUP
-from orchestrator.sweepfile.timm_table import FILE, TimmModel, shipped_models
 from workloads.models import batchnorm, table
 from workloads.models.build import timm_kwargs
 from workloads.models.spec import ModelSpec

@@ -104,7 +104,7 @@ def test_wrong_numbers_count_towards_the_budget_of_failures() -> None:
 def test_reopened_job_gets_a_new_replay() -> None:
     failed = events.JobFailed(at_s=40.0, job=JOB.name, reason="numerics")
     again = events.SweepReopened(at_s=41.0, message_id="again")
-    end = events.SweepFinished(at_s=40.5, status=events.SweepStatus.FAILED)
+    end = events.SweepFinished(at_s=40.5, status=events.SweepEnding.FAILED)
     journal = [
         failed, end, again, launched(JOB, C, at_s=50.0, number=3), wrong(JOB, 3, C, STEP, at_s=60.0),
     ]  # fmt: skip

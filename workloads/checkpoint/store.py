@@ -21,7 +21,7 @@ from torch import Tensor
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
-from orchestrator.storage.layout import attempts_folder, checkpoints_folder
+from orchestrator.storage.layout import attempts_folder, checkpoint_name, checkpoints_folder
 from workloads.checkpoint.retention import KEPT, Kept, kept_steps
 from workloads.checkpoint.snapshot import MODEL, OPTIMIZER, STATE, Checkpoint, HostFile, Snapshot
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
@@ -151,7 +151,7 @@ class CheckpointFolder:
         Raises:
             StorageError: a write failed; the checkpoint does not exist, or its manifest's acknowledgement was lost.
         """
-        name = f"{snapshot.step:012d}-{secrets.token_hex(8)}"
+        name = checkpoint_name(snapshot.step, secrets.token_hex(8))
         folder = f"{self._root}/{name}"
         snapshot.wait()
         # Whoever resumes from this checkpoint never writes these again.

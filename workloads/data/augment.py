@@ -5,23 +5,57 @@ So runs that differ in the label space only see the same crops, and a resumed ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import permutations
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from PIL import Image, ImageEnhance
 
-from workloads.data.jitter import NUM_JITTER_UNIFORMS, Jitter
 from workloads.data.pixels import NUM_CROP_UNIFORMS, Placement, center_view, random_crop, random_resized_crop
 from workloads.runtime.streams import Purpose, Stage, seed_sequence
+
+_ENHANCERS: Final = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+_ORDERS: Final = tuple(permutations(range(len(_ENHANCERS))))
+NUM_JITTER_UNIFORMS: Final = len(_ENHANCERS) + 1
 
 _WORDS_PER_POSITION = 4  # Philox4x64 yields four 64-bit words for each value of its counter
 _VERTICAL, _HORIZONTAL, _FLIP, _ = range(_WORDS_PER_POSITION)
 _VIEW_STREAM = 1  # detail of the stream that places crops and jitters colours
 _COUNTERS_PER_POSITION = -(-(NUM_CROP_UNIFORMS + NUM_JITTER_UNIFORMS) // _WORDS_PER_POSITION)
 _SERIAL_ELEMENTS = 32_000  # torch works on fewer than 32,768 elements without waking its thread pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter:
+    """Factors of brightness, contrast and saturation (1 = unchanged), and the order in which they are applied.
+
+    Equal to torchvision's ``ColorJitter`` on PIL images.
+    """
+
+    factors: tuple[float, float, float]
+    order: tuple[int, int, int]
+
+    @classmethod
+    def draw(cls, strength: float, uniforms: Sequence[float]) -> Jitter:
+        """Factors uniform in [1 - strength, 1 + strength], from ``NUM_JITTER_UNIFORMS`` numbers in [0, 1)."""
+        first, second, third, order = uniforms
+        brightness, contrast, saturation = (1 + strength * (2 * uniform - 1) for uniform in (first, second, third))
+        number = min(int(order * len(_ORDERS)), len(_ORDERS) - 1)
+        one, two, three = _ORDERS[number]
+        return cls(factors=(brightness, contrast, saturation), order=(one, two, three))
+
+    def apply(self, image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The image [H, W, 3] with other colours."""
+        image = Image.fromarray(image_HWC)
+        for number in self.order:
+            image = _ENHANCERS[number](image).enhance(self.factors[number])
+        return np.asarray(image)
 
 
 class Augment(StrEnum):

@@ -42,7 +42,6 @@ Encoding = Literal["png"]
 VERSION: Final = 1
 """Version of the generator; part of the dataset's identity. Bump it when any pixel or label changes."""
 
-ENCODING: Final[Encoding] = "png"
 BLOCK_SIZE: Final = 256
 NUM_CHANNELS: Final = 3
 _LIMIT_IN_RMS: Final = 3.0

@@ -27,8 +27,7 @@ from workloads.runtime.fingerprint import deterministic_numerics, numerics_finge
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
 from workloads.runtime.ranks import Ranks, check_same_request
-from workloads.train.evaluate import EvalInputs, EvalLevel, eval_levels
-from workloads.train.samples import EVAL_BATCH_SIZE
+from workloads.train.evaluate import EVAL_BATCH_SIZE, EvalInputs, EvalLevel, eval_levels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -32,8 +32,8 @@ from workloads.models.batchnorm import batchnorm_layers
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Purpose, Stage, seed_device, torch_seed
-from workloads.train.evaluate import EvalInputs
-from workloads.train.samples import EVAL_BATCH_SIZE, LabelledSamples, LabelledSplit, eval_inputs
+from workloads.train.evaluate import EVAL_BATCH_SIZE, EvalInputs
+from workloads.train.samples import LabelledSamples, LabelledSplit, eval_inputs
 from workloads.train.task import JobContext, TrainInputs
 
 _OF_FEATURES: Final = 1

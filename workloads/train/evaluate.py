@@ -40,6 +40,9 @@ from workloads.train.linear_form import NO_LABEL
 from workloads.train.micro_batch import is_out_of_memory
 from workloads.train.objective import Objective, SoftmaxObjective, is_wrong
 
+EVAL_BATCH_SIZE: Final = 256
+"""Fixed, because kernels may round differently for other batch sizes."""
+
 _FLUSH_BATCHES = 32
 """Batches whose outcomes stay on the device before the host waits for them."""
 

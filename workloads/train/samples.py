@@ -24,12 +24,9 @@ from workloads.data.subset import SampleView, Subset, hold_out
 from workloads.labels.label_map import LabelMap
 from workloads.labels.taxonomy import read_parents
 from workloads.runtime.ranks import Ranks
-from workloads.train.evaluate import EvalInputs, EvalLevel, eval_levels
+from workloads.train.evaluate import EVAL_BATCH_SIZE, EvalInputs, EvalLevel, eval_levels
 from workloads.train.recipe import Recipe
 from workloads.train.task import JobContext
-
-EVAL_BATCH_SIZE = 256
-"""Fixed, because kernels may round differently for other batch sizes."""
 
 
 class PixelNormalizer:

@@ -12,8 +12,10 @@ from typing import Any, Final, Self
 from orchestrator.core.contract import ENTRY_POINT
 from orchestrator.core.errors import StorageDeniedError
 
-SETUP_LIMIT_S: Final = 300.0
-TRAIN_LIMIT_S: Final = 100.0
+SETUP_HANG_S: Final = 300.0
+TRAIN_HANG_S: Final = 100.0
+"""How long a gang may enter no further collective operation before it is ended, while it is set up and while it trains.
+``gang.hangs`` is the rule."""
 
 
 CACHE_VARIABLE = "ORCHESTRATOR_CACHE_DIR"
@@ -38,9 +40,9 @@ class RunnerSettings:
     gang_start_s: float = 900.0
     """A gang is lost whose workers are not at work so long after room was made. Cold file systems take minutes, and
     ranks that do not find each other 5 minutes, after which Ray Train's own error says more."""
-    setup_hang_s: float = SETUP_LIMIT_S
+    setup_hang_s: float = SETUP_HANG_S
     """A gang hangs whose ranks wait so long for one of them before the first step; see ``hangs``."""
-    train_hang_s: float = TRAIN_LIMIT_S
+    train_hang_s: float = TRAIN_HANG_S
     """The same once it trains; at least five of its longest pauses between collective operations."""
     room_s: float = 240.0
     """A gang that was sent to certain nodes gives its reservation up if they have had no room for it for so long, and

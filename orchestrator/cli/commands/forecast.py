@@ -21,8 +21,8 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.core.units import format_bytes, format_duration, format_percent
-from orchestrator.planning.estimate.costs import CPU_ENTRY, PriceTable
 from orchestrator.planning.estimate.eta import Fleet
+from orchestrator.planning.estimate.prices import CPU_ENTRY, PriceTable
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.costs import read_prices

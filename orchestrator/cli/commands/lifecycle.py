@@ -1,7 +1,8 @@
 """``orchestrator pause``, ``resume``, ``stop``, ``cancel``, ``retry``, ``priority``: what is asked of submitted sweeps.
 
 A request is a message in the sweep's inbox, which its controller follows, now or when one runs again: these commands
-need the store alone. A new one is a function here, beside its message and what the controller does with it.
+need the store alone. A new one is a function here, a line of the table in ``cli.app`` and a class in
+``sweeps.requests``, which says what it does.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, Sto
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
 from orchestrator.core.errors import UsageError, UserError
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.power import METHOD, MOST_SEEDS
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.render.columns import TextTable

@@ -17,7 +17,7 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stdout_console
 from orchestrator.cli.pages import compare_line, tracking_and_pages
 from orchestrator.core.errors import UserError
-from orchestrator.planning.estimate.costs import PriceTable
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning

@@ -33,7 +33,7 @@ from orchestrator.retention.inventory import (
     measure_usage,
     whole_artifact,
 )
-from orchestrator.retention.retention import (
+from orchestrator.retention.roots import (
     Pin,
     RootReader,
     add_pin,
@@ -42,7 +42,7 @@ from orchestrator.retention.retention import (
     read_pins,
     remove_pin,
 )
-from orchestrator.retention.retention import forget as forget_sweep
+from orchestrator.retention.roots import forget as forget_sweep
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan

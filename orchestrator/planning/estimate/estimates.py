@@ -17,7 +17,6 @@ from functools import cache
 
 from orchestrator.core.contract import JobKind, Spot
 from orchestrator.core.units import format_duration, format_money
-from orchestrator.planning.estimate.costs import PriceTable
 from orchestrator.planning.estimate.eta import Makespan
 from orchestrator.planning.estimate.flops import (
     CPU,
@@ -29,6 +28,7 @@ from orchestrator.planning.estimate.flops import (
     steady_s,
 )
 from orchestrator.planning.estimate.history import FAR_LARGER, Correction, EstimateSource, SpeedHistory
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.estimate.volumes import DatasetSize, Volume, Volumes
 from orchestrator.planning.graph.plan import Job, Plan
 
@@ -133,7 +133,7 @@ def estimate(
         plan: in topological order.
         history: what results of the store measured.
         sizes: samples of data sets by name of the ``index`` job, where the plan does not tell; the history's go first.
-        accelerator: name in ``accelerators.PEAKS`` of GPUs of which ``resources`` does not say what they are.
+        accelerator: name in ``flops.PEAKS`` of GPUs of which ``resources`` does not say what they are.
         prices: for ``cost``.
         skip: names of jobs that need not run.
     """

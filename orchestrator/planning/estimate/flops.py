@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.sweepfile.timm_table import shipped_models
+from orchestrator.sweepfile.known_models import shipped_models
 
 _TERA = 1e12
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.sweepfile.timm_table import shipped_models
+from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.values import Clustering, LabelSpace, ResolvedSweep
 
 SPREAD_FIELD: Final = "class_spread"

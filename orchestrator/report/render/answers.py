@@ -18,7 +18,7 @@ from orchestrator.report.render.numbers import (
     plus_minus,
 )
 from orchestrator.report.results import Report, Row, Table
-from orchestrator.report.statistics.families import Family, PooledFit
+from orchestrator.report.statistics.corrections import Family, PooledFit
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference
 

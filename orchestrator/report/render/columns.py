@@ -26,7 +26,7 @@ from orchestrator.report.render.numbers import (
     plus_minus,
 )
 from orchestrator.report.results import OnePass, Report, Row, Table, TablePlace
-from orchestrator.report.statistics.families import Family
+from orchestrator.report.statistics.corrections import Family
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference, Summary
 

@@ -76,13 +76,13 @@ class PairedDifference:
     """The same by Benjamini and Hochberg's: bounds the share of false ones among those called different."""
     std_error: float | None = None
     p_family: float | None = None
-    """Corrected for the family, see ``orchestrator.report.statistics.families``: what every claim rests on."""
+    """Corrected for the family, see ``orchestrator.report.statistics.corrections``: what every claim rests on."""
     family_low: float | None = None
     """Simultaneous interval of the family; None beside a ``p_family`` where seeds are too few for one that the metric
     can have."""
     family_high: float | None = None
     p_pooled: float | None = None
-    """Of the second analysis, see ``orchestrator.report.statistics.families``; None where its assumption is
+    """Of the second analysis, see ``orchestrator.report.statistics.corrections``; None where its assumption is
     contradicted.
 
     The comparisons with the baseline and the others share the 5 % as in the first analysis, so the printed p is

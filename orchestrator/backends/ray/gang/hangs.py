@@ -20,7 +20,7 @@ from orchestrator.backends.ray.attempt_log import examine
 from orchestrator.backends.ray.capacity import node_name
 from orchestrator.backends.ray.gang.mailbox import GangMailbox, HeardRank
 from orchestrator.backends.ray.placement_groups import LOOK_EVERY_S
-from orchestrator.backends.ray.settings import SETUP_LIMIT_S, TRAIN_LIMIT_S
+from orchestrator.backends.ray.settings import SETUP_HANG_S, TRAIN_HANG_S
 from orchestrator.core.activity import Activity
 
 UNHEARD_S: Final = 45.0
@@ -63,10 +63,10 @@ class HangWatch:
     """
 
     world_size: int
-    setup_limit_s: float = SETUP_LIMIT_S
-    train_limit_s: float = TRAIN_LIMIT_S
+    setup_limit_s: float = SETUP_HANG_S
+    train_limit_s: float = TRAIN_HANG_S
     waited_s: float = 0.0
-    limit_s: float = SETUP_LIMIT_S
+    limit_s: float = SETUP_HANG_S
     _longest_s: float = 0.0
     """Longest pause between two operations of a gang that trains."""
     _longest_of_setup_s: float = 0.0

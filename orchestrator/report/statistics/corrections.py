@@ -1,6 +1,6 @@
-"""How the comparisons of a table are corrected for each other: the family, and a second, pooled analysis; pure.
+"""How the comparisons of a table are corrected for each other: one family, and a second, pooled analysis. Pure.
 
-The one corrected family of a table: which comparisons it has, and what each may claim.
+The corrected family says which comparisons a table has, and what each may claim.
 
 Sentences, stars, tables, the page and all files read it, so none of them can say more than another. The family of a
 table is every pair of its label spaces. Each comparison is a paired t test over pretrain seeds, which needs no equal
@@ -8,8 +8,7 @@ variances. Bonferroni's inequality makes them one family, so the intervals hold 
 whatever their dependence, and a comparison is established where its interval excludes 0. (A step-down method as Holm's
 finds a few more differences, yet has no two-sided intervals to go with them and promises nothing about their signs.)
 
-``planning.graph.comparisons`` says how the level is shared; ``planning.estimate.power`` predicts from it what a design
-would find.
+``planning.estimate.power`` says how the level is shared, and predicts from it what a design would find.
 
 The pooled two-way analysis: all label spaces of a table share one variance.
 
