@@ -8,10 +8,13 @@ numpy release, so they are drawn from raw output.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Stage(IntEnum):
@@ -107,6 +110,8 @@ def torch_seed(seed: int, stage: Stage, purpose: Purpose, *details: int) -> int:
 
 def seed_device(device: torch.device, seed: int) -> None:
     """Seed the generator that random layers on this device draw from."""
+    import torch  # a second and 300 MB: what only orders or converts needs none of it
+
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
