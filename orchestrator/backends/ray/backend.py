@@ -253,6 +253,9 @@ class RayBackend:
     def _poll(self) -> None:
         if time.monotonic() >= self._find_at_s:
             self._find_runners()
+        for link in self._alive():  # before Ray's own answer, which names no node
+            if gone := self._gone_before_use(link):
+                link.kill(f"node {gone}, where workers of its gang were to go, is gone")
         poll_links(list(self._links.values()))
         leaving = {machine.name for machine in self.capacity().machines if machine.leaves_at_s is not None}
         for link in list(self._links.values()):
@@ -306,8 +309,6 @@ class RayBackend:
             self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")
-        elif gone := self._gone_before_use(link):
-            link.kill(f"node {gone}, where workers of its gang were to go, is gone")
         elif _waits_for_room(link) and age_s > ROOM_AFTER_S:
             self._orphaned_groups.scan_again_later()
             for idle in [other for other in self._alive() if other.is_idle]:
