@@ -44,7 +44,7 @@ from tests.mlflow_servers import MlflowServer, new_database
 from tests.simulation.audit import Violation
 
 CLUSTER, NAMESPACE, SWEEP, GATE = "chaos-cluster", "chaos", "chaos", "gates/open"
-DEADLINE_S = 240.0  # for one step of the story, on a machine that does many other things
+DEADLINE_S = 900.0  # ends a hang; how long a busy machine takes for one step is no fault
 FAULTS = ("runner", "gang", "controller", "sleeper", "raylet", "head", "s3", "mlflow")
 HEAD_IN_START = "head_in_start"
 """Among the other faults it would come too seldom: a gang starts within seconds, and once a round."""

@@ -47,7 +47,7 @@ from tests.chaos.verdict import audit_journal
 
 SWEEP: Final = "housekeeping"
 NUM_KILLS: Final = 4
-DEADLINE_S: Final = 240.0  # for one step of the story, on a machine that does many other things
+DEADLINE_S: Final = 900.0  # ends a hang; how long a busy machine takes for one step is no fault
 TOLD_WITHIN_S: Final = 5.0
 S3_STORE: Final = f"s3://{BUCKET}/rounds"
 OF_RAY: Final = frozenset({"ray", "gcs", "raylet", "dashboard"})
