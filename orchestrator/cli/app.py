@@ -23,6 +23,9 @@ from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.core.security import redaction
 from orchestrator.services import settings_sources as configuration
 
+_SENTENCE = 200
+"""Characters: the first sentence of every command's help, which is wrapped and never cut."""
+
 
 class Command(NamedTuple):
     """One line of the table."""
@@ -144,8 +147,6 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     ),
 }
 """By section of ``--help``, in the order in which people need them."""
-_SENTENCE = 200
-"""Characters: the first sentence of every command's help, which is wrapped and never cut."""
 
 
 class CommandTable(TyperGroup):

@@ -13,6 +13,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+_PIPE_WIDTH = 140
+
 
 class DocumentForm(StrEnum):
     """Form of a result that is a document."""
@@ -34,7 +36,6 @@ class TableForm(StrEnum):
 
 TableOption = Annotated[TableForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
 DocumentOption = Annotated[DocumentForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
-_PIPE_WIDTH = 140
 
 
 def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentForm) -> None:

@@ -99,6 +99,18 @@ _JOB = frozenset(
         "preRunningDeadlineSeconds",
     ]
 )
+_FIELDS = (
+    ("secretKeyRef", "Secret", "name"),
+    ("secretRef", "Secret", "name"),
+    ("secret", "Secret", "secretName"),
+    ("configMapKeyRef", "ConfigMap", "name"),
+    ("configMapRef", "ConfigMap", "name"),
+    ("configMap", "ConfigMap", "name"),
+    ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
+)
+_LIMIT_S = 45.0
+_KUBECTL_S = 15.0
+Documents = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -180,22 +192,6 @@ def _references(part: Any) -> Iterator[Reference]:  # noqa: ANN401 - any part of
         yield Reference(kind="ServiceAccount", name=part["serviceAccountName"])
     for value in part.values():
         yield from _references(value)
-
-
-_FIELDS = (
-    ("secretKeyRef", "Secret", "name"),
-    ("secretRef", "Secret", "name"),
-    ("secret", "Secret", "secretName"),
-    ("configMapKeyRef", "ConfigMap", "name"),
-    ("configMapRef", "ConfigMap", "name"),
-    ("configMap", "ConfigMap", "name"),
-    ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
-)
-
-
-_LIMIT_S = 45.0
-_KUBECTL_S = 15.0
-Documents = Sequence[Mapping[str, Any]]
 
 
 def kubernetes_checks(file: ClusterFile) -> Iterator[Check]:

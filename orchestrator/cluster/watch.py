@@ -33,6 +33,11 @@ _TOKEN_TTL_S = 21_600
 _GCP_NOTICE_S = 30.0
 _NOT_FOUND = 404
 _UNAUTHORIZED = 401
+EVERY_S = 5.0
+"""How often AWS asks machines to look; a notice is two minutes, on Google Cloud half a minute ahead."""
+_TOLD_AFTER = 3
+"""Unanswered questions in a row, before they are worth a word."""
+_LOG = logging.getLogger(__name__)
 
 
 class Provider(StrEnum):
@@ -166,13 +171,6 @@ def _fetch(request: Request, opener: Callable[[], OpenerDirector] = _opener) -> 
         raise MetadataError(f"{request.full_url} answers with status {error.code}") from error
     except (URLError, OSError, ValueError) as error:
         raise MetadataError(f"{request.full_url} does not answer: {getattr(error, 'reason', error)}") from error
-
-
-EVERY_S = 5.0
-"""How often AWS asks machines to look; a notice is two minutes, on Google Cloud half a minute ahead."""
-_TOLD_AFTER = 3
-"""Unanswered questions in a row, before they are worth a word."""
-_LOG = logging.getLogger(__name__)
 
 
 def wait_for_notice(

@@ -25,9 +25,17 @@ from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.state.codec import decode_value
 from orchestrator.state.snapshot import Attempt
 
-# --------------------------------------------------------------------------------------------------------------- limits
 GRACE_S = 120.0
 """Time for a checkpoint: a network of 1e9 parameters with its optimizer is 16 GB, which takes a minute to write."""
+_WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})
+"""Phases in which an attempt waits for the cluster, which is no fault of its own."""
+MAX_GAP_S = 30.0
+"""Of the time between two looks, no more than this counts."""
+_ASK_EVERY_S = 10.0
+"""A request may be lost on its way; asking again changes nothing."""
+
+
+# --------------------------------------------------------------------------------------------------------------- limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +96,6 @@ class AttemptLimits:
 
 
 # ---------------------------------------------------------------------------------------------------------------- hangs
-_WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})
-"""Phases in which an attempt waits for the cluster, which is no fault of its own."""
-MAX_GAP_S = 30.0
-"""Of the time between two looks, no more than this counts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,8 +171,6 @@ class Heartbeats:
 
 
 # ------------------------------------------------------------------------------------------------------ requests to end
-_ASK_EVERY_S = 10.0
-"""A request may be lost on its way; asking again changes nothing."""
 
 
 @dataclass(slots=True, kw_only=True)

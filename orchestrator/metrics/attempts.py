@@ -28,6 +28,22 @@ STORE_ERRORS_PREFIX: Final = "store_errors/"
 """In ``Progress.counters``, before the name of an error."""
 _SHOW_EVERY_S: Final = 2.0
 _LOG = logging.getLogger(__name__)
+COUNTERS: Final[Mapping[str, Metric]] = MappingProxyType(
+    {
+        "images": catalog.IMAGES,
+        "steps": catalog.STEPS,
+        "train_s": catalog.TRAIN_SECONDS,
+        "data_wait_s": catalog.DATA_WAIT,
+        "checkpoint_stall_s": catalog.STALL,
+        "cache_hits": catalog.CACHE_HITS,
+        "cache_misses": catalog.CACHE_MISSES,
+        "store_read_bytes": catalog.READ_BYTES,
+        "bad_samples": catalog.BAD_SAMPLES,
+    }
+)
+"""By their names in ``Progress.counters``."""
+_Place: TypeAlias = tuple[str, str, str]
+"""Sweep, kind of job, name of the counter."""
 
 
 class AttemptMetrics:
@@ -72,24 +88,6 @@ class AttemptMetrics:
 
     def _since(self, progress: Progress, name: str) -> float:
         return max(0.0, progress.counters.get(name, 0.0) - self._shown.counters.get(name, 0.0))
-
-
-COUNTERS: Final[Mapping[str, Metric]] = MappingProxyType(
-    {
-        "images": catalog.IMAGES,
-        "steps": catalog.STEPS,
-        "train_s": catalog.TRAIN_SECONDS,
-        "data_wait_s": catalog.DATA_WAIT,
-        "checkpoint_stall_s": catalog.STALL,
-        "cache_hits": catalog.CACHE_HITS,
-        "cache_misses": catalog.CACHE_MISSES,
-        "store_read_bytes": catalog.READ_BYTES,
-        "bad_samples": catalog.BAD_SAMPLES,
-    }
-)
-"""By their names in ``Progress.counters``."""
-_Place: TypeAlias = tuple[str, str, str]
-"""Sweep, kind of job, name of the counter."""
 
 
 class CounterBook:

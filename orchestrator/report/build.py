@@ -38,6 +38,11 @@ from orchestrator.storage.protocol import ObjectStore
 _ABSENT = AblationCell(num_expected=0, summary=None)
 FINAL, ALL = "final", "all"
 """What checkpoints and fractions without a name are called."""
+_UNPRICED = (
+    "cost unknown: what was used has no price, neither by a node's label nor by the table of prices (where nobody "
+    "recorded whether a machine was spot, only by an entry that is the same for both)"
+)
+_FAILED = frozenset({"failed", "skipped", "cancelled"})
 
 
 def build_ablations(builder: TableBuilder, grouped: Grouped, tables: Sequence[Table]) -> tuple[Ablation, ...]:
@@ -127,13 +132,6 @@ def _value(place: TablePlace, facet: Facet) -> str:
 
 def _without(place: TablePlace, facet: Facet) -> TablePlace:
     return replace(place, checkpoint="") if facet is Facet.CHECKPOINT else replace(place, fraction="")
-
-
-_UNPRICED = (
-    "cost unknown: what was used has no price, neither by a node's label nor by the table of prices (where nobody "
-    "recorded whether a machine was spot, only by an entry that is the same for both)"
-)
-_FAILED = frozenset({"failed", "skipped", "cancelled"})
 
 
 def notes_on_costs(report: Report, prices: PriceTable | None) -> Iterator[str]:

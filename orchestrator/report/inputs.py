@@ -31,6 +31,16 @@ from orchestrator.storage.sample_outcomes import SUMMARY_FIELD
 from orchestrator.storage.seals import check_seal
 
 _SUFFIX = ".jsonl"
+_NUM_READERS = 32
+"""Requests in flight to a server: each waits some 20 ms for its answer."""
+_NUM_READERS_OF_FILES = 4
+"""There is hardly any wait, and many threads cost a third more processor time: they contend for Python's lock."""
+_MOST_AT_ONCE = 16
+T = TypeVar("T")
+U = TypeVar("U")
+_MAX_NUMBERS = 400_000
+"""Values over all curves: about 4 MB of JSON, as much as plotly itself."""
+_MIN_POINTS, _MAX_POINTS = 8, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +159,6 @@ def _parse(name: str, folder: str) -> MetricSegment:
         raise CorruptObjectError(message) from error
 
 
-_NUM_READERS = 32
-"""Requests in flight to a server: each waits some 20 ms for its answer."""
-_NUM_READERS_OF_FILES = 4
-"""There is hardly any wait, and many threads cost a third more processor time: they contend for Python's lock."""
-_MOST_AT_ONCE = 16
-
-T = TypeVar("T")
-U = TypeVar("U")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """What a report needs of a record; thousands of these fit where whole records would not."""
@@ -233,11 +233,6 @@ def _num_bad(by_split: object) -> int:
     """From ``{split: {reason: {"count": n, ...}}}`` of a record."""
     splits = by_split.values() if isinstance(by_split, Mapping) else ()
     return sum(int(found["count"]) for reasons in splits for found in reasons.values())
-
-
-_MAX_NUMBERS = 400_000
-"""Values over all curves: about 4 MB of JSON, as much as plotly itself."""
-_MIN_POINTS, _MAX_POINTS = 8, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

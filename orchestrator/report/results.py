@@ -12,6 +12,8 @@ from orchestrator.planning.graph.plan import Job, Published
 from orchestrator.report.statistics.corrections import Family
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair, Summary
 
+REPORT_VERSION = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTrial:
@@ -103,9 +105,6 @@ def _trial_rank(trial: SearchTrial) -> tuple[bool, float, float, int]:
     is_done = trial.state == "completed"
     value = float("inf") if trial.value is None else trial.value
     return (not is_done, 0.0 if is_done else -trial.epoch, value, trial.number)
-
-
-REPORT_VERSION = 3
 
 
 class Criterion(StrEnum):

@@ -25,6 +25,12 @@ Cells = dict[str, list[Job]]
 """Jobs by grid cell, in plan order; without a grid the only cell is ``""``."""
 Grouped = dict[TablePlace, dict[str, Cells]]
 """Cells by place and label space, in plan order."""
+SELECT_METRIC = "select_error"
+"""Error on the tenth of the training split that runs of a grid hold out, chosen by the samples' keys."""
+VALIDATION_METRIC = "val_error"
+"""Of the last epoch, whatever the report compares: the best epoch of a run is known only by looking at all of them."""
+_Address = tuple[str, str, str, str, str, str]
+NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 
 
 def group_transfers(jobs: Iterable[Job]) -> Grouped:
@@ -86,12 +92,6 @@ def backbones_of(job: Job, jobs: Mapping[str, Job]) -> set[str]:
     return found
 
 
-SELECT_METRIC = "select_error"
-"""Error on the tenth of the training split that runs of a grid hold out, chosen by the samples' keys."""
-VALIDATION_METRIC = "val_error"
-"""Of the last epoch, whatever the report compares: the best epoch of a run is known only by looking at all of them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The selected cell."""
@@ -131,9 +131,6 @@ def mean_metric(results: Sequence[Result], metric: str) -> float | None:
     return math.fsum(values) / len(values) if values and all(map(math.isfinite, values)) else None
 
 
-_Address = tuple[str, str, str, str, str, str]
-
-
 class PublishedIndex:
     """Looks entries up and remembers which of them nobody asked for."""
 
@@ -163,9 +160,6 @@ class PublishedIndex:
 def _address(entry: Published) -> _Address:
     place = (entry.transfer, entry.pretrain, entry.label_space)
     return (*place, entry.checkpoint, entry.fraction, entry.cell)
-
-
-NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 
 
 class TableBuilder:

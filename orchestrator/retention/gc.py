@@ -70,6 +70,9 @@ from orchestrator.storage.trials import is_whole
 
 LOCK_DURATION_S = 300.0
 _RENEW_AFTER_S = 60.0
+_VERSION = 1
+_BATCH_UNITS = 256
+"""Folders between two readings of the roots; bounds memory, and the work that a crash repeats."""
 
 
 class CollectionBusyError(StorageError):
@@ -150,9 +153,6 @@ class CollectionLock:
             raise CollectionBusyError(message) from error
         self._etag = stat.etag
         self._renew_at_s = now_s + _RENEW_AFTER_S
-
-
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,10 +256,6 @@ class Trash:
     def _write(self, name: str, tombstones: Sequence[Tombstone]) -> None:
         document = {"version": _VERSION, "tombstones": [tombstone.to_json() for tombstone in tombstones]}
         self._store.put(name, seal(name, json.dumps(document, allow_nan=False).encode()))
-
-
-_BATCH_UNITS = 256
-"""Folders between two readings of the roots; bounds memory, and the work that a crash repeats."""
 
 
 class Collector:

@@ -33,12 +33,16 @@ from orchestrator.state.failure_policy import GiveUp, judge
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
-# ---------------------------------------------------------------------------------------------- failures that are alike
 Likeness: TypeAlias = tuple[JobKind, FailureKind, str]
 """Failures with the same likeness are one problem: kind of job, kind of failure and what its message says."""
 
 _PARTICULARS = re.compile(r"0x[0-9a-f]+|[0-9a-f]{16,}|\d+(?:\.\d+)?|(?:/[\w.@=+-]+)+|'[^']*'|\"[^\"]*\"")
 _MAX_TEXT = 120
+Ticket = tuple[int, int]
+"""A ready job in its queue: minus the milliseconds of its longest remaining path, and its place in the plan."""
+
+
+# ---------------------------------------------------------------------------------------------- failures that are alike
 
 
 def likeness_of(job: Job, failure: Failure) -> Likeness:
@@ -90,8 +94,6 @@ def _keep(names: set[str], name: str, count: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the index
-Ticket = tuple[int, int]
-"""A ready job in its queue: minus the milliseconds of its longest remaining path, and its place in the plan."""
 
 
 @dataclass(slots=True)

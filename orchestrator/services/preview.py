@@ -29,6 +29,13 @@ from orchestrator.sweepfile.values import ResolvedSweep
 
 _VAL_SHARE = 0.05
 """Of the training split, of data sets that do not say how large their validation split is."""
+_MAX_NAMED = 5
+_LABEL_WIDTH = 11
+_SOURCES = {
+    EstimateSource.HISTORY: "from results of the same model here",
+    EstimateSource.CALIBRATED: "from the model of speed, corrected by other results here",
+    EstimateSource.MODEL: "from the model of speed alone",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +161,6 @@ def declared_sizes(sweep: ResolvedSweep) -> dict[str, DatasetSize]:
             num_val = declared.get("val") or round(_VAL_SHARE * dataset.num_train) * dataset.has_val
             sizes[f"index/{name}"] = DatasetSize(num_train=dataset.num_train, num_val=num_val)
     return sizes
-
-
-_MAX_NAMED = 5
-_LABEL_WIDTH = 11
-
-
-_SOURCES = {
-    EstimateSource.HISTORY: "from results of the same model here",
-    EstimateSource.CALIBRATED: "from the model of speed, corrected by other results here",
-    EstimateSource.MODEL: "from the model of speed alone",
-}
 
 
 def preview_lines(preview: Preview) -> Iterator[str]:

@@ -12,6 +12,9 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
+ANSWER_S = 4.0
+"""A store that does not answer for so long is said not to answer."""
+
 
 def find_plan(reference: str, store_uri: str, planned_for: str = "", *, store: ObjectStore | None = None) -> Plan:
     """The plan of a file, of a submitted sweep of a store, or of a shipped sweep: the first that there is.
@@ -35,10 +38,6 @@ def find_plan(reference: str, store_uri: str, planned_for: str = "", *, store: O
 
     sweep, _ = load_sweep(reference)
     return build_plan(sweep, store_uri=planned_for or store_uri)
-
-
-ANSWER_S = 4.0
-"""A store that does not answer for so long is said not to answer."""
 
 
 def find_store(uri: str) -> ObjectStore | None:

@@ -36,6 +36,7 @@ from orchestrator.storage.seals import check_seal, seal
 KEPT = 2
 """The newest, and one more for readers that have just listed them, or should the newest be damaged."""
 _LOG = logging.getLogger(__name__)
+Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +103,6 @@ def parse_snapshot(name: str, content: bytes) -> StoredSnapshot:
     return StoredSnapshot(
         next_sequence=next_sequence, journal_sha256=str(told.get("journal_sha256", "")), document=document
     )
-
-
-Event = Mapping[str, Any]
 
 
 class JournalFencedError(ControllerError):

@@ -47,6 +47,15 @@ _CLASSIC = re.compile(
 _TRACEBACK = "Traceback (most recent call last):"
 _PLAIN_JSON = re.compile(rb"[A-Za-z0-9 _,:;=/<>@%!'-]+")
 """Bytes that stand for themselves within a JSON text."""
+_NAME = re.compile(
+    r"(?P<folder>logs/(?P<sweep>[^/]+)/(?P<job>.+)/(?P<attempt>\d+)(?:-(?P<digits>\w+))?)/rank(?P<rank>\d+)"
+    r"(?:\.log|/\d+-(?P<end>\d+)\.log)"
+)
+_NUM_THREADS = 16
+_NUM_AHEAD = 32
+"""Logs that are read before they are asked for: bounds what is in memory."""
+_SKEW_S = 600.0
+"""Clocks of nodes and of the store may differ by so much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,17 +280,6 @@ def _segments(store: ObjectStore, name: str) -> list[tuple[int, int]]:
 
 def _segment_name(name: str, start: int, end: int) -> str:
     return f"{name.removesuffix('.log')}/{start:012d}-{end:012d}.log"
-
-
-_NAME = re.compile(
-    r"(?P<folder>logs/(?P<sweep>[^/]+)/(?P<job>.+)/(?P<attempt>\d+)(?:-(?P<digits>\w+))?)/rank(?P<rank>\d+)"
-    r"(?:\.log|/\d+-(?P<end>\d+)\.log)"
-)
-_NUM_THREADS = 16
-_NUM_AHEAD = 32
-"""Logs that are read before they are asked for: bounds what is in memory."""
-_SKEW_S = 600.0
-"""Clocks of nodes and of the store may differ by so much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

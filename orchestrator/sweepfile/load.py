@@ -24,6 +24,9 @@ from orchestrator.sweepfile.survey import count_classes, read_table, survey_data
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
 
+OBJECTIVES = "pretraining_orchestrator.objectives"
+LABEL_SPACES = "pretraining_orchestrator.label_spaces"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
@@ -171,10 +174,6 @@ def _shown_path(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-OBJECTIVES = "pretraining_orchestrator.objectives"
-LABEL_SPACES = "pretraining_orchestrator.label_spaces"
 
 
 class InstalledPlugins(Mapping[str, str]):

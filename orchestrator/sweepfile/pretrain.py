@@ -22,6 +22,11 @@ from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import InitialBackbone, LabelSpace, Model, Pretrain
 
 SAME = "same"
+_ONE, _NAMED = "one block", "named blocks"  # no key of a sweep.yaml, or errors would point there
+_OUTSIDE = {"artifact", "uri", "sha256", "timm"}
+"""Fields of initial weights that no job of this sweep makes."""
+Backbone = tuple[str, str, int]
+"""Block, label space and seed of a backbone that the sweep pretrains."""
 
 
 class BackboneInitSpec(InitialSpec):
@@ -67,9 +72,6 @@ class PretrainSpec(Strict):
     checkpoints: CheckpointsSpec = Field(CheckpointsSpec(), description="How often it is saved, and what of it stays.")
 
 
-_ONE, _NAMED = "one block", "named blocks"  # no key of a sweep.yaml, or errors would point there
-
-
 def _form(value: object) -> str:
     """Several blocks if no key is a field of a block, and what stands below the keys could be blocks."""
     if isinstance(value, Mapping) and value and not PretrainSpec.model_fields.keys() & value.keys():
@@ -82,9 +84,6 @@ PretrainBlocks = Annotated[
 ]
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
-
-_OUTSIDE = {"artifact", "uri", "sha256", "timm"}
-"""Fields of initial weights that no job of this sweep makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +155,6 @@ def _globs(
 
 
 # ----------------------------------------------------------------------------------------- backbones that need others
-
-Backbone = tuple[str, str, int]
-"""Block, label space and seed of a backbone that the sweep pretrains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,13 @@ from orchestrator.sweepfile.search import (
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, Search, Transfer
 
+MAX_CELLS: Final = 1000
+_UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
+Grid = Mapping[str, Sequence[Any]]
+SELECT_HOLDOUT: Final = 0.1
+"""Of the training samples, where a grid is selected on them and its recipe says nothing else."""
+_KEEPING: Final = "pretrain.checkpoints.keep.epochs"
+
 
 class TransferSpec(Strict):
     """One measurement of every backbone."""
@@ -84,10 +91,6 @@ class TransferSpec(Strict):
 
 
 # ---------------------------------------------------------------------------------------------------------------- grids
-
-MAX_CELLS: Final = 1000
-_UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
-Grid = Mapping[str, Sequence[Any]]
 
 
 def grid_cells(
@@ -161,10 +164,6 @@ def _problems(path: Path, given: GivenRecipe, grid: Grid, known: Sequence[str]) 
 
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
-
-SELECT_HOLDOUT: Final = 0.1
-"""Of the training samples, where a grid is selected on them and its recipe says nothing else."""
-_KEEPING: Final = "pretrain.checkpoints.keep.epochs"
 
 
 def resolve_transfer(

@@ -35,6 +35,10 @@ from orchestrator.tracking.server import ModelVersion, TrackingServer
 _PARTS = ("backbone.safetensors", "model.json")
 FOLDER = "backbone"
 """Of the run's artifacts, where the registered files are."""
+_DIFF = "uncommitted.diff"
+_LOG = logging.getLogger(__name__)
+_MAX_NOTE_CHARACTERS = 7500
+"""MLflow keeps 8000 characters of a tag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +109,6 @@ def _backbone_of(jobs: Mapping[str, Job], result: Result) -> Job | None:
             return job
         waiting += [need for need in job.needs if jobs[need].kind not in {JobKind.LABELS, JobKind.INDEX}]
     return None
-
-
-_DIFF = "uncommitted.diff"
-_LOG = logging.getLogger(__name__)
-_MAX_NOTE_CHARACTERS = 7500
-"""MLflow keeps 8000 characters of a tag."""
 
 
 class Attachments:

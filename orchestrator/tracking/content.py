@@ -27,6 +27,28 @@ from orchestrator.tracking.draft import DatasetUse, MetricPoint, generated_diges
 _MAX_PARAM_CHARACTERS = 6000
 _BACKBONE = "backbone.safetensors"
 _SPLIT = "num_train"
+_NUM_READERS = 16
+"""Objects read at once: on S3 each takes tens of milliseconds, whatever its size."""
+_REUSED_TAG = "reused_from"
+_SYSTEM_METRICS = frozenset(
+    {
+        "images_per_s",
+        "data_wait",
+        "data_wait_ms",
+        "cache_hit_rate",
+        "store_gib_per_epoch",
+        "mfu",
+        "gpu_memory_gib",
+        "gpu_memory",
+        "gpu_utilization",
+        "cpu_s",
+        "memory_gib",
+    }
+)
+"""Shown on the page `System metrics` of a run: about the machine, not about the result."""
+_MEASURED = ("setup_s", "train_s", "work_s", "compile_s")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 def sweep_params(plan: Plan) -> dict[str, str]:
@@ -111,30 +133,6 @@ def _model_params(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-_NUM_READERS = 16
-"""Objects read at once: on S3 each takes tens of milliseconds, whatever its size."""
-_REUSED_TAG = "reused_from"
-_SYSTEM_METRICS = frozenset(
-    {
-        "images_per_s",
-        "data_wait",
-        "data_wait_ms",
-        "cache_hit_rate",
-        "store_gib_per_epoch",
-        "mfu",
-        "gpu_memory_gib",
-        "gpu_memory",
-        "gpu_utilization",
-        "cpu_s",
-        "memory_gib",
-    }
-)
-"""Shown on the page `System metrics` of a run: about the machine, not about the result."""
-_MEASURED = ("setup_s", "train_s", "work_s", "compile_s")
-Given = TypeVar("Given")
-Found = TypeVar("Found")
 
 
 class RecordCache:

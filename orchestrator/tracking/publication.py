@@ -52,6 +52,12 @@ _STATUS = {
     TrialState.STOPPED: RunStatus.KILLED,
     TrialState.FAILED: RunStatus.FAILED,
 }
+_BATCH = 500
+"""Runs per transaction: larger ones are hardly faster, and keep other writers waiting."""
+_SAVE_EVERY_S = 5.0
+_LOG = logging.getLogger(__name__)
+_MAX_BACKOFF_S = 60.0
+_SOON_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +161,6 @@ class FactsCache:
 def _superseded(timeline: Timeline, identity: RunIdentity, status: RunStatus | None) -> RunFacts:
     snapshot = timeline.snapshot
     return superseded_facts(snapshot.sweep, identity, status, snapshot.accepted_at_s)
-
-
-_BATCH = 500
-"""Runs per transaction: larger ones are hardly faster, and keep other writers waiting."""
-_SAVE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,11 +458,6 @@ class Publisher:
 
     def _reader(self, sweep: str) -> TimelineReader:
         return self._readers.setdefault(sweep, TimelineReader(self._store, sweep))
-
-
-_LOG = logging.getLogger(__name__)
-_MAX_BACKOFF_S = 60.0
-_SOON_S = 0.1
 
 
 class PublishesSweeps(Protocol):

@@ -39,6 +39,25 @@ _NO_END = 0
 
 _DATABASE_REFUSAL = "BAD_REQUEST"
 """As an error code: what the database says no to, which is not always the caller's fault."""
+Row = dict[str, Any]
+_BUSY_TIMEOUT_MS = 20_000
+"""How long a SQLite connection waits for another writer; MLflow's own figure."""
+_MAX_NAME_CHARACTERS = 250
+DIALECTS = ("sqlite", "postgresql")
+"""Databases whose INSERT ... ON CONFLICT this module writes."""
+COLUMNS = {
+    "runs": "run_uuid name source_type source_name entry_point_name user_id status start_time end_time deleted_time "
+    "source_version lifecycle_stage artifact_uri experiment_id",
+    "tags": "key value run_uuid",
+    "params": "key value run_uuid",
+    "metrics": "key value timestamp step is_nan run_uuid",
+    "latest_metrics": "key value timestamp step is_nan run_uuid",
+    "datasets": "dataset_uuid experiment_id name digest dataset_source_type dataset_source dataset_schema "
+    "dataset_profile",
+    "inputs": "input_uuid source_type source_id destination_type destination_id step",
+    "input_tags": "input_uuid name value",
+}
+"""The columns that these tables have in the releases of MLflow that this module was tested with."""
 
 
 class OneByOneWriter:
@@ -184,27 +203,6 @@ def _is_refusal(error: Exception) -> bool:
         "RESOURCE_DOES_NOT_EXIST",
         _DATABASE_REFUSAL,
     }
-
-
-Row = dict[str, Any]
-_BUSY_TIMEOUT_MS = 20_000
-"""How long a SQLite connection waits for another writer; MLflow's own figure."""
-_MAX_NAME_CHARACTERS = 250
-DIALECTS = ("sqlite", "postgresql")
-"""Databases whose INSERT ... ON CONFLICT this module writes."""
-COLUMNS = {
-    "runs": "run_uuid name source_type source_name entry_point_name user_id status start_time end_time deleted_time "
-    "source_version lifecycle_stage artifact_uri experiment_id",
-    "tags": "key value run_uuid",
-    "params": "key value run_uuid",
-    "metrics": "key value timestamp step is_nan run_uuid",
-    "latest_metrics": "key value timestamp step is_nan run_uuid",
-    "datasets": "dataset_uuid experiment_id name digest dataset_source_type dataset_source dataset_schema "
-    "dataset_profile",
-    "inputs": "input_uuid source_type source_id destination_type destination_id step",
-    "input_tags": "input_uuid name value",
-}
-"""The columns that these tables have in the releases of MLflow that this module was tested with."""
 
 
 def known_tables() -> dict[str, Table] | None:

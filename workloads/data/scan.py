@@ -33,6 +33,25 @@ _KEY_AND_EXTENSION = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _NUMBERED_IMAGE = re.compile(rf"[0-9]+\.(?:{'|'.join(IMAGE_EXTENSIONS)})")
 """What is left of ``img.0.png`` behind its key ``img``: its writer took it for a sample of its own."""
 _NUM_SHOWN: Final = 3
+CLASS_EXTENSION: Final = "cls"
+METADATA_EXTENSION: Final = "json"
+TEXT_EXTENSION: Final = "txt"
+LABEL_EXTENSIONS: Final = frozenset({CLASS_EXTENSION, METADATA_EXTENSION, TEXT_EXTENSION})
+_FIELDS: Final = ("labels", "class", "cls", "label")
+"""Fields of a sample's JSON that may name its classes; the first one that is there counts."""
+_MAX_DIGITS: Final = 18
+_KEPT_BYTES: Final = 64 * 1024
+_BLOCK_BYTES: Final = 512
+_PADDING_BYTES: Final = 1024**2
+_MAX_READ_BYTES: Final = 512 * 1024**2
+"""No member that a scan reads as a whole is as large; a broken header may claim any size."""
+_COMPRESSIONS: Final = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\0": ("xz", "unxz"),
+}
+"""What the first bytes of a compressed file are, with the program that undoes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -220,15 +239,6 @@ def _hash(key: bytes) -> int:
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
 
 
-CLASS_EXTENSION: Final = "cls"
-METADATA_EXTENSION: Final = "json"
-TEXT_EXTENSION: Final = "txt"
-LABEL_EXTENSIONS: Final = frozenset({CLASS_EXTENSION, METADATA_EXTENSION, TEXT_EXTENSION})
-_FIELDS: Final = ("labels", "class", "cls", "label")
-"""Fields of a sample's JSON that may name its classes; the first one that is there counts."""
-_MAX_DIGITS: Final = 18
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRule:
     """How classes are written in the shards of one data set."""
@@ -342,22 +352,6 @@ def _leaf(token: Any, rule: ClassRule) -> int:  # noqa: ANN401 - whatever a JSON
         message = f"has the class {leaf}; the class table has 0 to {rule.num_classes - 1}"
         raise BadSampleError(Reason.CLASS_OUT_OF_RANGE, message)
     return leaf
-
-
-_KEPT_BYTES: Final = 64 * 1024
-_BLOCK_BYTES: Final = 512
-_PADDING_BYTES: Final = 1024**2
-_MAX_READ_BYTES: Final = 512 * 1024**2
-"""No member that a scan reads as a whole is as large; a broken header may claim any size."""
-
-
-_COMPRESSIONS: Final = {
-    b"\x1f\x8b": ("gzip", "gunzip"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
-    b"BZh": ("bzip2", "bunzip2"),
-    b"\xfd7zXZ\0": ("xz", "unxz"),
-}
-"""What the first bytes of a compressed file are, with the program that undoes it."""
 
 
 class DamagedArchiveError(Exception):

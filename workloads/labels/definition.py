@@ -21,6 +21,7 @@ ClassTable = Sequence[Mapping[str, Any]]
 
 WORDNET_FILE = "wordnet"
 TABLE_FILE = "table"
+GROUP: Final = "pretraining_orchestrator.label_spaces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +77,6 @@ def _class_number(reference: object, known: Mapping[str, int | None], num_classe
         what = "names several classes" if str(reference) in known else "is no class"
         raise UserError(f"{reference!r} {what} of the {num_classes}; give a class's number or full name")
     return number
-
-
-GROUP: Final = "pretraining_orchestrator.label_spaces"
 
 
 def plugin_labels(definition: Mapping[str, Any], classes: ClassTable) -> ClassLabels:

@@ -43,6 +43,8 @@ _LIST_KEYS: Final = ("categories", "classes", "rows")
 _SHOWN: Final = 5
 
 Row = Mapping[str, Any]
+PARENTS_PART: Final = "parents.json"
+Definition = Mapping[str, Any]
 
 
 def level_names(classes: ClassTable) -> list[str]:
@@ -263,11 +265,6 @@ def _completed(row: dict[str, Any]) -> dict[str, Any]:
     if "species" not in row and row.get("genus") and row.get("specific_epithet"):
         row = {**row, "species": f"{row['genus']} {row['specific_epithet']}"}
     return row
-
-
-PARENTS_PART: Final = "parents.json"
-
-Definition = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

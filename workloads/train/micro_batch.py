@@ -31,6 +31,8 @@ _USABLE_SHARE = 0.92
 """Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""
 # What exceptions of CUDA libraries say that are not torch.OutOfMemoryError.
 _TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
+_PAIR = 2
+"""Samples that are mixed with each other."""
 
 
 class DeviceMemory(Protocol):
@@ -231,10 +233,6 @@ def chosen_micro_batch(
     if known.failed_at:
         largest, retries = min(largest, halved(known.failed_at, 1, unit)), 0
     return even_micro_batch(share, halved(min(largest, share), retries, unit), unit)
-
-
-_PAIR = 2
-"""Samples that are mixed with each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,9 @@ from orchestrator.core.errors import FailureKind
 
 _PLACING_RUNNER = "placing"
 """Phase of an attempt whose runner is not up, or has not taken it yet."""
+REPORT_WAIT_S = 1.0
+"""How long a runner holds a question for news; its answer then brings the newest progress."""
+_LOG = logging.getLogger(__name__)
 
 
 def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
@@ -141,11 +144,6 @@ def _ended_by_force(attempt_id: str, link: RunnerLink) -> AttemptReport:
         node=link.node,
         placed_for_s=placed_for_s(link),
     )
-
-
-REPORT_WAIT_S = 1.0
-"""How long a runner holds a question for news; its answer then brings the newest progress."""
-_LOG = logging.getLogger(__name__)
 
 
 class LinkState(StrEnum):

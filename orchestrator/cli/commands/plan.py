@@ -41,6 +41,8 @@ from orchestrator.services.settings import Settings, shown_store
 from orchestrator.services.sources import find_plan
 from orchestrator.sweepfile import load_sweep
 
+_MAX_GROUPS = 60
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
@@ -86,9 +88,6 @@ def plan(  # noqa: PLR0913 - one parameter per flag
         store=store,
     )
     raise typer.Exit(show_plan(sweep, options))
-
-
-_MAX_GROUPS = 60
 
 
 def show_plan(reference: str, options: PlanOptions) -> ExitCode:

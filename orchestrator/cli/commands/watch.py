@@ -34,6 +34,13 @@ from orchestrator.sweeps.client import SweepLedger
 EVERY_S = 0.5
 _NUM_KEPT = 50
 _LEAVE = frozenset("qQ\x1b")
+_POLL_S = 0.2
+_PATIENCE_S = 15.0
+_NOT_TAKEN = (
+    "The controller has not taken the sweep yet. It waits in the store; if this goes on, see the actor 'controller' in "
+    "the Ray dashboard, and that its nodes reach the store."
+)
+_SHOWN_METRIC = "val_error"
 
 
 def watch(
@@ -44,15 +51,6 @@ def watch(
 ) -> None:
     """Show a sweep full-screen as it goes; on a pipe, one line per job that ends. Leaving stops nothing."""
     raise typer.Exit(watch_sweep(sweep, store, every_s=every))
-
-
-_POLL_S = 0.2
-_PATIENCE_S = 15.0
-_NOT_TAKEN = (
-    "The controller has not taken the sweep yet. It waits in the store; if this goes on, see the actor 'controller' in "
-    "the Ray dashboard, and that its nodes reach the store."
-)
-_SHOWN_METRIC = "val_error"
 
 
 class Watching:

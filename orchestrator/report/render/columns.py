@@ -30,6 +30,15 @@ from orchestrator.report.statistics.corrections import Family
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference, Summary
 
+Value = str | int | float | None
+Values = Mapping[str, Callable[[Any], Value]]
+"""Columns of a file by name, each with how its value is read from what the columns are of."""
+_PUBLISHED: Values = {
+    "published": attrgetter("value"),
+    "published_std": attrgetter("std"),
+    "published_source": attrgetter("source"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
@@ -264,11 +273,6 @@ def columns_left(table: TextTable, left_out: Sequence[tuple[int, ...]]) -> list[
     return [index for index in range(len(table.header)) if index not in gone]
 
 
-Value = str | int | float | None
-Values = Mapping[str, Callable[[Any], Value]]
-"""Columns of a file by name, each with how its value is read from what the columns are of."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
     """A table of plain values; every row has as many as there are columns."""
@@ -326,11 +330,6 @@ _COMPUTE: Values = {
     **_fields("gpu_hours", "cpu_hours", "cost"),
     "cost_is_partial": lambda compute: None if compute.cost is None else int(compute.is_cost_partial),
     "currency": lambda compute: None if compute.cost is None else compute.currency,
-}
-_PUBLISHED: Values = {
-    "published": attrgetter("value"),
-    "published_std": attrgetter("std"),
-    "published_source": attrgetter("source"),
 }
 _RESULT_COLUMNS: Values = {
     **_part(PLACE_COLUMNS, lambda line: line.table.place),

@@ -32,6 +32,9 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "svg.hashsalt": "granularity-curve",  # equal reports give equal files
 }
+_TRANSFER_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+"""The palette of Okabe and Ito, which colour-blind readers can tell apart."""
+_LEAST_SEEDS, _MOST_SEEDS = 8, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,11 +252,6 @@ def _set_limits(panel: Axes, points: Sequence[CurvePoint], table: Table) -> None
 def _draw_empty(panel: Axes, text: str) -> None:
     panel.set_axis_off()
     panel.text(0.5, 0.5, text, ha="center", va="center", transform=panel.transAxes, color=_BASELINE_COLOR)
-
-
-_TRANSFER_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-"""The palette of Okabe and Ito, which colour-blind readers can tell apart."""
-_LEAST_SEEDS, _MOST_SEEDS = 8, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,14 @@ RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
 REPORT_FILES = (MARKDOWN, RESULTS, RUNS, COMPARISONS, ABLATIONS, RESULTS_PARQUET, RUNS_PARQUET, DOCUMENT, PNG, SVG)
 """All but the interactive page (``orchestrator.report.render.page``), which is larger than all of them together."""
+_METHOD = (
+    "± is the sample standard deviation over all (pretrain seed, transfer seed) pairs, n their number. The relative "
+    "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "
+    "seeds. All intervals and tests are Student's t over the means of the pretrain seeds, so transfers of one backbone "
+    "count once. Corrected intervals and p-values hold for all pairs of label spaces of a table at once (Bonferroni). "
+    "A difference is established where its corrected interval excludes 0. A label space can be best unless another is "
+    "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
+)
 
 
 def json_ready(document: Any) -> Any:  # noqa: ANN401 - JSON is any of these
@@ -104,16 +112,6 @@ def _type(column: tuple[Value, ...]) -> object:
     if str in there:
         return pa.string()
     return pa.int64() if there == {int} else pa.float64()
-
-
-_METHOD = (
-    "± is the sample standard deviation over all (pretrain seed, transfer seed) pairs, n their number. The relative "
-    "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "
-    "seeds. All intervals and tests are Student's t over the means of the pretrain seeds, so transfers of one backbone "
-    "count once. Corrected intervals and p-values hold for all pairs of label spaces of a table at once (Bonferroni). "
-    "A difference is established where its corrected interval excludes 0. A label space can be best unless another is "
-    "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
-)
 
 
 def render_markdown(report: Report) -> str:

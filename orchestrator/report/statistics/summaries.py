@@ -28,6 +28,10 @@ import numpy as np
 from orchestrator.planning.estimate.power import CONFIDENCE, Noise
 from orchestrator.report.statistics.intervals import Estimate, estimate_columns
 
+METHOD = "one-way random effects, analysis of variance (Henderson's method 1), negative estimates set to 0"
+_SHARED_BASELINE = 0.25
+"""Squared correlation of two differences to one baseline, if all label spaces spread alike."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class SeedPair:
@@ -225,11 +229,6 @@ def _by_pretrain_seed(values: Mapping[SeedPair, float]) -> dict[int, list[float]
 def _group_numbers(pairs: Sequence[SeedPair]) -> list[int]:
     numbers = {seed: number for number, seed in enumerate(sorted({pair.pretrain for pair in pairs}))}
     return [numbers[pair.pretrain] for pair in pairs]
-
-
-METHOD = "one-way random effects, analysis of variance (Henderson's method 1), negative estimates set to 0"
-_SHARED_BASELINE = 0.25
-"""Squared correlation of two differences to one baseline, if all label spaces spread alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

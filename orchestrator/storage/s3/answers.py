@@ -44,6 +44,52 @@ _OK: Final = (HTTPStatus.OK,)
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _REGION_HEADER: Final = "x-amz-bucket-region"
 _MAX_QUOTED: Final = 80
+_OBJECT: Final = ("ETag", "LastModified", "ContentLength")
+_OBJECT_IN_BODY: Final = "GetObject"
+_ERROR: Final = "Error"
+"""S3 may say 200 before it knows that it fails; botocore sees to it."""
+_ROOT_ELEMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*\?>\s*)?<([A-Za-z][\w:.-]{0,60})[\s/>]")
+_ENTRIES: Final = {
+    "Contents": ("Key", "Size", "ETag", "LastModified"),
+    "CommonPrefixes": ("Prefix",),
+    "Uploads": ("Key", "UploadId", "Initiated"),
+}
+_NEXT_PAGE: Final = {
+    "list_objects_v2": ("NextContinuationToken",),
+    "list_multipart_uploads": ("NextKeyMarker", "NextUploadIdMarker"),
+}
+TRANSIENT = (StorageThrottledError, StorageTimeoutError)
+"""What another try may cure. After a write they mean that it is unknown whether it happened."""
+_NO_S3 = (
+    "this is not the answer of an S3 server; check the endpoint (AWS_ENDPOINT_URL_S3: scheme, host, port), proxies, "
+    "and whether this network asks for a login"
+)
+_NOT_FOUND, _BAD_REQUEST, _NOT_IMPLEMENTED = 404, 400, 501
+_BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str], ...] = (
+    (
+        (
+            botocore.NoCredentialsError,
+            botocore.PartialCredentialsError,
+            botocore.CredentialRetrievalError,
+            botocore.TokenRetrievalError,
+            botocore.NoAuthTokenError,
+            botocore.SSOError,
+            botocore.LoginError,
+        ),
+        StorageDeniedError,
+        "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or use a machine with a role",
+    ),
+    (
+        (botocore.FlexibleChecksumError, botocore.ChecksumError),
+        CorruptObjectError,
+        "the bytes differ from their checksum",
+    ),
+    (
+        (botocore.ConnectionError, botocore.HTTPClientError, botocore.IncompleteReadError),
+        StorageTimeoutError,
+        "check that the server runs and the endpoint is right (AWS_ENDPOINT_URL_S3)",
+    ),
+)
 
 
 class StrangeAnswerError(Exception):
@@ -62,7 +108,6 @@ class _Form:
     """Field of a listing that has the bucket's name."""
 
 
-_OBJECT: Final = ("ETag", "LastModified", "ContentLength")
 _FORMS: Final[Mapping[str, _Form]] = {
     "put_object": _Form(fields=("ETag",)),
     "get_object": _Form(fields=_OBJECT, statuses=(HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT)),
@@ -78,19 +123,6 @@ _FORMS: Final[Mapping[str, _Form]] = {
 }
 _ROOTS: Final = {"".join(part.capitalize() for part in name.split("_")): form.root for name, form in _FORMS.items()}
 """By the operation's name in S3's API."""
-_OBJECT_IN_BODY: Final = "GetObject"
-_ERROR: Final = "Error"
-"""S3 may say 200 before it knows that it fails; botocore sees to it."""
-_ROOT_ELEMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*\?>\s*)?<([A-Za-z][\w:.-]{0,60})[\s/>]")
-_ENTRIES: Final = {
-    "Contents": ("Key", "Size", "ETag", "LastModified"),
-    "CommonPrefixes": ("Prefix",),
-    "Uploads": ("Key", "UploadId", "Initiated"),
-}
-_NEXT_PAGE: Final = {
-    "list_objects_v2": ("NextContinuationToken",),
-    "list_multipart_uploads": ("NextKeyMarker", "NextUploadIdMarker"),
-}
 
 
 def check_raw_answer(operation_model: Any, response_dict: Response, **_: object) -> None:  # noqa: ANN401 - botocore's
@@ -197,10 +229,6 @@ def _quoted(text: object) -> str:
     return repr(str(text)[:_MAX_QUOTED])
 
 
-TRANSIENT = (StorageThrottledError, StorageTimeoutError)
-"""What another try may cure. After a write they mean that it is unknown whether it happened."""
-
-
 class OutOfRangeError(StorageError):
     """A ranged read starts at or after the end of the object."""
 
@@ -272,10 +300,6 @@ _BY_CODE = {code: rule for rule in _RULES for code in rule.codes.split()}
 _BY_STATUS = {status: rule for rule in _RULES for status in rule.statuses}
 _OTHER_REJECTION = _Rule(StorageError, "see the server's documentation of this code")
 _OTHER_FAILURE = _Rule(StorageTimeoutError, "check the server")
-_NO_S3 = (
-    "this is not the answer of an S3 server; check the endpoint (AWS_ENDPOINT_URL_S3: scheme, host, port), proxies, "
-    "and whether this network asks for a login"
-)
 _ABSENT = _Rule(NotFoundError, "there is no such object")
 """A 404 to HEAD, whose answer has no body to say more."""
 _ABSENT_WITHOUT_REASON = _Rule(StorageError, _NO_S3)
@@ -284,33 +308,6 @@ _NO_CONDITIONS = _Rule(
     UnsupportedStoreError,
     "this server does not support conditional writes (If-None-Match, If-Match), without which two controllers could "
     "both believe they own a sweep; use a server that does",
-)
-_NOT_FOUND, _BAD_REQUEST, _NOT_IMPLEMENTED = 404, 400, 501
-
-_BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str], ...] = (
-    (
-        (
-            botocore.NoCredentialsError,
-            botocore.PartialCredentialsError,
-            botocore.CredentialRetrievalError,
-            botocore.TokenRetrievalError,
-            botocore.NoAuthTokenError,
-            botocore.SSOError,
-            botocore.LoginError,
-        ),
-        StorageDeniedError,
-        "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or use a machine with a role",
-    ),
-    (
-        (botocore.FlexibleChecksumError, botocore.ChecksumError),
-        CorruptObjectError,
-        "the bytes differ from their checksum",
-    ),
-    (
-        (botocore.ConnectionError, botocore.HTTPClientError, botocore.IncompleteReadError),
-        StorageTimeoutError,
-        "check that the server runs and the endpoint is right (AWS_ENDPOINT_URL_S3)",
-    ),
 )
 
 

@@ -16,6 +16,8 @@ from orchestrator.sweepfile.pretrain import PretrainSpec
 _OPTION = "--set "
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
 _MAX_BLOCKS = 1000
+_LISTS = frozenset({"seeds", "labels"})
+"""Of blocks and transfers: lists also where the file leaves them out."""
 
 
 class _Argument(SourceLocation):
@@ -126,10 +128,6 @@ def _holds_list(value: object, path: Sequence[str]) -> bool:
     for step in path:
         value = _below(value, step)
     return isinstance(value, list) or path[-1] in _LISTS
-
-
-_LISTS = frozenset({"seeds", "labels"})
-"""Of blocks and transfers: lists also where the file leaves them out."""
 
 
 def _with_grid(tree: Tree, override: _Override) -> Tree:

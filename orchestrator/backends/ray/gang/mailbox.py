@@ -21,6 +21,17 @@ from orchestrator.core.errors import FailureKind
 from orchestrator.state.codec import decode_value
 from orchestrator.state.failure_policy import signature_of
 
+NODE_LABEL = "ray.io/node-id"
+"""Ray's own label of every node."""
+COORDINATOR = Resources(cpus=0.0)
+"""A gang's runner only waits for the workers, which hold the resources."""
+PLACING = "placing workers"
+"""Phase of a gang whose workers are not all up."""
+# Who names a cause explains the gang's end, a known one before an unknown one; who only lost sight of others does not.
+_DISTANCE = {FailureKind.UNKNOWN: 2, FailureKind.NODE_LOST: 3}
+_NAMES_NOBODY = frozenset({FailureKind.NODE_LOST, FailureKind.PREEMPTED, FailureKind.NUMERICS})
+"""Failures that each rank sees alike, whoever is at fault, unless the text blames a node or names a rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeardRank:
@@ -52,12 +63,6 @@ class HeardRank:
             num_entered=news["entered"],
             operation=news["operation"],
         )
-
-
-NODE_LABEL = "ray.io/node-id"
-"""Ray's own label of every node."""
-COORDINATOR = Resources(cpus=0.0)
-"""A gang's runner only waits for the workers, which hold the resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +108,6 @@ class GangShape:
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``to_json``."""
         return decode_value(cls, document)
-
-
-PLACING = "placing workers"
-"""Phase of a gang whose workers are not all up."""
-# Who names a cause explains the gang's end, a known one before an unknown one; who only lost sight of others does not.
-_DISTANCE = {FailureKind.UNKNOWN: 2, FailureKind.NODE_LOST: 3}
-_NAMES_NOBODY = frozenset({FailureKind.NODE_LOST, FailureKind.PREEMPTED, FailureKind.NUMERICS})
-"""Failures that each rank sees alike, whoever is at fault, unless the text blames a node or names a rank."""
 
 
 class GangMailbox:
