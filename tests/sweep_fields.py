@@ -16,8 +16,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry
 from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import Counted, Definition, LabelSources
-from orchestrator.sweepfile.load import shipped_recipes
-from orchestrator.sweepfile.parse.canonical import canonical_text
+from orchestrator.sweepfile.load import canonical_text, shipped_recipes
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep

@@ -1,6 +1,6 @@
 """What can be wrong with a Ray cluster on Kubernetes: of its manifests alone, and against the cluster it is for.
 
-The objects of KubeRay (``ray.io/v1``) as far as they are looked at here. Pure.
+Of KubeRay's objects (``ray.io/v1``) only what is looked at here is read.
 """
 
 from __future__ import annotations

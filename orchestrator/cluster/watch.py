@@ -1,9 +1,8 @@
 """``python -m orchestrator.cluster.watch``: runs on a spot node, and makes it leave when its provider takes it back.
 
-What a provider says to its own machine before it takes it back. Read over HTTP from the link-local metadata service.
-
-AWS: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, two minutes ahead.
-Google Cloud: https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption, half a minute ahead.
+The provider says so to its own machine, over HTTP, by the link-local metadata service. AWS, two minutes ahead:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html. Google Cloud, half a minute
+ahead: https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Asking a cluster from outside, and judging what its nodes told.
 
-Asking a cluster from outside: ``cluster.ask`` in a process of its own, with a deadline that holds whatever hangs.
-
-From what nodes told to verdicts. Pure.
+``orchestrator.doctor.cluster`` asks the nodes, in a process of its own with a deadline that holds whatever hangs. What
+follows from the answers is pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""What attempts say of themselves: gauges of their process, and sums for the controller to export.
+"""What attempts say of themselves: their pace as gauges of their process, and sums for the controller to export.
 
-What a process that trains says of itself: its pace as gauges, and sums for the controller to export.
-
-The sums travel with the attempt's progress. Exported here they would be a series per process, as Ray labels each with
-its worker, and a node's agent keeps the counters of workers that are gone until Ray is started anew: ten thousand gangs
-would leave a million series. Gauges vanish with their process.
+The sums travel with the attempt's progress. Exported by the process they would be a series per process, as Ray labels
+each with its worker, and a node's agent keeps the counters of workers that are gone until Ray is started anew: ten
+thousand gangs would leave a million series. Gauges vanish with their process.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from orchestrator.metrics import catalog
 from orchestrator.metrics.catalog import RUNNER_DATA_WAIT, RUNNER_IMAGES, Metric
 from orchestrator.metrics.exporter import Exporter, RayExporter
 from orchestrator.state.snapshot import Attempt, Snapshot
-from orchestrator.storage.errors import error_counts
+from orchestrator.storage.os_errors import error_counts
 
 STORE_ERRORS_PREFIX: Final = "store_errors/"
 """In ``Progress.counters``, before the name of an error."""

@@ -1,10 +1,8 @@
 """What a report is computed from: committed results, metric histories and learning curves.
 
-A job's metric history out of its segments.
-
 Attempts write immutable segments ``metrics/<key>/<attempt>/<from>-<to>.jsonl``. An attempt that resumes from step s
-repeats the steps after s, so its segments supersede what earlier attempts wrote about them. Which lines count follows
-from the names alone, so a reader never opens a segment that it has read before.
+repeats the steps after s, so its segments supersede what earlier attempts wrote about them. Which lines of a job's
+history count follows from the names alone, so a reader never opens a segment that it has read before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Reports every object of a store that is missing, short or altered, and repairs what can be made again.
 
-Reports every object of a store that is missing, short or altered.
-
 ``check_store`` compares what records and manifests name; ``check_documents`` reads the documents of the control plane,
 which carry their own digests. What only a sweep's journal can tell is checked by ``check_sweep``.
 """

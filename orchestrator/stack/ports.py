@@ -1,6 +1,6 @@
 """Free ports for servers that must be told theirs, and whether a Ray cluster answers at all.
 
-Whether a Ray cluster answers at all, asked without Ray, which tries for minutes before it says no.
+The second is asked without Ray, which tries for minutes before it says no.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from braceexpand import braceexpand
 from orchestrator.core.errors import StorageDeniedError, StorageError
 from orchestrator.storage.local import FILE
 from orchestrator.storage.protocol import ObjectStore, OpenableStore, check_name
-from orchestrator.storage.s3.scheme import S3, bucket_and_prefix
+from orchestrator.storage.s3 import S3, bucket_and_prefix
 
 VARIABLE = "ORCHESTRATOR_ALLOWED_URIS"
 """URIs between blanks or commas; empty: all are allowed. ``s3://`` allows all buckets."""

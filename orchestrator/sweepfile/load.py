@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from orchestrator.core.errors import SpecError
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
-from orchestrator.sweepfile.parse.canonical import canonical_text
 from orchestrator.sweepfile.parse.document import Changes, read_document
-from orchestrator.sweepfile.parse.tree import MAX_BYTES, parse_tree, too_large
+from orchestrator.sweepfile.parse.tree import MAX_BYTES, implicit_scalars, parse_tree, too_large
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.suggest import did_you_mean
@@ -41,6 +43,17 @@ class Loaded:
     """Which scales the file has itself; what it includes is not looked at."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what this language, or another reader of YAML, would take for something else than text."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401 - PyYAML's signature
+        return True
+
+
+for _tag, _pattern, _first in implicit_scalars():
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
 def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[ResolvedSweep, str]:
     """Read the file at a path, or the shipped sweep of that name; returns the sweep and the text to keep with it.
 
@@ -54,11 +67,6 @@ def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = ""
     """
     loaded = load_all(reference, Changes(overrides=overrides, scale=scale))
     return loaded.sweep, loaded.text
-
-
-def canonical_yaml(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> str:
-    """The canonical form of a sweep.yaml: one that plans the same and needs no other file. Arguments as above."""
-    return load_all(reference, Changes(overrides=overrides, scale=scale)).canonical
 
 
 def load_all(reference: str, changes: Changes) -> Loaded:
@@ -79,6 +87,21 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
     return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
+
+
+def canonical_text(document: Mapping[str, Any], recipes: Mapping[str, Mapping[str, Any]]) -> str:
+    """The canonical form of a sweep.yaml: complete in itself, without includes, variables, overrides and scales.
+
+    Args:
+        document: as ``Document.portable``: ``${env:NAME}`` stays, so that nothing of a machine gets into it.
+        recipes: those that the sweep names, without bases; they are written out, whatever later releases ship.
+    """
+    order = [field.alias or name for name, field in SweepSpec.model_fields.items()]
+    complete = {**document, "recipes": {name: dict(recipes[name]) for name in sorted(recipes)}}
+    if not recipes:
+        del complete["recipes"]
+    sections = {name: complete[name] for name in order if name in complete}
+    return yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | None = None) -> ResolvedSweep:

@@ -1,8 +1,7 @@
 """What the run of a sweep carries besides its state: its origin, its report, and the registered best backbone.
 
-What the run of a sweep carries besides its state: where it was submitted from, and its report.
-
-The best backbone of a finished sweep in MLflow's model registry, if the sweep asks for it (``register: best``).
+The backbone is registered in MLflow's model registry once the sweep has finished, if it asks for that
+(``register: best``).
 """
 
 from __future__ import annotations

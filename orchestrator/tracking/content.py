@@ -1,8 +1,7 @@
 """What the run of a job says besides its state: parameters, tags, data sets, results and metrics.
 
-Parameters, tags and data sets of the runs of jobs: what people filter, group and compare by; pure.
-
-What the run of a job says besides its state: read from records and metric segments, many jobs at once.
+Parameters, tags and data sets, by which people filter, group and compare runs, follow from the plan alone. Results and
+metrics are read from records and metric segments, many jobs at once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Addresses of the pages of MLflow, and views of them that compare label spaces.
 
-A view of MLflow's pages that compares label spaces, kept as a tag of the experiment so that a link opens it.
-
-MLflow's pages share views this way themselves: the state of the page in JSON, in the tag ``mlflow.sharedViewState.KEY``
-of the experiment, opened by ``?viewStateShareKey=KEY``. Each sweep has a view of its own in its experiment.
+A view is kept as a tag of the experiment, so that a link opens it. MLflow's pages share views this way themselves: the
+state of the page in JSON, in the tag ``mlflow.sharedViewState.KEY``, opened by ``?viewStateShareKey=KEY``. Each sweep
+has a view of its own in its experiment.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The publisher: brings a tracking server from what it shows to what is true of the sweeps of a store, never back.
 
-Publishing until there is nothing more to publish, through any outage of the tracking server.
+Invariants:
 
-The trials of search jobs as runs below the run of their job.
-
-The facts of all runs of a sweep. Most jobs have not changed since the last look, and cost one comparison.
+- It goes on until there is nothing more to publish, through any outage of the tracking server.
+- A job that has not changed since the last look, as most have not, costs one comparison.
+- Trials of a search are runs below the run of their job.
 """
 
 from __future__ import annotations

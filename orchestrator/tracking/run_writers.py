@@ -1,14 +1,9 @@
 """Two ways to write runs: through the interface of MLflow, or straight into the tables of its database.
 
-Runs written through MLflow's own interface: a few calls for each, several runs at once over HTTP.
-
-Many runs at once, straight into the tables of an MLflow database, in one transaction for each batch.
-
-MLflow's own interface writes one run per call, in several transactions. Where its database can be reached, this module
-writes the rows that those calls would write. What a batch leaves behind equals what MLflow leaves (a test compares the
-tables), and a batch is there as a whole or not at all.
-
-It is used only where ``known_tables`` finds the tables to be exactly those that this module knows.
+MLflow's own interface writes one run per call, in several transactions, over HTTP several runs at once. Where its
+database can be reached, the rows that those calls would write are written here, many runs in one transaction. What such
+a batch leaves behind equals what MLflow leaves (a test compares the tables), and a batch is there as a whole or not at
+all. The tables are written only where ``known_tables`` finds them to be exactly those that this module knows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one place that talks to MLflow. Every failure is a ``TrackingError``, and none touches the truth about a sweep.
 
-Whether what answers at a tracking URI is an MLflow that we can talk to; asked once, before anything is written.
+Whether what answers at a tracking URI is an MLflow that we can talk to is asked once, before anything is written.
 """
 
 from __future__ import annotations

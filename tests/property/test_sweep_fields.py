@@ -20,7 +20,7 @@ from orchestrator.core.ids import canonical_json, sha256_hex
 from orchestrator.core.recipe import PARAMETERS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile.fields import Strict
-from orchestrator.sweepfile.parse.canonical import canonical_text
+from orchestrator.sweepfile.load import canonical_text
 from orchestrator.sweepfile.parse.tree import parse_tree
 from tests.sweep_changes import CHANGES
 from tests.sweep_fields import TEXT, Role, plan_of, portable_of

@@ -1,13 +1,12 @@
 """Levels of a taxonomy, and the parents of the classes of a label space on them.
 
-Levels are columns of a class table, be it the data set's own, a file's, or the parts of folder names.
+Levels are columns of a class table (the data set's own, a taxonomy's file, or the parts of folder names), and for
+WordNet every further step upwards. Invariants:
 
-A level counts where the space refines it: which of its nodes a sample has follows from the sample's class alone.
-Which levels there are follows from the definition, the class table and the files, never from a sweep's other entries:
-columns of the class table, columns of a taxonomy's own table, and for WordNet every further step upwards.
-
-Parts of the artifact of a ``labels`` job: ``parents.json`` with ``levels``, a list of ``name`` and ``class_names``, and
-for the level at position i the array ``parents/<i>.npy``. Artifacts of earlier versions have neither.
+- Which levels there are follows from the definition, the class table and the files, never from a sweep's other entries.
+- A level counts where the space refines it: which of its nodes a sample has follows from the sample's class alone.
+- Parts of the artifact of a ``labels`` job: ``parents.json`` with ``levels``, a list of ``name`` and ``class_names``,
+  and for the level at position i the array ``parents/<i>.npy``. Artifacts of earlier versions have neither.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stdout_console
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Plan
@@ -42,6 +42,7 @@ from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.report.tables import seeds_of
 from orchestrator.services.settings import Settings
 from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes

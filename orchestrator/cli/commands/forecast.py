@@ -17,7 +17,7 @@ from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.core.units import format_bytes, format_duration, format_percent
@@ -29,6 +29,7 @@ from orchestrator.services.costs import read_prices
 from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
 from orchestrator.services.preview import Preview, check_accelerator, make_preview
 from orchestrator.services.settings import Settings
+from orchestrator.services.terminal import stderr_console
 from orchestrator.simulation import Forecast
 from orchestrator.simulation.forecast import imagined, join_plans
 from orchestrator.state.transitions import SweepState

@@ -19,7 +19,7 @@ from orchestrator.cli.arguments import (
     scale_name,
 )
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import SpecError
 from orchestrator.core.units import format_duration
 from orchestrator.planning.estimate.estimates import Estimates
@@ -39,6 +39,7 @@ from orchestrator.services.preview import (
 )
 from orchestrator.services.settings import Settings, shown_store
 from orchestrator.services.sources import find_plan
+from orchestrator.services.terminal import stderr_console
 from orchestrator.sweepfile import load_sweep
 
 _MAX_GROUPS = 60

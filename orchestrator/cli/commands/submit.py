@@ -17,7 +17,7 @@ from orchestrator.cli.commands.report import print_report
 from orchestrator.cli.commands.status import exit_code_for
 from orchestrator.cli.commands.watch import follow_sweep
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, print_document, stderr_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, print_document
 from orchestrator.core.errors import ClusterError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.preview import preview_lines
@@ -25,7 +25,7 @@ from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.settings_sources import Code
 from orchestrator.services.status import SweepStatus, failure_lines, status_document
 from orchestrator.services.submit import PreparedSubmit, SubmitRequest, prepare_submit, show_difference
-from orchestrator.services.terminal import confirmed
+from orchestrator.services.terminal import confirmed, stderr_console
 from orchestrator.services.transports import Submitter, open_submitter
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState

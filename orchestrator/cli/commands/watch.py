@@ -19,13 +19,13 @@ from orchestrator.cli.arguments import StoreOption, SweepName
 from orchestrator.cli.commands.status import exit_code_for, status_table
 from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import stderr_console
 from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
 from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
+from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import Submitter
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.storage.protocol import ObjectStore

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.recipe import OPTIMIZERS
 from orchestrator.planning.estimate.flops import (
     FORWARD_PASSES_PER_STEP,
     OPERATIONS_PER_MAC,
@@ -32,8 +33,6 @@ _INDEX_BYTES_PER_SAMPLE = 80
 _TAR_BYTES_PER_SAMPLE = 3072
 """Headers and padding of an image and its metadata in a tar."""
 _RECORD_BYTES = 4096
-_OPTIMIZER_COPIES: Mapping[str, int] = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Values per weight that optimizers remember."""
 _DIGITS_VAL_FRACTION = 0.2
 _SCAN_S, _WRITE_S, _LABEL_S = 0.00012, 0.0004, 0.5
 """Core-seconds to index and to write a sample, and of a label space."""
@@ -276,7 +275,7 @@ def _of_training(volumes: Volumes, job: Job) -> Volume:
     weights += 0 if job.kind is JobKind.PROBE else _FLOAT_BYTES * network.num_parameters
     keep = parameters.get("keep", {})
     num_kept = len(keep.get("epochs", ())) + int((keep.get("best") or {}).get("k", 0))
-    copies = 1 + _OPTIMIZER_COPIES.get(recipe.get("optimizer", "sgd"), 2) + (recipe.get("average", "none") != "none")
+    copies = 1 + OPTIMIZERS[recipe.get("optimizer", "sgd")].state_copies + (recipe.get("average", "none") != "none")
     return Volume(
         work=work,
         subject=subject,

@@ -33,8 +33,6 @@ MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "rep
 COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
 RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
-REPORT_FILES = (MARKDOWN, RESULTS, RUNS, COMPARISONS, ABLATIONS, RESULTS_PARQUET, RUNS_PARQUET, DOCUMENT, PNG, SVG)
-"""All but the interactive page (``orchestrator.report.render.page``), which is larger than all of them together."""
 _METHOD = (
     "± is the sample standard deviation over all (pretrain seed, transfer seed) pairs, n their number. The relative "
     "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "

@@ -1,19 +1,15 @@
-"""Spread over seeds, intervals and paired comparisons of a report; pure.
-
-The pure statistics of a report: spread over seeds, intervals, the paper's relative improvement, paired comparisons.
+"""The statistics of a report: spread over seeds, intervals, the paper's relative improvement, paired comparisons. Pure.
 
 Runs that differ only in their label space see the same images in the same order from the same initial backbone, so two
-label spaces are compared pair by pair, over equal (pretrain seed, transfer seed).
+label spaces are compared pair by pair, over equal (pretrain seed, transfer seed). Transfers of one backbone are not
+independent of each other: everything that claims a certainty averages them per pretrain seed first and rests on those
+averages, so n transfers of one backbone are one observation, not n.
 
-Transfers of one backbone are not independent of each other. Everything that claims a certainty therefore averages them
-per pretrain seed first and rests on those averages: n transfers of one backbone are one observation, not n.
-
-How much of the spread comes from the pretrain seed and how much from the transfer seed.
-
-The one-way random effects model ``y_ij = mean + pretrain_i + transfer_ij``, estimated by the analysis of variance
-(Henderson's method 1; Searle, Casella, McCulloch: Variance Components, sections 3.5 balanced and 3.6 unbalanced): the
-mean squares within and between pretrain seeds are set equal to what they are expected to be. For balanced runs with a
-component that is not negative this is what REML gives too.
+How much of the spread comes from the pretrain seed and how much from the transfer seed is estimated by the one-way
+random effects model ``y_ij = mean + pretrain_i + transfer_ij`` and the analysis of variance (Henderson's method 1;
+Searle, Casella, McCulloch: Variance Components, sections 3.5 balanced and 3.6 unbalanced): the mean squares within and
+between pretrain seeds are set equal to what they are expected to be. For balanced runs with a component that is not
+negative this is what REML gives too.
 """
 
 from __future__ import annotations

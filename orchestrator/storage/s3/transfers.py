@@ -25,8 +25,8 @@ from orchestrator.core.errors import CorruptObjectError, NoSpaceError, NotFoundE
 from orchestrator.storage.bulk import Piece, write_at
 from orchestrator.storage.files import replaced_file
 from orchestrator.storage.protocol import ObjectStat
-from orchestrator.storage.s3.answers import Response
 from orchestrator.storage.s3.client import Bucket
+from orchestrator.storage.s3.responses import Response
 
 Item = TypeVar("Item")
 _MAX_PARTS = 10_000  # of one upload, by the S3 API

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from orchestrator.backends.protocol import PLACING_WORKERS
 from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.digest import current_digests
 from orchestrator.core.activity import Activity
@@ -25,8 +26,6 @@ NODE_LABEL = "ray.io/node-id"
 """Ray's own label of every node."""
 COORDINATOR = Resources(cpus=0.0)
 """A gang's runner only waits for the workers, which hold the resources."""
-PLACING = "placing workers"
-"""Phase of a gang whose workers are not all up."""
 # Who names a cause explains the gang's end, a known one before an unknown one; who only lost sight of others does not.
 _DISTANCE = {FailureKind.UNKNOWN: 2, FailureKind.NODE_LOST: 3}
 _NAMES_NOBODY = frozenset({FailureKind.NODE_LOST, FailureKind.PREEMPTED, FailureKind.NUMERICS})
@@ -115,7 +114,7 @@ class GangMailbox:
 
     def __init__(self, shape: GangShape) -> None:
         self.shape = shape
-        self.progress = Progress(phase=PLACING)
+        self.progress = Progress(phase=PLACING_WORKERS)
         self.placement_group = ""
         """Id of the gang's reservation, hexadecimal, once its first worker is up."""
         self.room_node_ids: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Node checks: a minute in which a node shows that it computes, remembers and moves data, alone with its GPUs.
+"""Ray tasks that check nodes: a minute in which a node shows that it computes, remembers and moves data.
 
-A check is a Ray task that holds all GPUs of its node. So it never runs beside an attempt, and a gang that is sent to
-the node meanwhile waits for it.
+What is measured, and how, is ``workloads.node_check``, which the task starts as a process of its own. The task holds
+all GPUs of its node, so it never runs beside an attempt, and a gang that is sent to the node meanwhile waits for it.
 """
 
 from __future__ import annotations

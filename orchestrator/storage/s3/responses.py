@@ -1,16 +1,12 @@
 """What S3 servers say: whether it comes from S3 and answers what was asked, and which of our errors it is.
 
-Whether an answer comes from S3, and answers what was asked.
-
 Whoever stands between us and the server may answer in its place: the login page of a network, a web server at the wrong
 port, a redirect to https. Botocore makes of such an answer what it can, often an empty one, and an empty listing would
 be believed by garbage collection. So an answer is taken only if it has the status and the fields that S3 gives it, and
 a listing names the bucket and the folder that were asked for.
 
-The one table from what S3 servers and botocore say to our own errors.
-
-Servers differ in their codes and agree more or less in the HTTP status, so the code decides where it is known and the
-status where it is not.
+One table leads from what servers and botocore say to our own errors. Servers differ in their codes and agree more or
+less in the HTTP status, so the code decides where it is known and the status where it is not.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ from orchestrator.core.errors import (
     StorageTimeoutError,
     UnsupportedStoreError,
 )
-from orchestrator.storage.errors import count_error
+from orchestrator.storage.os_errors import count_error
 
 Response = dict[str, Any]
 
