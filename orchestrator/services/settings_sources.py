@@ -422,7 +422,8 @@ def take_flag(arguments: Sequence[str]) -> tuple[str, list[str]]:
     end = rest.index("--") if "--" in rest else len(rest)
     for position in range(end - 1, -1, -1):
         if rest[position] != f"{CONTEXT_FLAG}=" and rest[position].startswith(f"{CONTEXT_FLAG}="):
-            context = context or rest.pop(position).partition("=")[2]
+            named = rest.pop(position).partition("=")[2]
+            context = context or named
         elif rest[position] == CONTEXT_FLAG and position + 1 < end and rest[position + 1]:
             context = context or rest[position + 1]
             del rest[position : position + 2]
