@@ -211,7 +211,7 @@ def corrected(
     family = list(differences)
     for (index, found, p_value), p_holm, p_bh in zip(tested, holm(p_values), benjamini_hochberg(p_values), strict=True):
         share = with_share if flags[index] else other_share
-        half = _quantile(found.num_pretrain_seeds - 1, share) * (found.std_error or 0.0)
+        half = _quantile(found.freedom, share) * (found.std_error or 0.0)
         family[index] = replace(
             found,
             p_family=min(1.0, p_value / share),
@@ -246,7 +246,7 @@ def within(found: PairedDifference, bounds: MetricRange | None, reference: float
 
 
 @cache
-def _quantile(freedom: int, share: float) -> float:
+def _quantile(freedom: float, share: float) -> float:
     """Of Student's t, for an interval that errs with its share of the 5 % on both sides together."""
     from scipy import special
 

@@ -90,6 +90,11 @@ class PairedDifference:
     """
 
     @property
+    def freedom(self) -> float:
+        """Degrees of freedom of ``std_error``."""
+        return self.num_pretrain_seeds - 1
+
+    @property
     def is_established(self) -> bool:
         """Whether it differs from 0 within the family: its simultaneous interval excludes 0."""
         return self.p_family is not None and self.p_family < 1 - CONFIDENCE
