@@ -1,0 +1,9 @@
+"""The simulations that come with this package, by the name that a sweep gives as ``run``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+SIMULATIONS: Final[Mapping[str, str]] = {}
+"""Name -> ``module:function``; see ``workloads.theory.context`` for what such a function is."""
