@@ -19,7 +19,7 @@ from orchestrator.scheduling.budgets import WARN_AT, overdue, time_left_s
 from orchestrator.services.costs import cost_document, cost_lines, hours_left, sweep_bill
 from orchestrator.services.eta import EtaTracker, durations_of, eta_of
 from orchestrator.services.settings import Settings
-from orchestrator.services.terminal import say
+from orchestrator.services.sources import restart_killed
 from orchestrator.stack.description import read_description
 from orchestrator.state.snapshot import Attempt, Failure, JobView, Snapshot
 from orchestrator.state.spending import Bill
@@ -449,9 +449,4 @@ def revive_killed_stack(snapshot: Snapshot) -> None:
     killed = read_description(settings.home)
     if killed is None or killed.is_alive or snapshot.cluster not in {"", settings.cluster}:
         return
-    from orchestrator.stack.start import restart_killed_stack
-
-    if restart_killed_stack(settings.home) is not None:
-        died = f"The supervisor of the local stack (pid {killed.pid}) has died"
-        again = "the stack starts again, and the sweep goes on from its checkpoints."
-        say(f"{died}; {again}")
+    restart_killed(settings.home)

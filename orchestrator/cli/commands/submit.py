@@ -23,6 +23,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.preview import preview_lines
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.settings_sources import Code
+from orchestrator.services.sources import revive_killed_store
 from orchestrator.services.status import SweepStatus, failure_lines, status_document
 from orchestrator.services.submit import PreparedSubmit, SubmitRequest, prepare_submit, show_difference
 from orchestrator.services.terminal import confirmed, stderr_console
@@ -108,11 +109,13 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
         settings = settings.model_copy(update={"code": options.code})
     sweep, text = load_sweep(reference, options.overrides, scale=options.scale)
     consent = Consent.FORCE if options.force else Consent.ASK
+    store_uri = options.store or settings.store_uri(sweep)
+    revive_killed_store(store_uri)
     prepared = prepare_submit(
         sweep,
         text,
         settings,
-        store_uri=options.store or settings.store_uri(sweep),
+        store_uri=store_uri,
         priority=options.priority,
         prices=options.prices,
         consent=consent,

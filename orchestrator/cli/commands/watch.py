@@ -23,7 +23,7 @@ from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.sources import open_existing_store, require_sweep, revive_killed_store
 from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
 from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import Submitter
@@ -57,7 +57,7 @@ class Watching:
     """What one display knows of a sweep; each look reads only what is new."""
 
     def __init__(self, store: ObjectStore, sweep: str) -> None:
-        self._store = store
+        self._store, self.uri = store, store.uri
         self._ledger = SweepLedger(store, sweep)
         self._jobs: JobTable | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
@@ -124,7 +124,7 @@ def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
     with _keys() as has_left, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
-                revive_killed_stack(watching.look().snapshot)
+                revive_killed_stack(_look(watching).snapshot)
             live.update(view(watching, console), refresh=True)
             if watching.status.snapshot.state.is_final or has_left(every_s):
                 return
@@ -133,12 +133,22 @@ def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
 def _in_lines(watching: Watching, every_s: float) -> None:
     lines = Lines()
     while True:
-        status = watching.look()
+        status = _look(watching)
         lines.show(status)
         revive_killed_stack(status.snapshot)
         if status.snapshot.state.is_final:
             return
         time.sleep(every_s)
+
+
+def _look(watching: Watching) -> SweepStatus:
+    """The status of this moment, also of a store that was on the S3 server of a stack that was killed."""
+    try:
+        return watching.look()
+    except StorageError:
+        if not revive_killed_store(watching.uri):
+            raise
+        return watching.look()
 
 
 def _say_detached(sweep: str, store_uri: str) -> None:
