@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
 
+from orchestrator.cli.commands.watch import look_while
 from orchestrator.controller.calls import CallsLostError, ServiceCalls, ServiceSettings
 from orchestrator.core.errors import ClusterError, StorageError
 from orchestrator.services import sources
 from orchestrator.services import stack_transport as module
 from orchestrator.services.settings import Settings
 from orchestrator.services.stack_transport import StackTransport
+from orchestrator.services.status import SweepStatus
 from orchestrator.stack.description import Stack, own_identity, read_stack, remove_description, write_stack
 from orchestrator.stack.start import restart_killed_stack
+from orchestrator.state.snapshot import Snapshot
 
 SETTINGS = ServiceSettings(store_uri="file:///store", cluster="c", namespace="n", tracking_uri="sqlite:///x.db")
 
@@ -185,3 +189,19 @@ def test_store_on_the_s3_server_of_a_killed_stack_is_waited_for(stack, tmp_path,
     assert sources.open_existing_store("s3://orchestrator/x").uri == "s3://orchestrator/x"
     assert launched == [True]
     assert "the stack starts again" in capsys.readouterr().err
+
+
+def test_stack_is_tended_while_the_store_does_not_answer():
+    is_back = threading.Event()
+
+    def look():
+        assert is_back.wait(60)
+        return SweepStatus(snapshot=Snapshot(sweep="x"))
+
+    assert look_while(look, is_back.set).snapshot.sweep == "x"
+
+    def fail():
+        raise StorageError("gone")
+
+    with pytest.raises(StorageError, match="gone"):
+        look_while(fail, lambda: None)

@@ -8,7 +8,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from threading import Thread
 from typing import Annotated, Protocol
 
 import typer
@@ -23,7 +25,7 @@ from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
-from orchestrator.services.sources import open_existing_store, require_sweep, revive_killed_store
+from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
 from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import Submitter
@@ -57,7 +59,7 @@ class Watching:
     """What one display knows of a sweep; each look reads only what is new."""
 
     def __init__(self, store: ObjectStore, sweep: str) -> None:
-        self._store, self.uri = store, store.uri
+        self._store = store
         self._ledger = SweepLedger(store, sweep)
         self._jobs: JobTable | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
@@ -124,7 +126,7 @@ def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
     with _keys() as has_left, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
-                revive_killed_stack(_look(watching).snapshot)
+                _look(watching)
             live.update(view(watching, console), refresh=True)
             if watching.status.snapshot.state.is_final or has_left(every_s):
                 return
@@ -135,20 +137,16 @@ def _in_lines(watching: Watching, every_s: float) -> None:
     while True:
         status = _look(watching)
         lines.show(status)
-        revive_killed_stack(status.snapshot)
         if status.snapshot.state.is_final:
             return
         time.sleep(every_s)
 
 
 def _look(watching: Watching) -> SweepStatus:
-    """The status of this moment, also of a store that was on the S3 server of a stack that was killed."""
-    try:
-        return watching.look()
-    except StorageError:
-        if not revive_killed_store(watching.uri):
-            raise
-        return watching.look()
+    """The status of this moment; a stack that was killed is started again, also while the store does not answer."""
+    status = look_while(watching.look, lambda: revive_killed_stack(watching.status.snapshot))
+    revive_killed_stack(status.snapshot)
+    return status
 
 
 def _say_detached(sweep: str, store_uri: str) -> None:
@@ -209,14 +207,21 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
     """
     tracker, prices = EtaTracker(), read_prices("")
     ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
+
+    def look() -> SweepStatus:
+        snapshot = ledger.refresh()
+        is_taken = message_id in snapshot.handled
+        return load_status(store, snapshot, tracker, prices) if is_taken else SweepStatus(snapshot=snapshot)
+
     with _display() as display:
         while True:
-            snapshot = ledger.refresh()
+            status = look_while(look, connection.keep_alive)
+            snapshot = status.snapshot
             if message_id in snapshot.refusals:
                 message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
                 raise UserError(message)
             if message_id in snapshot.handled:
-                display.show(load_status(store, snapshot, tracker, prices))
+                display.show(status)
                 if snapshot.state.is_final:
                     return snapshot
             elif time.monotonic() > patience_ends_s:
@@ -224,6 +229,26 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
                 stderr_console().print(_NOT_TAKEN, soft_wrap=True)
             connection.keep_alive()
             time.sleep(_POLL_S)
+
+
+def look_while(look: Callable[[], SweepStatus], meanwhile: Callable[[], None]) -> SweepStatus:
+    """What a look at the store finds. While it lasts, ``meanwhile`` is called every fifth of a second.
+
+    A store that does not answer is asked again for a minute before that is an error. It may be on the S3 server of the
+    very stack that ``meanwhile`` starts again.
+    """
+    found: Future[SweepStatus] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(look())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            found.set_exception(error)
+
+    Thread(target=run, name="look at the store", daemon=True).start()  # daemon: Ctrl-C waits for no server
+    while not wait([found], timeout=_POLL_S).done:
+        meanwhile()
+    return found.result()
 
 
 @contextmanager
