@@ -45,14 +45,14 @@ def _store(context: typer.Context) -> str:
 
 
 def _sweeps(store_uri: str) -> list[str]:
-    from orchestrator.services.sources import open_existing_store
+    from orchestrator.services.stores import open_existing_store
     from orchestrator.sweeps.client import list_sweeps
 
     return list_sweeps(open_existing_store(store_uri))
 
 
 def _jobs(store_uri: str, sweep: str) -> list[str]:
-    from orchestrator.services.sources import open_existing_store
+    from orchestrator.services.stores import open_existing_store
     from orchestrator.sweeps.client import load_plan
 
     return [job.name for job in load_plan(open_existing_store(store_uri), sweep).jobs]

@@ -15,8 +15,8 @@ from orchestrator.cli.commands.watch import job_line
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.services import sources
-from orchestrator.services.sources import ANSWER_S
 from orchestrator.services.status import SweepStatus, describe_progress, status_lines
+from orchestrator.services.stores import ANSWER_S
 from orchestrator.state.snapshot import Failure, JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import checkpoints_folder, lease_name

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from torch import nn
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import OutOfMemoryError, UserError
+from orchestrator.storage.files import replaced_file
 from workloads.data.order import rank_slice
 from workloads.models.batchnorm import batchnorm_layers, resolve_norm_group
 from workloads.runtime.ranks import Ranks
@@ -198,9 +198,8 @@ class MicroBatchMemory:
         # Losing it costs one more search: no reason to fail a job.
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self._file.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps({"setting": self._setting, "known": asdict(known)}), encoding="utf-8")
-            fresh.replace(self._file)
+            with replaced_file(self._file) as file:
+                file.write(json.dumps({"setting": self._setting, "known": asdict(known)}).encode())
 
 
 def chosen_micro_batch(

@@ -41,7 +41,7 @@ from orchestrator.report.results import Report, Table
 from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.report.tables import seeds_of
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore

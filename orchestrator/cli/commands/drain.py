@@ -13,7 +13,7 @@ from orchestrator.cli.commands.lifecycle import WAIT_S, ControlOptions, RunningO
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import open_existing_store
+from orchestrator.services.stores import open_existing_store
 from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client

@@ -38,7 +38,7 @@ from orchestrator.services.preview import (
     preview_lines,
 )
 from orchestrator.services.settings import Settings, shown_store
-from orchestrator.services.sources import find_plan
+from orchestrator.services.stores import find_plan
 from orchestrator.services.terminal import stderr_console
 from orchestrator.sweepfile import load_sweep
 

@@ -26,7 +26,7 @@ from orchestrator.services.costs import read_prices
 from orchestrator.services.power import JobCost, Option, PowerAnswer, PowerQuestion, answer_power
 from orchestrator.services.preview import check_accelerator
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import find_plan
+from orchestrator.services.stores import find_plan
 from orchestrator.services.terminal import stderr_console
 from orchestrator.sweepfile import load_sweep
 

@@ -26,7 +26,7 @@ from orchestrator.report.render.page import PAGE, render_page
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.services.costs import read_prices
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import load_plan, load_snapshot
 from orchestrator.tracking.links import find_run_links

@@ -24,8 +24,8 @@ from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageErro
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import find_store
 from orchestrator.services.status import describe_progress
+from orchestrator.services.stores import find_store
 from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore

@@ -43,7 +43,7 @@ from orchestrator.retention.roots import (
     remove_pin,
 )
 from orchestrator.retention.roots import forget as forget_sweep
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan

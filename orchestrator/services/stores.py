@@ -1,4 +1,4 @@
-"""Where commands find sweeps: in a file, among the shipped ones, or in a store to which they were submitted."""
+"""Opening the store that a command names, and finding a sweep: in a file, among the shipped ones, or in a store."""
 
 from __future__ import annotations
 
