@@ -213,7 +213,7 @@ def _clp(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
 
 def _plugin(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
     name = parameters["name"]
-    function = load_plugin(name, GROUP, "measure")
+    function = load_plugin("measure", GROUP, name)
     targets = {"classes": subject.classes.ids_N.copy()}
     if subject.trained is not None:
         targets["trained"] = subject.trained.ids_N.copy()

@@ -85,7 +85,7 @@ def plugin_labels(definition: Mapping[str, Any], classes: ClassTable) -> ClassLa
     Raises:
         UserError: it is not installed in this version, or gives no label space.
     """
-    make = load_plugin(definition["name"], GROUP, "label space")
+    make = load_plugin("label space", GROUP, definition["name"])
     try:
         found = make(list(classes), dict(definition["arguments"]))
     except Exception as error:
