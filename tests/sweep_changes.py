@@ -33,6 +33,7 @@ TOP: Mapping[str, Change] = {
         "pretrain.sixth={model: {name: test_vit, image_size: 32}, labels: [mod], recipe: short}"
     ),
     "SweepSpec.transfer": _picks("transfer.near.name=nearest"),
+    "SweepSpec.simulate": _picks("simulate.more={run: x, metric: m}"),
     "SweepSpec.report": _runs("report.baseline=levels/depth2"),
     "SweepSpec.resources": _runs("resources.data.cpus=2"),
     "SweepSpec.compute": _runs("compute.micro_batch=8"),
@@ -94,6 +95,7 @@ TOP: Mapping[str, Change] = {
             "budget": "{gpu_hours: 7}",
             "deadline": "36h",
             "users": "[somebody]",
+            "expectations": "fail",
         }.items()
     },
     "BudgetSpec.gpu_hours": _runs("policy.budget.gpu_hours=9"),
@@ -101,7 +103,7 @@ TOP: Mapping[str, Change] = {
     "BudgetSpec.gpu_hour_price": _runs("policy.budget.gpu_hour_price=2"),
     **{
         f"ResourceGroups.{group}": _runs(f"resources.{group}.cpus=3")
-        for group in ("data", "embed", "cluster", "pretrain", "transfer")
+        for group in ("data", "embed", "cluster", "pretrain", "transfer", "simulate")
     },
     **{
         f"ResourcesSpec.{field}": _runs(f"resources.pretrain.{field}={value}")
@@ -116,6 +118,49 @@ TOP: Mapping[str, Change] = {
             "labels": "{zone: a}",
         }.items()
     },
+}
+
+_EXPECT = "simulate.sim.expect"
+SIMULATE: Mapping[str, Change] = {
+    **{f"SimulationSweepSpec.{field}": TOP[f"SweepSpec.{field}"] for field in ("datasets", "labels", "pretrain")},
+    "SimulateSpec.run": _is("simulate.sim.run=other", of="theory"),
+    "SimulateSpec.parameters": _is("simulate.sim.parameters.steps=4", of="theory"),
+    "SimulateSpec.factors": _picks("simulate.sim.factors.k=[2, 4, 8]"),
+    "SimulateSpec.seeds": _picks("simulate.sim.seeds.count=6"),
+    "SimulateSpec.metric": _runs("simulate.sim.metric=other"),
+    "SimulateSpec.expect": _runs("simulate.sim.expect=[]"),
+    "SeedBlocksSpec.count": _picks("simulate.sim.seeds.count=5"),
+    "SeedBlocksSpec.first": _picks("simulate.sim.seeds.first=2"),
+    "SeedBlocksSpec.per_job": _picks("simulate.sim.seeds.per_job=4"),
+    **{
+        f"ExpectSpec.{field}": _runs(f"{_EXPECT}.{value}")
+        for field, value in {
+            "slope": "0.slope={of: k}",
+            "ratio": "1.ratio.numerator=coarse",
+            "ordering": "2.ordering.ascending=[fine, coarse]",
+            "monotone": "3.monotone.direction=falling",
+            "threshold": "4.threshold.above=3",
+            "closed_form": "5.closed_form.metric=third",
+            "between": "0.between=[-2, -1]",
+            "where": "0.where={labels: fine}",
+            "metric": "0.metric=other",
+            "paper": "0.paper=-1",
+            "source": "0.source=theorem 5.1",
+        }.items()
+    },
+    "SlopeSpec.of": _runs(f"{_EXPECT}.0.slope.of=k"),
+    "SlopeSpec.log": _runs(f"{_EXPECT}.0.slope.log=false"),
+    "RatioSpec.of": _runs(f"{_EXPECT}.1.ratio={{of: k, numerator: 2, denominator: 4}}"),
+    "RatioSpec.numerator": _runs(f"{_EXPECT}.1.ratio.numerator=coarse"),
+    "RatioSpec.denominator": _runs(f"{_EXPECT}.1.ratio.denominator=fine"),
+    "OrderingSpec.of": _runs(f"{_EXPECT}.2.ordering={{of: k, ascending: [2, 4]}}"),
+    "OrderingSpec.ascending": _runs(f"{_EXPECT}.2.ordering.ascending=[fine, coarse]"),
+    "MonotoneSpec.of": _runs(f"{_EXPECT}.3.monotone.of=k"),
+    "MonotoneSpec.direction": _runs(f"{_EXPECT}.3.monotone.direction=falling"),
+    "ThresholdSpec.above": _runs(f"{_EXPECT}.4.threshold.above=3"),
+    "ThresholdSpec.below": _runs(f"{_EXPECT}.6.threshold.below=4"),
+    "ClosedFormSpec.metric": _runs(f"{_EXPECT}.5.closed_form.metric=third"),
+    "ClosedFormSpec.within": _runs(f"{_EXPECT}.5.closed_form.within=0.2"),
 }
 
 LABELS: Mapping[str, Change] = {
@@ -453,4 +498,4 @@ DATASETS: Mapping[str, Change] = {
     "MixtureSpec.weights": _is("datasets.both.weights=[1, 3]", of="index"),
 }
 
-CHANGES: Mapping[str, Change] = {**TOP, **DATASETS, **LABELS, **PRETRAIN, **RECIPES, **TRANSFERS}
+CHANGES: Mapping[str, Change] = {**TOP, **SIMULATE, **DATASETS, **LABELS, **PRETRAIN, **RECIPES, **TRANSFERS}

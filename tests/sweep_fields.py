@@ -109,6 +109,21 @@ transfer:
     recipe: {{epochs: 2, batch_size: 64}}
     search: {{asha: {{}}, space: {{lr: {{log: [1e-3, 0.1]}}, weight_decay: [0.0, 0.1]}}, trials: 4}}
     pretrain: [fifth]
+simulate:
+  sim:
+    run: two-layer-granularity
+    parameters: {{steps: 3}}
+    factors: {{k: [2, 4], labels: [coarse, fine]}}
+    seeds: {{count: 4, per_job: 2}}
+    metric: sub_to_common
+    expect:
+      - {{slope: {{of: k, log: true}}, where: {{labels: coarse}}, between: [-1.1, -0.8]}}
+      - {{ratio: {{of: labels, numerator: fine, denominator: coarse}}, between: [2, 9]}}
+      - {{ordering: {{of: labels, ascending: [coarse, fine]}}}}
+      - {{monotone: {{of: k}}}}
+      - {{threshold: {{above: 2}}, where: {{labels: fine}}}}
+      - {{closed_form: {{metric: other, within: 0.1}}}}
+      - {{threshold: {{below: 3}}}}
 report:
   baseline: levels/depth1
   published: [{{transfer: tune, pretrain: fifth, label_space: levels/depth1, value: 0.1}}]

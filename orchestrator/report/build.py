@@ -22,6 +22,7 @@ from orchestrator.report.results import (
     TablePlace,
     build_searches,
 )
+from orchestrator.report.simulations import build_simulations
 from orchestrator.report.tables import (
     SELECT_METRIC,
     Cells,
@@ -266,6 +267,7 @@ def compute_report(
         backbones=builder.backbones(),
         ablations=build_ablations(builder, grouped, tables),
         searches=build_searches(plan.jobs, {name: found.search for name, found in committed.items()}),
+        simulations=build_simulations(plan, committed),
     )
     notes = (
         *notes_on(plan, committed, states, builder.published.unused),

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Job, Published
+from orchestrator.report.simulations import SimulationReport
 from orchestrator.report.statistics.corrections import Family
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair, Summary
 
@@ -337,6 +338,7 @@ class Report:
     ablations: tuple[Ablation, ...] = ()
     searches: tuple[SearchReport, ...] = ()
     """Those that are committed."""
+    simulations: tuple[SimulationReport, ...] = ()
     version: int = field(default=REPORT_VERSION)
 
     def __repr__(self) -> str:
@@ -349,5 +351,8 @@ class Report:
         return tuple(table for table in self.tables if table.is_headline)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form."""
-        return asdict(self)
+        """Plain JSON form; reports without simulations are as they were before there were any."""
+        document = asdict(self)
+        if not self.simulations:
+            del document["simulations"]
+        return document

@@ -8,20 +8,21 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from orchestrator.core.code import editable_digest
 from orchestrator.core.errors import SpecError
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.canonical import canonical_text
 from orchestrator.sweepfile.parse.document import Changes, read_document
 from orchestrator.sweepfile.parse.tree import MAX_BYTES, parse_tree, too_large
-from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
+from orchestrator.sweepfile.simulate import SimulationSources
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import count_classes, read_table, survey_datasets
-from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
+from orchestrator.sweepfile.survey import check_simulations, count_classes, read_table, survey_datasets
+from orchestrator.sweepfile.sweep import resolve_sweep, validate_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
 
 
@@ -67,12 +68,15 @@ def load_all(reference: str, changes: Changes) -> Loaded:
         text, shown, changes=changes, environment=os.environ, read_text=lambda name: read_text(name, name)
     )
     tree = document.tree
-    spec = validate(SweepSpec, tree.value, tree)
+    spec = validate_sweep(tree)
     surveys, objectives = survey_datasets(spec, tree), InstalledPlugins(OBJECTIVES)
     labels = LabelSources(
         count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES), kmeans=_kmeans()
     )
-    sweep = resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels)
+    simulations = SimulationSources(check=check_simulations, plugins=InstalledSimulations())
+    sweep = resolve_sweep(
+        spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels, simulations=simulations
+    )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
     return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
@@ -85,7 +89,7 @@ def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | No
         SpecError: every problem found, one line each.
     """
     tree = read_document(text, file).tree
-    return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, recipes, surveys)
+    return resolve_sweep(validate_sweep(tree), tree, recipes, surveys)
 
 
 def read_text(path: str, shown: str) -> str:
@@ -175,6 +179,7 @@ def _shown_path(path: Path) -> str:
 
 OBJECTIVES = "pretraining_orchestrator.objectives"
 LABEL_SPACES = "pretraining_orchestrator.label_spaces"
+SIMULATIONS = "pretraining_orchestrator.simulations"
 
 
 class InstalledPlugins(Mapping[str, str]):
@@ -187,18 +192,33 @@ class InstalledPlugins(Mapping[str, str]):
         self._group = group
 
     @cached_property
-    def _found(self) -> Mapping[str, str]:
-        return {
-            point.name: f"{point.dist.name}=={point.dist.version}:{point.name}"
-            for point in entry_points(group=self._group)
-            if point.dist is not None
-        }
+    def points(self) -> Mapping[str, EntryPoint]:
+        """By name."""
+        return {point.name: point for point in entry_points(group=self._group) if point.dist is not None}
 
     def __getitem__(self, name: str) -> str:
-        return self._found[name]
+        point = self.points[name]
+        return f"{point.dist.name}=={point.dist.version}:{name}" if point.dist is not None else name
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self.points)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self.points)
+
+
+class InstalledSimulations(Mapping[str, tuple[str, str]]):
+    """Simulations of other packages: name -> what identities hold, and the digest of editable sources."""
+
+    def __init__(self) -> None:
+        self._plugins = InstalledPlugins(SIMULATIONS)
+
+    def __getitem__(self, name: str) -> tuple[str, str]:
+        point = self._plugins.points[name]
+        return self._plugins[name], editable_digest(point.dist, point.module) if point.dist is not None else ""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plugins)
+
+    def __len__(self) -> int:
+        return len(self._plugins)

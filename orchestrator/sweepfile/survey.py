@@ -205,6 +205,17 @@ def ask_labels(verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+def check_simulations(asked: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What the data plane says of simulations and their parameters. Raises ``UserError``: it does not answer."""
+    return _ask(
+        ["workloads.theory", "check"],
+        limit_s=_LABELS_TIMEOUT_S,
+        late=f"simulations were not loaded within {_LABELS_TIMEOUT_S:g} s; look at what they do when they are imported",
+        failed=lambda why: f"simulations cannot be checked: {why}",
+        request=json.dumps({"simulations": asked}),
+    )
+
+
 def _ask(
     command: Sequence[str], *, limit_s: float, late: str, failed: Callable[[str], str], request: str | None = None
 ) -> dict[str, Any]:

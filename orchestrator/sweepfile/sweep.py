@@ -28,7 +28,7 @@ from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_no
 from orchestrator.sweepfile.parse.tree import Tree
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
-from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.problems import Complaints, validate
 from orchestrator.sweepfile.recipe import (
     Objectives,
     RecipeBook,
@@ -40,6 +40,7 @@ from orchestrator.sweepfile.recipe import (
 from orchestrator.sweepfile.report import ReportSpec, TrackingSpec, check_published, resolve_baseline
 from orchestrator.sweepfile.resources import ComputeSpec, ResourceGroups, resolve_resources
 from orchestrator.sweepfile.search import check_searches
+from orchestrator.sweepfile.simulate import SimulateSpec, SimulationSources, resolve_simulations
 from orchestrator.sweepfile.transfer import (
     RecipeUse,
     TransferSpec,
@@ -68,6 +69,10 @@ class SweepSpec(Strict):
     transfer: list[TransferSpec] = Field(
         default_factory=list, description="How every backbone is measured; none: they are only pretrained."
     )
+    simulate: dict[Name, SimulateSpec] = Field(
+        default_factory=dict,
+        description="Simulations by name; a sweep of them alone needs no datasets, labels and pretrain.",
+    )
     report: ReportSpec = Field(ReportSpec(), description="What is compared, and with what.")
     resources: ResourceGroups = Field(ResourceGroups(), description="What attempts occupy. Changes no key.")
     compute: ComputeSpec = Field(ComputeSpec(), description="How training computes. Changes no key.")
@@ -79,6 +84,24 @@ class SweepSpec(Strict):
     )
 
 
+class SimulationSweepSpec(SweepSpec):
+    """A sweep.yaml without backbones."""
+
+    datasets: dict[Name, DatasetSpec] = Field(default_factory=dict)
+    labels: dict[Name, LabelEntry] = Field(default_factory=dict)
+    pretrain: PretrainBlocks = Field(default_factory=dict)
+
+
+_BACKBONE_BLOCKS = ("datasets", "labels", "pretrain", "transfer")
+
+
+def validate_sweep(tree: Tree) -> SweepSpec:
+    """The schema's form of a file. Raises ``SpecError``: one line for each problem."""
+    value = tree.value if isinstance(tree.value, Mapping) else {}
+    only_simulates = bool(value.get("simulate")) and not any(block in value for block in _BACKBONE_BLOCKS)
+    return validate(SimulationSweepSpec if only_simulates else SweepSpec, tree.value, tree)
+
+
 def resolve_sweep(
     spec: SweepSpec,
     tree: Tree,
@@ -87,6 +110,7 @@ def resolve_sweep(
     *,
     objectives: Objectives | None = None,
     labels: LabelSources | None = None,
+    simulations: SimulationSources | None = None,
 ) -> ResolvedSweep:
     """Resolve a schema-valid sweep.
 
@@ -97,6 +121,7 @@ def resolve_sweep(
         surveys: what external data sets are.
         objectives: installed losses of other packages.
         labels: what counts classes, and installed label spaces of other packages.
+        simulations: what checks parameters, and installed simulations of other packages.
 
     Raises:
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
@@ -104,8 +129,9 @@ def resolve_sweep(
     complaints = Complaints(tree)
     book = Recipes(spec.recipes, recipes, tree, complaints)
     recipe_resolver = RecipeResolver(book, {} if objectives is None else objectives, tree, complaints)
+    simulated = resolve_simulations(spec.simulate, simulations or SimulationSources(), complaints)
     sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
-    return replace(sweep, recipes=book.used)
+    return replace(sweep, recipes=book.used, simulations=simulated)
 
 
 class _Resolver:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from orchestrator.core.contract import JobKind, Resources
 
@@ -236,6 +236,77 @@ class Transfer:
         return self.search is not None and self.search.over != "recipe"
 
 
+Level: TypeAlias = bool | int | float | str
+"""One value of a factor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What a paper claims of a simulation: some numbers that follow from means, each between ``low`` and ``high``."""
+
+    rule: str
+    """``mean`` of each cell, ``slope``, ``ratio``, ``ordering``, ``monotone`` over a factor, or ``closed_form``."""
+    of: str = ""
+    """The factor; empty for ``mean`` and ``closed_form``."""
+    log: bool = False
+    """Of a slope: logarithms of the factor and of the metric."""
+    levels: tuple[Level, ...] = ()
+    """Of a ratio: numerator and denominator; of an ordering: from the lowest mean to the highest."""
+    other_metric: str = ""
+    """Of a closed form: what the mean is divided by."""
+    low: float | None = None
+    high: float | None = None
+    where: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
+    """Levels by factor that it is about; a factor that is missing: all."""
+    metric: str = ""
+    """Empty = the simulation's."""
+    paper: float | None = None
+    source: str = ""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``dataclasses.asdict``."""
+        where = {name: tuple(levels) for name, levels in document["where"].items()}
+        return cls(**{**document, "levels": tuple(document["levels"]), "where": where})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedCell:
+    """One combination of levels."""
+
+    factors: Mapping[str, Level]
+    parameters: Mapping[str, Any]
+    """Complete: those of all cells, the levels, and defaults."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``k=2,labels=coarse``; empty without factors."""
+        return cell_name(self.factors)
+
+
+def cell_name(factors: Mapping[str, Level]) -> str:
+    """Name of a combination of levels."""
+    return ",".join(f"{factor}={level}" for factor, level in factors.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Every combination of factors, over the same seeds."""
+
+    name: str
+    run: str
+    """Name of a shipped one, or ``<distribution>==<version>:<name>``."""
+    sources: str
+    """Digest of the sources, where the package is installed editable; else empty."""
+    factors: Mapping[str, tuple[Level, ...]]
+    cells: tuple[SimulatedCell, ...]
+    first_seed: int
+    num_seeds: int
+    per_job: int
+    metric: str
+    expectations: tuple[Expectation, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSweep:
     """A whole sweep.yaml, resolved. ``store`` and ``tracking_uri`` are empty when the project's defaults apply."""
@@ -264,6 +335,7 @@ class ResolvedSweep:
     recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Recipes that it names, by name, with the fields of their bases."""
     notify: tuple[Channel, ...] = ()
+    simulations: tuple[Simulation, ...] = ()
 
     def pretrain(self, name: str) -> Pretrain:
         """The block of a name. Raises ``KeyError``."""
@@ -323,6 +395,8 @@ class Policy:
     """Seconds after submission from which on nothing is started."""
     users: tuple[str, ...] = ()
     """Who may give the sweep orders besides its owner."""
+    fails_on_expectations: bool = False
+    """Whether a submit ends with an error where an expectation of a simulation does not hold."""
 
     @property
     def gpu_hour_budget(self) -> float | None:

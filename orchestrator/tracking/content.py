@@ -42,6 +42,8 @@ def job_params(job: Job, granularity: int | None, digest: str = "") -> dict[str,
     """
     parameters = dict(job.identity["parameters"])
     model, recipe = parameters.pop("model", {}), parameters.pop("recipe", {})
+    if job.kind is JobKind.THEORY:
+        recipe = parameters.pop("parameters")
     found: dict[str, Any] = {**parameters, **recipe, **_model_params(model), **_label_space(job), **job.facets}
     found |= {"key": job.key, "dataset_digest": digest}
     if granularity is not None:

@@ -5,5 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-SIMULATIONS: Final[Mapping[str, str]] = {}
+SIMULATIONS: Final[Mapping[str, str]] = {
+    "two-layer-granularity": "workloads.theory.granularity:simulate_granularity",
+}
 """Name -> ``module:function``; see ``workloads.theory.context`` for what such a function is."""

@@ -183,6 +183,11 @@ def label_work() -> Work:
     return Work(core_s=_LABEL_S)
 
 
+def simulation_work(parameters: Mapping[str, Any]) -> Work:
+    """Of a block of seeds, at a second each: what a seed takes only results tell."""
+    return Work(core_s=float(parameters["seeds"]["stop"] - parameters["seeds"]["first"]))
+
+
 def embed_work(parameters: Mapping[str, Any], network: Network, num_samples: float) -> Work:
     """Of the features of a split."""
     return Work(
@@ -377,6 +382,11 @@ def _of_search(volumes: Volumes, job: Job) -> Volume:
     )
 
 
+def _of_theory(_: Volumes, job: Job) -> Volume:
+    caveat = "none of its seeds has run yet; a second is assumed for each"
+    return Volume(work=simulation_work(job.identity["parameters"]), subject=subject_of(job.identity), caveat=caveat)
+
+
 def _of_unknown(_: Volumes, job: Job) -> Volume:
     return Volume(work=Work(core_s=1.0), caveat=f"nothing is known about the work of {job.kind} jobs")
 
@@ -405,4 +415,5 @@ _BY_KIND: Mapping[JobKind, Callable[[Volumes, Job], Volume]] = {
     JobKind.PROBE: _of_training,
     JobKind.KNN: _of_features,
     JobKind.SEARCH: _of_search,
+    JobKind.THEORY: _of_theory,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from orchestrator.core.contract import Execution
 from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
 from orchestrator.planning.graph.features import SPLITS, cluster_job, embed_job
 from orchestrator.planning.graph.identity import KeyMaker, make_identity
-from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.planning.graph.plan import Job, Plan, PlannedSimulation, Published
 from orchestrator.planning.graph.pretraining import (
     Draft,
     backbone_job,
@@ -22,7 +22,15 @@ from orchestrator.planning.graph.pretraining import (
     whole_job,
 )
 from orchestrator.planning.graph.transfers import transfer_jobs
-from orchestrator.sweepfile.values import Clustering, Dataset, InitialBackbone, LabelSpace, Pretrain, ResolvedSweep
+from orchestrator.sweepfile.values import (
+    Clustering,
+    Dataset,
+    InitialBackbone,
+    LabelSpace,
+    Pretrain,
+    ResolvedSweep,
+    Simulation,
+)
 
 
 def build_plan(sweep: ResolvedSweep, *, store_uri: str, revision: int = 0) -> Plan:
@@ -43,6 +51,7 @@ def build_plan(sweep: ResolvedSweep, *, store_uri: str, revision: int = 0) -> Pl
         published=tuple(Published(**entry) for entry in sweep.published),
         policy=sweep.policy,
         notify=sweep.notify,
+        simulations=tuple(_planned_simulation(simulation) for simulation in sweep.simulations),
     )
 
 
@@ -72,6 +81,9 @@ class _PlanBuilder:
                     self._pretrain(pretrain, sweep.labels[space], seed)
         for transfer in sweep.transfer:
             for draft in transfer_jobs(sweep, transfer):
+                self._add(draft)
+        for simulation in sweep.simulations:
+            for draft in _simulation_jobs(simulation):
                 self._add(draft)
         return self._jobs.values()
 
@@ -179,3 +191,40 @@ class _PlanBuilder:
         labels = self._sweep.labels[origin.labels or space.name]
         self._label_space(labels)
         return self._pretrain(self._blocks[origin.pretrain], labels, seed if origin.seed is None else origin.seed)
+
+
+def _simulation_jobs(simulation: Simulation) -> Iterator[Draft]:
+    """Blocks are never sized by how long they take: where a block begins and ends is part of its key."""
+    end = simulation.first_seed + simulation.num_seeds
+    readable = simulation.run.rpartition(":")[2]
+    sources = {"sources": simulation.sources} if simulation.sources else {}
+    for cell in simulation.cells:
+        for first in range(simulation.first_seed, end, simulation.per_job):
+            stop = min(first + simulation.per_job, end)
+            parts = (JobKind.THEORY.value, simulation.name, cell.name, f"seeds{first}-{stop - 1}")
+            yield Draft(
+                kind=JobKind.THEORY,
+                name="/".join(part for part in parts if part),
+                readable=f"{readable}-seeds{first}-{stop - 1}",
+                parameters={
+                    "simulation": simulation.run,
+                    **sources,
+                    "parameters": cell.parameters,
+                    "seeds": {"first": first, "stop": stop},
+                },
+                inputs={},
+                facets={"simulation": simulation.name, "cell": cell.name, "seeds": f"{first}-{stop - 1}"},
+            )
+
+
+def _planned_simulation(simulation: Simulation) -> PlannedSimulation:
+    """What the report needs of it."""
+    return PlannedSimulation(
+        name=simulation.name,
+        run=simulation.run,
+        factors=simulation.factors,
+        first_seed=simulation.first_seed,
+        num_seeds=simulation.num_seeds,
+        metric=simulation.metric,
+        expectations=simulation.expectations,
+    )

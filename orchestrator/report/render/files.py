@@ -25,6 +25,13 @@ from orchestrator.report.render.columns import (
 )
 from orchestrator.report.render.curves import draw_curve, encode_png, encode_svg
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, pairs_table, search_table
+from orchestrator.report.render.simulations import (
+    SIMULATIONS_METHOD,
+    draw_simulations,
+    expectation_records,
+    simulation_records,
+    simulation_tables,
+)
 from orchestrator.report.results import Report, Table
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.protocol import ObjectStore
@@ -35,6 +42,10 @@ RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
 REPORT_FILES = (MARKDOWN, RESULTS, RUNS, COMPARISONS, ABLATIONS, RESULTS_PARQUET, RUNS_PARQUET, DOCUMENT, PNG, SVG)
 """All but the interactive page (``orchestrator.report.render.page``), which is larger than all of them together."""
+SIMULATIONS, EXPECTATIONS = "simulations.csv", "expectations.csv"
+SIMULATIONS_PNG, SIMULATIONS_SVG = "simulations.png", "simulations.svg"
+SIMULATION_FILES = (SIMULATIONS, EXPECTATIONS, SIMULATIONS_PNG, SIMULATIONS_SVG)
+"""Only of sweeps with simulations."""
 
 
 def json_ready(document: Any) -> Any:  # noqa: ANN401 - JSON is any of these
@@ -125,7 +136,9 @@ def render_markdown(report: Report) -> str:
         sections += _sections(table)
     sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
     sections += [markdown_table(search_table(search)) for search in report.searches]
-    sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
+    sections += _simulations(report)
+    if report.tables or not report.simulations:
+        sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
     sections += [f"**Note:** {caveat}" for caveat in caveats(report)]
     return "\n\n".join(sections) + "\n"
 
@@ -142,6 +155,13 @@ def markdown_table(table: TextTable) -> str:
 def _sections(table: Table) -> list[str]:
     tables = (text_table(table), kinds_table(table), pairs_table(table))
     return [markdown_table(found) for found in tables if found is not None]
+
+
+def _simulations(report: Report) -> list[str]:
+    if not report.simulations:
+        return []
+    tables = [markdown_table(table) for found in report.simulations for table in simulation_tables(found)]
+    return [*tables, "![simulations](simulations.png)", SIMULATIONS_METHOD]
 
 
 def _answer(answer: ReportAnswer) -> str:
@@ -185,7 +205,22 @@ def render_files(report: Report) -> dict[str, bytes]:
         ABLATIONS: render_csv(ablation_records(report)).encode(),
         RESULTS_PARQUET: render_parquet(results),
         RUNS_PARQUET: render_parquet(runs),
-        DOCUMENT: json_text(report, sort_keys=True).encode(),
+        DOCUMENT: json_text(_document(report), sort_keys=True).encode(),
         PNG: encode_png(figure),
         SVG: encode_svg(figure),
+        **(_simulation_files(report) if report.simulations else {}),
+    }
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {name: value for name, value in fields_of(report).items() if name != "simulations" or value}
+
+
+def _simulation_files(report: Report) -> dict[str, bytes]:
+    figure = draw_simulations(report.simulations)
+    return {
+        SIMULATIONS: render_csv(simulation_records(report.simulations)).encode(),
+        EXPECTATIONS: render_csv(expectation_records(report.simulations)).encode(),
+        SIMULATIONS_PNG: encode_png(figure),
+        SIMULATIONS_SVG: encode_svg(figure),
     }

@@ -16,6 +16,7 @@ from orchestrator.report.render.columns import caveats, describe_place, family_c
 from orchestrator.report.render.files import fields_of, json_text
 from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, on_these_images
 from orchestrator.report.render.other_tables import hours_unit, parameter_names, sentences
+from orchestrator.report.render.simulations import page_document
 from orchestrator.report.results import Ablation, AblationCell, Report, Row, SearchReport, Table
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.storage.layout import artifact_folder
@@ -54,11 +55,16 @@ def render_page(
         "@@STYLE@@": _asset("page.css"),
         "@@PLOTLY@@": get_plotlyjs(),
         "@@DATA@@": embedded,
-        "@@SCRIPT@@": _asset("page.js").replace("// @@SEARCHES@@", _asset("searches.js")),
+        "@@SCRIPT@@": _script(report),
     }
     # Split once, before anything is filled in: a mark inside the filled-in text stays what it is.
     pieces = re.split(f"({'|'.join(parts)})", _asset("page.html"))
     return "".join(parts.get(piece) or piece for piece in pieces).encode()
+
+
+def _script(report: Report) -> str:
+    script = _asset("page.js").replace("// @@SEARCHES@@", _asset("searches.js"))
+    return f"{script}{_asset('simulations.js')}" if report.simulations else script
 
 
 def _document(report: Report, plan: Plan, learning: Learning, links: Mapping[str, str]) -> dict[str, Any]:
@@ -67,7 +73,9 @@ def _document(report: Report, plan: Plan, learning: Learning, links: Mapping[str
         lost, first = len(learning.unreadable), learning.unreadable[0]
         notes.append(f"metrics of {lost} runs cannot be read (first: {first}); see `orchestrator fsck`")
     curves = learning.curves.items()
+    simulations = [page_document(found) for found in report.simulations]
     return {
+        **({"simulations": simulations} if simulations else {}),
         "sweep": report.sweep,
         "metric": report.metric,
         "isFraction": is_fraction(report.metric),

@@ -14,6 +14,7 @@ from rich.text import Text
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import TextTable, caveats, columns_left, text_table
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, search_table
+from orchestrator.report.render.simulations import simulation_tables
 from orchestrator.report.results import Report
 
 _UNLIMITED = 10_000
@@ -26,11 +27,12 @@ def render_terminal(report: Report) -> Group:
     tables += [kinds for table in report.headlines if (kinds := kinds_table(table)) is not None]
     tables += [ablation_table(ablation) for ablation in report.ablations]
     tables += [search_table(search) for search in report.searches]
+    tables += [table for found in report.simulations for table in simulation_tables(found)]
     parts: list[RenderableType] = [FittingTable(table=table) for table in tables]
     for answer in answers(report):
         parts += [Text(answer.title, style="bold"), *(Text(f"  {sentence}") for sentence in answer.sentences)]
     parts += [Text(f"Note: {caveat}", style="yellow") for caveat in caveats(report)]
-    if not report.tables:
+    if not (report.tables or report.simulations):
         parts.append(Text(f"Sweep {report.sweep} has no transfer to report on.", style="yellow"))
     return Group(*parts)
 
