@@ -50,7 +50,7 @@ Method = Literal["network", "ntk", "random_features", "one_step", "two_steps", "
 class FeatureLearningParameters(BaseModel):
     """What labels mean, how much data there is, and which method learns; defaults are the parity table's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     labels: Literal["parity", "interval", "codes"] = Field(
         "parity",
@@ -119,7 +119,9 @@ class LabelledBits:
 
 
 def label_gap(parameters: FeatureLearningParameters) -> float:
-    """The gap gamma = E[y phi_i] - E[y] E[phi_i] of a relevant bit, under balanced labels (assumption A1); for codes its mean size."""
+    """The gap gamma = E[y phi_i] - E[y] E[phi_i] of a relevant bit, for balanced labels (assumption A1); for codes its
+    mean size.
+    """
     if parameters.labels == "parity":
         return (1.0 - parameters.irrelevant_rate) / 2
     if parameters.labels == "codes":
@@ -330,7 +332,7 @@ def _clustered_share(weights_MD: Tensor, data: LabelledBits) -> float:
 class HypercubeParameters(BaseModel):
     """Appendix E.3.2: 2^k clusters at the corners of a cube, labelled by the product of their signs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dim: int = Field(100, ge=2, le=10_000, description="d")
     relevant: int = Field(4, ge=1, le=8, description="k")
@@ -348,8 +350,9 @@ class HypercubeParameters(BaseModel):
 def simulate_hypercube(
     parameters: HypercubeParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
-    """``covered``: the mean over the 2^k centres of the largest cosine of a neuron to it, ``worst_covered`` the least of them,
-    ``covered_at_start`` before training; ``test_accuracy``, and ``bayes_accuracy``, of the signs of the k relevant coordinates.
+    """``covered``: mean over the 2^k centres of the largest cosine of a neuron to it, ``worst_covered`` the least of
+    them, ``covered_at_start`` before training; ``test_accuracy``, and ``bayes_accuracy``, of the signs of the k
+    relevant coordinates.
     """
     p = parameters
     for seed in seeds:

@@ -28,7 +28,7 @@ _QUERIES: Final = 64
 class PromptRegressionParameters(BaseModel):
     """Prompts (x_i, <w, x_i> + noise) with x ~ N(0, Lambda); the model has seen prompts with w ~ N(0, I)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dim: int = Field(8, ge=1, le=256, description="d")
     rank: int = Field(
@@ -71,8 +71,8 @@ def simulate_prompt_regression(
 ) -> Iterator[Mapping[str, float]]:
     """``loss`` (mean of the draws), ``closed_form`` (theorem 5.4.2) and ``ratio``, the first by the second.
 
-    ``excess`` and ``excess_closed_form``: what the layer of full rank loses beyond this one; for ``signal_rank`` <= ``rank`` the
-    latter is theorem 5.4.3's sum. One task w ~ N(0, I) per seed.
+    ``excess`` and ``excess_closed_form``: what the layer of full rank loses beyond this one; for ``signal_rank`` <=
+    ``rank`` the latter is theorem 5.4.3's sum. One task w ~ N(0, I) per seed.
     """
     p = parameters
     eigenvalues_D = np.arange(1, p.dim + 1, dtype=np.float64) ** -p.decay
@@ -103,7 +103,7 @@ def simulate_prompt_regression(
 class PromptParityParameters(BaseModel):
     """Tasks y = phi_i phi_j on signs phi in {-1, 1}^d; both bits are 1 with probability 1/4 + gamma."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     small_bits: int = Field(2, ge=1, le=6, description="nu_1; the frequent tasks use the first k = 2^nu_1 coordinates")
     large_bits: int = Field(4, ge=1, le=8, description="nu_2; d = 2^nu_2")
@@ -141,9 +141,10 @@ def simulate_prompt_parity(
 ) -> Iterator[Mapping[str, float]]:
     """The optimal heads of the small and the large model.
 
-    ``small_hinge``, ``large_hinge``: the largest hinge loss over the frequent tasks and all queries, on the expected prompt (0 by
-    theorem 5.5.1); ``small_rare_accuracy``, ``large_rare_accuracy``: on the expected prompts of all other tasks;
-    ``small_accuracy``, ``large_accuracy``: on finite prompts of frequent tasks; ``head_ratio``: (nu_1 + 1) / (nu_2 + 1).
+    ``small_hinge``, ``large_hinge``: the largest hinge loss over the frequent tasks and all queries, on the expected
+    prompt (0 by theorem 5.5.1); ``small_rare_accuracy``, ``large_rare_accuracy``: on the expected prompts of all
+    other tasks; ``small_accuracy``, ``large_accuracy``: on finite prompts of frequent tasks; ``head_ratio``: (nu_1 +
+    1) / (nu_2 + 1).
     """
     p = parameters
     dim, k = 2**p.large_bits, 2**p.small_bits
@@ -166,7 +167,7 @@ def simulate_prompt_parity(
 
 
 def _margins(heads: tuple[Floats, Floats], pair: tuple[int, int], dim: int, gap: float) -> Floats:
-    """Margins y g on the expected prompt of a task, for the four values of its two coordinates; the others do not count."""
+    """Margins y g on the expected prompt of a task, for the four values of its two coordinates; others do not count."""
     moment_D = np.zeros(dim)
     moment_D[list(pair)] = 2 * gap
     queries_4D = np.ones((4, dim))
@@ -191,7 +192,7 @@ def _finite_prompt(
 class LoopedTransformerParameters(BaseModel):
     """Prompts X ~ N(0, 1)^(n x d), y = X theta*, |theta*| = 1; the layer is applied T times."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     examples: int = Field(16, ge=1, le=4_096, description="n, rows of X")
     dim: int = Field(4, ge=1, le=256, description="d")
@@ -218,9 +219,9 @@ def attention_layer(z_RD: Floats, rate: float) -> Floats:
 def simulate_looped_transformer(
     parameters: LoopedTransformerParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
-    """``deviation``: the largest |output - alpha theta_t| over all loops and entries, theta_t by gradient descent at 1 / |X^T X|;
-    ``condition_number`` of X^T X; ``violations``: loops in which the bound exp(-t / (2 kappa)) of theorem 8.16 does not hold;
-    ``log_error``: the natural logarithm of |theta_T - theta*|^2 (at least 1e-300).
+    """``deviation``: the largest |output - alpha theta_t| over loops and entries, theta_t by descent at 1 / |X^T X|;
+    ``condition_number`` of X^T X; ``violations``: loops in which the bound exp(-t / (2 kappa)) of theorem
+    8.16 does not hold; ``log_error``: the natural logarithm of |theta_T - theta*|^2 (at least 1e-300).
     """
     p = parameters
     for seed in seeds:

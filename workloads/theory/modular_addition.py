@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -25,12 +25,12 @@ from workloads.theory.two_layer import adam, stream, train
 class ModularAdditionParameters(BaseModel):
     """Defaults are a reduced size of the thesis' (k, p, m) = (3, 97, 1536): full batches, all inputs in training."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     terms: int = Field(2, ge=2, le=4, description="k, numbers that are added")
     modulus: int = Field(23, ge=3, le=97, description="p, an odd prime")
-    network: str = Field(
-        "trained", pattern="^(trained|constructed)$", description="trained, or constructed to have the largest margin"
+    network: Literal["trained", "constructed"] = Field(
+        "trained", description="trained, or constructed to have the largest margin"
     )
     neurons: int = Field(88, ge=1, le=10_000, description="m, of the trained network; the thesis has 2^(2k-2) (p - 1)")
     decay: float = Field(0.005, ge=0, le=1, description="lambda, the weight of |theta|_{2,k+1}")
@@ -55,7 +55,9 @@ class ModularAdditionParameters(BaseModel):
 
 
 def largest_margin(terms: int, modulus: int) -> float:
-    """gamma* = 2 k! / ((2k + 2)^((k+1)/2) (p - 1) p^((k-1)/2)): the largest margin of |theta|_{2,k+1} <= 1 (theorem of section 4.3)."""
+    """gamma* = 2 k! / ((2k + 2)^((k+1)/2) (p - 1) p^((k-1)/2)): the largest margin of |theta|_{2,k+1} <= 1 (theorem of
+    section 4.3).
+    """
     k, p = terms, modulus
     return 2 * math.factorial(k) / ((2 * k + 2) ** ((k + 1) / 2) * (p - 1) * p ** ((k - 1) / 2))
 
@@ -69,9 +71,11 @@ class PolynomialNetwork:
 
     @classmethod
     def constructed(cls, terms: int, modulus: int) -> Self:
-        """Neurons ``u_j(a) = cos(theta_j + 2 pi f a / p)``, ``w(c) = cos(sum_j theta_j + 2 pi f c / p)`` of every frequency f.
+        """Neurons ``u_j(a) = cos(theta_j + 2 pi f a / p)``, ``w(c) = cos(sum_j theta_j + 2 pi f c / p)`` of every
+        frequency f.
 
-        The phases are a grid of k + 2 angles in each direction: a mean over it is exact for all harmonics up to k + 1.
+        The phases are a grid of k + 2 angles in each direction: a mean over it is exact for all harmonics up to k +
+        1.
         """
         angles = torch.arange(terms + 2, dtype=torch.float64) * (2 * math.pi / (terms + 2))
         phases_QK = torch.tensor(list(itertools.product(angles.tolist(), repeat=terms)), dtype=torch.float64)
@@ -103,7 +107,9 @@ class PolynomialNetwork:
         return ((squares_M + 1e-30) ** ((len(self.u_KPM) + 1) / 2)).sum()
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Of every u_{i,j}: the share of its largest frequency's power (all but frequency 0), and that frequency; (k, M)."""
+        """Of every u_{i,j}: the share of its largest frequency's power (all but frequency 0), and that frequency; (k,
+        M).
+        """
         power_KFM = torch.fft.rfft(self.u_KPM, dim=1).abs().square()[:, 1:]
         largest_KM, at_KM = power_KFM.max(1)
         return largest_KM / power_KFM.sum(1).clamp_min(1e-30), at_KM + 1
@@ -125,9 +131,9 @@ def margins(scores_NP: Tensor, labels_N: Tensor) -> Tensor:
 def simulate_modular_addition(
     parameters: ModularAdditionParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
-    """``margin_ratio`` (the normalised margin by gamma*), ``accuracy``, ``test_accuracy`` (of inputs left out of training; of all
-    if none is), ``max_power`` (mean share of a neuron's largest frequency) and ``frequency_share`` (the share of the (p - 1) / 2
-    frequencies that are the largest of some u).
+    """``margin_ratio`` (the normalised margin by gamma*), ``accuracy``, ``test_accuracy`` (of inputs left out of
+    training; of all if none is), ``max_power`` (mean share of a neuron's largest frequency) and ``frequency_share``
+    (the share of the (p - 1) / 2 frequencies that are the largest of some u).
     """
     p = parameters
     for seed in seeds:

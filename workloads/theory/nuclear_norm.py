@@ -1,7 +1,7 @@
 """Few directions generalise to another domain: nuclear norm of features, and the rank-bounded solution.
 
-Source: chapter 6 of Z. Shi's thesis ("domain generalization via nuclear norm regularization"): the two-dimensional example of
-section 6.3.1, and proposition 6.3 of section 6.4 (proofs in appendix E.1).
+Source: chapter 6 of Z. Shi's thesis ("domain generalization via nuclear norm regularization"): the two-dimensional
+example of section 6.3.1, and proposition 6.3 of section 6.4 (proofs in appendix E.1).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 class NuclearNormParameters(BaseModel):
     """The 50-step regime: at convergence both methods separate by the stable coordinate alone, and do not differ."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: Literal["erm", "nuclear"] = Field(
         "erm", description="erm: logistic loss; nuclear: with the nuclear norm added"
@@ -45,8 +45,9 @@ class NuclearNormParameters(BaseModel):
 def simulate_nuclear_norm(
     parameters: NuclearNormParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
-    """``in_domain`` and ``out_of_domain`` accuracy of a linear feature map with a linear head, and ``reliance``: the boundary's
-    weight of x_2 by that of x_1 (an accuracy out of domain of 1 - (agreement / 2) * reliance for values in [0, 1]).
+    """``in_domain`` and ``out_of_domain`` accuracy of a linear feature map with a linear head, and ``reliance``: the
+    boundary's weight of x_2 by that of x_1 (an accuracy out of domain of 1 - (agreement / 2) * reliance for values in
+    [0, 1]).
     """
     p = parameters
     for seed in seeds:
@@ -54,7 +55,7 @@ def simulate_nuclear_norm(
         generator = stream(seed, 1)
         map_22, head_2 = (torch.randn(shape, generator=generator) * p.init_std for shape in ((2, 2), (2,)))
         weight = p.weight / p.samples**0.5 if p.method == "nuclear" else 0.0
-        _descend(p, map_22, head_2, x_N2, y_N, weight)
+        _descend(p, (map_22, head_2), (x_N2, y_N), weight)
         boundary_2 = map_22.T @ head_2
         tests = [_plane(p.test_samples, share, stream(seed, 2)) for share in (p.agreement, 1 - p.agreement)]
         inside, outside = (sign_accuracy(test_N2 @ boundary_2, signs_N) for test_N2, signs_N in tests)
@@ -70,8 +71,10 @@ def _plane(num_samples: int, agreement: float, generator: torch.Generator) -> tu
 
 
 def _descend(
-    parameters: NuclearNormParameters, map_22: Tensor, head_2: Tensor, x_N2: Tensor, y_N: Tensor, weight: float
+    parameters: NuclearNormParameters, model: tuple[Tensor, Tensor], samples: tuple[Tensor, Tensor], weight: float
 ) -> None:
+    (map_22, head_2), (x_N2, y_N) = model, samples
+
     def loss(_: Tensor) -> Tensor:
         features_N2 = x_N2 @ map_22.T
         value = logistic(features_N2 @ head_2, y_N)
@@ -82,13 +85,13 @@ def _descend(
 
 
 class RankBoundParameters(BaseModel):
-    """Proposition 6.3: r stable features and d - r that agree with the label with probability 1/2 + gamma in training."""
+    """Proposition 6.3: r stable features and d - r that have the label's sign with probability 1/2 + gamma."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: Literal["l2", "rank"] = Field(
         "l2",
-        description="l2: logistic loss + (lambda / 2) |w|^2; rank: at most r features, those with the largest mean margins",
+        description="l2: logistic loss + (lambda / 2) |w|^2; rank: at most r features, those of largest mean margins",
     )
     stable: int = Field(60, ge=21, le=2_000, description="r, invariant features")
     gap: float = Field(0.42, gt=0, lt=0.5, description="gamma, more than 3 / sqrt(r)")
@@ -110,8 +113,9 @@ class RankBoundParameters(BaseModel):
 def simulate_rank_bound(
     parameters: RankBoundParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
-    """``in_domain`` and ``out_of_domain`` accuracy, ``bound`` (e^{-r/10}, on the accuracy of l2 out of domain), ``weight_ratio``
-    (the mean weight of stable features by that of the others, 0 if these have none) and ``ratio_bound`` (3 / (4 gamma)).
+    """``in_domain`` and ``out_of_domain`` accuracy, ``bound`` (e^{-r/10}, on the accuracy of l2 out of domain),
+    ``weight_ratio`` (the mean weight of stable features by that of the others, 0 if these have none) and
+    ``ratio_bound`` (3 / (4 gamma)).
     """
     p = parameters
     for seed in seeds:
@@ -134,7 +138,9 @@ def simulate_rank_bound(
 
 
 def _agreements(parameters: RankBoundParameters, num_samples: int, gap: float, rng: np.random.Generator) -> Floats:
-    """Features times the label, (N, d): stable ones uniform in [0, 1]; others, too, with probability 1/2 + gap, else in [-1, 0]."""
+    """Features times the label, (N, d): stable ones uniform in [0, 1]; others, too, with probability 1/2 + gap, else in
+    [-1, 0].
+    """
     sizes_ND = rng.random((num_samples, parameters.dim))
     flipped_ND = rng.random((num_samples, parameters.dim - parameters.stable)) >= 0.5 + gap
     sizes_ND[:, parameters.stable :][flipped_ND] -= 1.0

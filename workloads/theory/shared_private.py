@@ -1,9 +1,9 @@
 """Diversity against label efficiency in a linear model (section 7.2.2 and appendix F.2 of Z. Shi's thesis).
 
-T tasks share s coordinates S of z, and each has r - s private ones P_t. An input of task t has z ~ N(0, 1) on S and P_t, 0 on
-other tasks' coordinates, and spurious coordinates U ~ N(0, 1) that are drawn anew for the positive x+. The features are W z with
-|W| <= 1 and |W|_F <= sqrt(r) (the mixing matrix M is orthonormal, so it is left out); the contrastive loss is
-log(1 + exp(-phi(x)^T phi(x+))), as the mean of phi(x-) is 0.
+T tasks share s coordinates S of z, and each has r - s private ones P_t. An input of task t has z ~ N(0, 1) on S and
+P_t, 0 on other tasks' coordinates, and spurious coordinates U ~ N(0, 1) that are drawn anew for the positive x+. The
+features are W z with |W| <= 1 and |W|_F <= sqrt(r) (the mixing matrix M is orthonormal, so it is left out); the
+contrastive loss is log(1 + exp(-phi(x)^T phi(x+))), as the mean of phi(x-) is 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUNDS: Final = 3
 
 
 class _Tasks(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tasks: int = Field(10, ge=1, le=100, description="T, pretraining tasks; the target is the first")
     shared: int = Field(5, ge=1, le=100, description="s, coordinates that all tasks share")
@@ -65,7 +65,8 @@ class LabelEfficiencyParameters(_Tasks):
 
 
 def universal_weights(tasks: int, shared: int, private: int) -> tuple[float, float]:
-    """(alpha, beta) of proposition F.8: squared feature weights of shared and private coordinates, for s >= r / 2 or T large.
+    """(alpha, beta) of proposition F.8: squared feature weights of shared and private coordinates, for s >= r / 2 or T
+    large.
 
     alpha = 1 and beta = min(1, (r - alpha s) / (T (r - s))).
     """
@@ -74,15 +75,18 @@ def universal_weights(tasks: int, shared: int, private: int) -> tuple[float, flo
 
 
 def regularized_weight(tasks: int, shared: int, gamma: float) -> float:
-    """The weight beta of the target after contrastive regularisation (proposition F.9, r = 2 s): min(1, sqrt(1/T) + gamma / sqrt(s))^2."""
+    """The weight beta of the target after contrastive regularisation (proposition F.9, r = 2 s): min(1, sqrt(1/T) +
+    gamma / sqrt(s))^2.
+    """
     return min(1.0, tasks**-0.5 + gamma * shared**-0.5) ** 2
 
 
 def simulate_diversity(
     parameters: DiversityParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
-    """Mean squared feature weights (diagonal of W^T W): ``shared``, ``target`` (private ones of the target), ``others`` (of all
-    other tasks), ``spurious``; closed forms ``shared_closed_form``, ``target_closed_form`` and ``target_ratio`` of the two.
+    """Mean squared feature weights (diagonal of W^T W): ``shared``, ``target`` (private ones of the target), ``others``
+    (of all other tasks), ``spurious``; closed forms ``shared_closed_form``, ``target_closed_form`` and
+    ``target_ratio`` of the two.
     """
     p = parameters
     alpha, beta = universal_weights(p.tasks, p.shared, p.private)

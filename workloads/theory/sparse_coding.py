@@ -1,9 +1,10 @@
 """Contrastive learning of sparse codes with and without random masks, without normalisation and without a head.
 
-Source: Wen, Li, "Toward Understanding the Feature Learning Process of Self-supervised Contrastive Learning" (ICML 2021), sections
-2 and 3, appendices A.1 and F. Inputs are ``x = M z + xi``: M (d_1 x d) orthonormal, z sparse signs, xi normal noise that is larger
-than the signal. Two disjoint random masks of one input share the code but not the noise, so masked pairs teach the code and
-unmasked pairs the noise. The paper prints theorems and rates, but no constants of a simulation: all sizes below are choices.
+Source: Wen, Li, "Toward Understanding the Feature Learning Process of Self-supervised Contrastive Learning" (ICML
+2021), sections 2 and 3, appendices A.1 and F. Inputs are ``x = M z + xi``: M (d_1 x d) orthonormal, z sparse signs,
+xi normal noise that is larger than the signal. Two disjoint random masks of one input share the code but not the
+noise, so masked pairs teach the code and unmasked pairs the noise. The paper prints theorems and rates, but no
+constants of a simulation: all sizes below are choices.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _RIDGE: Final = 1e-3
 class SparseCodingParameters(BaseModel):
     """Every value is a choice within the paper's rates; K must be large, or noise of the steps hides the difference."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     augmentation: Literal["mask", "none"] = Field(
         "mask", description="mask: x+ = 2 D x and x++ = 2 (I - D) x with Bernoulli(1/2) masks D; none: x with itself"
@@ -112,7 +113,9 @@ def train_contrastive(parameters: SparseCodingParameters, source: _Source, seed:
 
 
 def _gradient(parameters: SparseCodingParameters, source: _Source, weights_MD: Tensor, bias_M: Tensor) -> Tensor:
-    """Of the mean of ``-tau log(e^{s+ / tau} / (e^{s+ / tau} + sum e^{s- / tau}))``, s = <f(x+), stop f(x')>, and the decay."""
+    """Of the mean of ``-tau log(e^{s+ / tau} / (e^{s+ / tau} + sum e^{s- / tau}))``, s = <f(x+), stop f(x')>, and the
+    decay.
+    """
     p = parameters
     anchor_ND, positive_ND = source.pair()
     negative_ND, _ = source.inputs(p.negatives)
@@ -129,9 +132,10 @@ def _gradient(parameters: SparseCodingParameters, source: _Source, weights_MD: T
 def simulate_sparse_coding(
     parameters: SparseCodingParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
-    """``span_share`` (mean share of |w_i|^2 in span(M)), ``covered_share`` (atoms with a neuron of absolute cosine > 0.5),
-    ``mean_cosine`` (mean over neurons of the largest absolute cosine to an atom); linear probes on frozen features and, as
-    controls with the prefix ``raw_``, on x: ``accuracy`` of sign <w*, z>, ``error`` of <w*, z> by its variance.
+    """``span_share`` (mean share of |w_i|^2 in span(M)), ``covered_share`` (atoms with a neuron of absolute cosine >
+    0.5), ``mean_cosine`` (mean over neurons of the largest absolute cosine to an atom); linear probes on frozen
+    features and, as controls with the prefix ``raw_``, on x: ``accuracy`` of sign <w*, z>, ``error`` of <w*, z> by
+    its variance.
     """
     for seed in seeds:
         source = _Source(parameters, seed, context.device)
@@ -157,7 +161,9 @@ def _shrink(z_NM: Tensor, bias_M: Tensor) -> Tensor:
 
 
 def _probe(inputs: Sequence[Tensor], answers: Sequence[Tensor]) -> dict[str, float]:
-    """Trained on the first, tested on the second set; samples with the answer 0 have no sign and count for the error only."""
+    """Trained on the first, tested on the second set; samples with the answer 0 have no sign and count for the error
+    only.
+    """
     std_M = inputs[0].std(0).clamp_min(1e-6)
     train_NM, test_NM = ((part / std_M).double() for part in inputs)
     train_N, test_N = (part.double() for part in answers)

@@ -1,9 +1,9 @@
 """A student learns its teacher's labels on digits and on injected noise: structure of inputs speeds learning up.
 
-Source: Shi, Wei, Liang, "A Theoretical Analysis on Feature Learning in Neural Networks" (ICLR 2022), section 6 and appendix E.5, on
-scikit-learn's 8 x 8 digits in place of MNIST. FC(m) is one hidden layer of m neurons with the quadratic activation. The
-teacher is trained on labelled digits and pulled to even and certain answers on the injected inputs
-(R = R1 + lambda R2); then it labels both parts, and a fresh student learns the mixture.
+Source: Shi, Wei, Liang, "A Theoretical Analysis on Feature Learning in Neural Networks" (ICLR 2022), section 6 and
+appendix E.5, on scikit-learn's 8 x 8 digits in place of MNIST. FC(m) is one hidden layer of m neurons with the
+quadratic activation. The teacher is trained on labelled digits and pulled to even and certain answers on the injected
+inputs (R = R1 + lambda R2); then it labels both parts, and a fresh student learns the mixture.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLASSES: Final = 10
 class TeacherStudentParameters(BaseModel):
     """Sizes of the networks, the mixture and the training; the paper prints neither lambda nor rates nor steps."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     teacher: int = Field(9, ge=1, le=10_000, description="m of the teacher FC(m)")
     student: int = Field(9, ge=1, le=10_000, description="m of the student FC(m)")
@@ -144,9 +144,9 @@ def simulate_teacher_student(
     parameters: TeacherStudentParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
     """Of the student's agreement with its teacher on fresh inputs: the mean over training (``original_curve``,
-    ``injected_curve``, and ``baseline_curve`` of a student of digits alone) and the end (``original``, ``injected``, ``baseline``);
-    ``speed_gap`` = original_curve - injected_curve; ``teacher_accuracy`` on digits; ``largest_class``: the share of the teacher's most
-    frequent label among injected inputs.
+    ``injected_curve``, and ``baseline_curve`` of a student of digits alone) and the end (``original``, ``injected``,
+    ``baseline``); ``speed_gap`` = original_curve - injected_curve; ``teacher_accuracy`` on digits; ``largest_class``:
+    the share of the teacher's most frequent label among injected inputs.
     """
     for seed in seeds:
         parts = _Parts(parameters, seed, context.device)
