@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -171,14 +171,12 @@ def resolve_simulations(
     specs: Mapping[str, SimulateSpec], sources: SimulationSources, complaints: Complaints
 ) -> tuple[Simulation, ...]:
     """All simulations; complains of what is wrong and goes on."""
-    asked = [_Asked.of(name, spec, sources, complaints) for name, spec in specs.items()]
+    asked = [_Asked.of(name, spec, complaints) for name, spec in specs.items()]
     if not asked or sources.check is None or any(complaints.doubts(one.path) for one in asked):
-        return tuple(one.resolved([cell.parameters for cell in one.cells]) for one in asked)
-    reply = sources.check([one.request() for one in asked])
+        return tuple(one.resolved() for one in asked)
+    reply = sources.check([one.request(sources.plugins) for one in asked])
     known = [*reply["shipped"], *sources.plugins]
-    return tuple(
-        one.resolved(one.checked(found, known, complaints)) for one, found in zip(asked, reply["checked"], strict=True)
-    )
+    return tuple(one.checked(found, known, complaints) for one, found in zip(asked, reply["checked"], strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +185,10 @@ class _Asked:
 
     name: str
     spec: SimulateSpec
-    run: str
-    sources: str
     cells: tuple[SimulatedCell, ...]
 
     @classmethod
-    def of(cls, name: str, spec: SimulateSpec, sources: SimulationSources, complaints: Complaints) -> Self:
-        run, digest = sources.plugins.get(spec.run, (spec.run, "")) if sources.plugins else (spec.run, "")
+    def of(cls, name: str, spec: SimulateSpec, complaints: Complaints) -> Self:
         path: Path = ("simulate", name)
         for factor, levels in spec.factors.items():
             if factor in spec.parameters:
@@ -207,31 +202,37 @@ class _Asked:
         if number > _MAX_CELLS or number * blocks > _MAX_JOBS:
             message = f"its factors have {number:,} combinations, in {number * blocks:,} jobs; use at most "
             complaints.add(path, f"{message}{_MAX_CELLS:,} combinations and {_MAX_JOBS:,} jobs")
-            return cls(name=name, spec=spec, run=run, sources=digest, cells=())
+            return cls(name=name, spec=spec, cells=())
         cells = [dict(zip(spec.factors, levels, strict=True)) for levels in product(*spec.factors.values())]
         made = tuple(SimulatedCell(factors=cell, parameters={**spec.parameters, **cell}) for cell in cells)
-        return cls(name=name, spec=spec, run=run, sources=digest, cells=made)
+        return cls(name=name, spec=spec, cells=made)
 
     @property
     def path(self) -> Path:
         return ("simulate", self.name)
 
-    def request(self) -> dict[str, Any]:
-        return {"name": self.run, "sources": self.sources, "cells": [cell.parameters for cell in self.cells]}
+    def request(self, plugins: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+        plugin, sources = plugins.get(self.spec.run, ("", ""))
+        cells = [cell.parameters for cell in self.cells]
+        return {"run": self.spec.run, "plugin": plugin, "sources": sources, "cells": cells}
 
-    def checked(
-        self, found: Mapping[str, Any], known: Sequence[str], complaints: Complaints
-    ) -> list[Mapping[str, Any]]:
-        """The complete parameters of each cell."""
+    def checked(self, found: Mapping[str, Any], known: Sequence[str], complaints: Complaints) -> Simulation:
+        """With what the data plane says of it."""
+        run = self.spec.run
         if found.get("is_unknown"):
-            complaints.add((*self.path, "run"), f"'{self.spec.run}' is no simulation: {did_you_mean(self.run, known)}")
-        elif "problem" in found:
+            complaints.add((*self.path, "run"), f"'{run}' is no simulation: {did_you_mean(run, known)}")
+            return self.resolved()
+        if "problem" in found:
             complaints.add((*self.path, "run"), found["problem"])
-        else:
-            for cell, reply in zip(self.cells, found["cells"], strict=True):
-                for at, why in reply.get("problems", ()):
-                    complaints.add(self._place(cell, at), f"the simulation '{self.spec.run}' refuses it: {why}")
-        return [reply.get("parameters", {}) for reply in found.get("cells", ())]
+            return self.resolved()
+        for cell, reply in zip(self.cells, found["cells"], strict=True):
+            for at, why in reply.get("problems", ()):
+                complaints.add(self._place(cell, at), f"the simulation '{run}' refuses it: {why}")
+        cells = tuple(
+            SimulatedCell(factors=cell.factors, parameters=reply.get("parameters", {}))
+            for cell, reply in zip(self.cells, found["cells"], strict=True)
+        )
+        return replace(self.resolved(), run=found["name"], sources=found["sources"], cells=cells)
 
     def _place(self, cell: SimulatedCell, at: Sequence[str | int]) -> Path:
         """Where the parameter stands that a simulation refuses."""
@@ -241,17 +242,13 @@ class _Asked:
             return (*self.path, "factors", str(factor), position)
         return (*self.path, "parameters", *at)
 
-    def resolved(self, parameters: Sequence[Mapping[str, Any]]) -> Simulation:
+    def resolved(self) -> Simulation:
         spec = self.spec
         return Simulation(
             name=self.name,
-            run=self.run,
-            sources=self.sources,
+            run=spec.run,
             factors={factor: tuple(levels) for factor, levels in spec.factors.items()},
-            cells=tuple(
-                SimulatedCell(factors=cell.factors, parameters=complete)
-                for cell, complete in zip(self.cells, parameters, strict=False)
-            ),
+            cells=self.cells,
             first_seed=spec.seeds.first,
             num_seeds=spec.seeds.count,
             per_job=spec.seeds.per_job,

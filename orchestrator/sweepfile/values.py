@@ -296,14 +296,14 @@ class Simulation:
     name: str
     run: str
     """Name of a shipped one, or ``<distribution>==<version>:<name>``."""
-    sources: str
-    """Digest of the sources, where the package is installed editable; else empty."""
     factors: Mapping[str, tuple[Level, ...]]
     cells: tuple[SimulatedCell, ...]
     first_seed: int
     num_seeds: int
     per_job: int
     metric: str
+    sources: str = ""
+    """Digest of the sources, where the package is installed editable; else empty."""
     expectations: tuple[Expectation, ...] = ()
 
 

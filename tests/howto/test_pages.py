@@ -22,6 +22,7 @@ LONG = (
     "resume",
     "samples",
     "share-backbones",
+    "simulate",
     "steer",
 )
 TIMEOUT_S = 900.0

@@ -87,6 +87,13 @@ def test_error_of_a_mean_is_the_usual_one() -> None:
     assert number.low == pytest.approx(values.mean() - 2.093024 * values.std(ddof=1) / np.sqrt(20), rel=1e-6)
 
 
+def test_numbers_without_spread_are_judged_as_they_are() -> None:
+    runs = SimulationRuns(cells=({"k": 1}, {"k": 2}), values={"m": np.ones((3, 2))})
+    assert verdict(Expectation(rule="mean", low=0.5, high=1.0), runs) is Judgement.HOLDS
+    assert verdict(Expectation(rule="mean", low=1.0), runs) is Judgement.FAILS
+    assert verdict(Expectation(rule="monotone", of="k", low=0.0), runs) is Judgement.FAILS
+
+
 @pytest.mark.parametrize("num_seeds", [0, 1])
 def test_one_seed_says_nothing(num_seeds: int) -> None:
     assert verdict(slope(-9, 9), runs_of(num_seeds)) is Judgement.TOO_FEW

@@ -14,24 +14,32 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Look at simulations and their cells without running any.
 
     Args:
-        request: ``simulations``: each ``{"name", "sources", "cells": [parameters]}``; a name that is neither shipped
-            nor of a package is unknown.
+        request: ``simulations``: each ``{"run", "plugin", "sources", "cells": [parameters]}``. ``plugin`` is what an
+            identity calls the simulation of a package that ``run`` names, ``sources`` the digest of its editable
+            sources; both are empty without one. Shipped simulations go first.
 
     Returns:
         ``shipped``: all names; ``checked``: for each simulation ``{"problem": why}``, ``{"is_unknown": true}`` or
-        ``{"cells": [...]}``, each cell ``{"parameters"}`` with all defaults or ``{"problems": [[where, why]]}``.
+        ``{"name", "sources", "cells"}``, each cell ``{"parameters"}`` with all defaults, or ``{"problems": [[where,
+        why]]}``.
     """
     return {"shipped": sorted(SIMULATIONS), "checked": [_checked(asked) for asked in request["simulations"]]}
 
 
 def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
-    if asked["name"] not in SIMULATIONS and ":" not in asked["name"]:
+    is_shipped = asked["run"] in SIMULATIONS
+    if not is_shipped and not asked["plugin"]:
         return {"is_unknown": True}
+    name, sources = (asked["run"], "") if is_shipped else (asked["plugin"], asked["sources"])
     try:
-        simulation = Simulation.load(asked["name"], asked["sources"])
+        simulation = Simulation.load(name, sources)
     except (OrchestratorError, ImportError, AttributeError) as error:
         return {"problem": str(error)}
-    return {"cells": [_cell(simulation, parameters) for parameters in asked["cells"]]}
+    return {
+        "name": name,
+        "sources": sources,
+        "cells": [_cell(simulation, parameters) for parameters in asked["cells"]],
+    }
 
 
 def _cell(simulation: Simulation, parameters: Mapping[str, Any]) -> dict[str, Any]:

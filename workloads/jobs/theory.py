@@ -241,7 +241,7 @@ class FinishedSeeds:
 
     def _write(self) -> None:
         with self._lock:
-            taken, self._unwritten = self._unwritten, _Unwritten()
+            taken = _Unwritten(rows=dict(self._unwritten.rows), files=dict(self._unwritten.files))
         if not taken.rows:
             return
         stop = max(taken.rows) + 1
@@ -254,6 +254,11 @@ class FinishedSeeds:
         # Last, because it says that the others are complete.
         self._store.put(f"{folder}/{_MANIFEST}", encode_manifest(stop, entries))
         self._remember(folder, entries)
+        with self._lock:
+            for seed in taken.rows:
+                del self._unwritten.rows[seed]
+            for name in taken.files:
+                del self._unwritten.files[name]
 
     def _read(self, folder: str) -> None:
         try:
@@ -261,6 +266,8 @@ class FinishedSeeds:
             content = self._store.get(f"{folder}/{_ROWS}")
             sizes = {name: self._store.stat(f"{folder}/{name}").size_bytes for name in entries}
         except (NotFoundError, CorruptObjectError):
+            return  # an attempt ended while it wrote them
+        if _ROWS not in entries:
             return
         digests = entries[_ROWS].digests
         is_whole = all(sizes[name] == entry.size_bytes for name, entry in entries.items())

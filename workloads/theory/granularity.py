@@ -37,11 +37,11 @@ class GranularityParameters(BaseModel):
     noise: float = Field(0.02, ge=0, description="Standard deviation of the noise in each coordinate.")
     distractor: float = Field(0.05, ge=0, description="gamma: largest multiple of a distracting feature.")
     strength_spread: float = Field(0.1, ge=0, lt=1, description="iota: alpha^2 lies in [1 - iota, 1 + iota].")
-    neurons: int = Field(24, ge=1, description="Neurons of each class.")
-    initial_std: float = Field(0.02, gt=0, description="sigma_0: spread of the initial weights.")
+    neurons: int = Field(32, ge=1, description="Neurons of each class.")
+    initial_std: float = Field(0.003, gt=0, description="sigma_0: spread of the initial weights.")
     initial_bias: float = Field(1.0, ge=0, description="The initial bias is - initial_bias * sigma_0.")
-    batch: int = Field(256, ge=2, description="Samples of a batch, as many of each subclass.")
-    steps: int = Field(250, ge=0, description="Steps of SGD.")
+    batch: int = Field(128, ge=2, description="Samples of a batch, as many of each subclass.")
+    steps: int = Field(60, ge=0, description="Steps of SGD.")
     lr: float = Field(0.5, gt=0, description="Learning rate.")
 
 

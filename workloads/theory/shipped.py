@@ -19,5 +19,7 @@ SIMULATIONS: Final[Mapping[str, str]] = {
     "rank-bound": "workloads.theory.nuclear_norm:simulate_rank_bound",
     "diversity": "workloads.theory.shared_private:simulate_diversity",
     "label-efficiency": "workloads.theory.shared_private:simulate_label_efficiency",
+    "mixture-msdr": "workloads.theory.mixture:simulate_mixture",
+    "unhinged-clusters": "workloads.theory.unhinged:simulate_unhinged",
 }
 """Name -> ``module:function``; see ``workloads.theory.context`` for what such a function is."""

@@ -81,23 +81,35 @@ def judge(expectation: Expectation, runs: SimulationRuns, metric: str) -> Judged
     """Judge a claim; ``metric`` is what it is about where it does not say so itself."""
     asked = expectation.metric or metric
     contrasts = list(_contrasts(expectation, runs, asked))
-    low = -np.inf if expectation.low is None else expectation.low
-    high = np.inf if expectation.high is None else expectation.high
-    numbers, are_inside, are_outside = [], [], []
+    numbers, places = [], []
     for contrast in contrasts:
         value, error, num_seeds = _jackknife(contrast, runs)
+        if value is None or not np.isfinite(error):
+            numbers.append(ClaimedNumber(name=contrast.name, num_seeds=num_seeds, value=value))
+            places.append(Judgement.TOO_FEW)
+            continue
         near, far = _half_width(error, num_seeds, 1), _half_width(error, num_seeds, len(contrasts))
-        is_known = value is not None and near is not None and far is not None
-        ends = (value - near, value + near) if value is not None and near is not None else (None, None)
-        numbers.append(ClaimedNumber(name=contrast.name, num_seeds=num_seeds, value=value, low=ends[0], high=ends[1]))
-        are_inside.append(is_known and bool(low <= (ends[0] or 0.0)) and bool((ends[1] or 0.0) <= high))
-        are_outside.append(value is not None and far is not None and (value + far < low or value - far > high))
+        ends = {"low": value - near, "high": value + near}
+        numbers.append(ClaimedNumber(name=contrast.name, num_seeds=num_seeds, value=value, **ends))
+        places.append(_place(expectation, value, near, far))
     verdict = Judgement.TOO_FEW
-    if contrasts and all(are_inside):
+    if places and all(place is Judgement.HOLDS for place in places):
         verdict = Judgement.HOLDS
-    elif any(are_outside):
+    elif Judgement.FAILS in places:
         verdict = Judgement.FAILS
     return JudgedExpectation(expectation=expectation, metric=asked, numbers=tuple(numbers), judgement=verdict)
+
+
+def _place(claim: Expectation, value: float, near: float, far: float) -> Judgement:
+    """Where a number lies: its own interval is ``near`` to either side, the corrected one ``far``."""
+    low = -np.inf if claim.low is None else claim.low
+    high = np.inf if claim.high is None else claim.high
+    # The ends of an interval belong to it; a bound on one side, or an order, is strict.
+    is_strict = claim.low is None or claim.high is None
+    if value + far < low or value - far > high or (is_strict and far == 0 and value in {low, high}):
+        return Judgement.FAILS
+    is_inside = low < value - near and value + near < high if is_strict else low <= value - near <= value + near <= high
+    return Judgement.HOLDS if is_inside else Judgement.TOO_FEW
 
 
 def _jackknife(contrast: _Contrast, runs: SimulationRuns) -> tuple[float | None, float, int]:
@@ -117,12 +129,10 @@ def _jackknife(contrast: _Contrast, runs: SimulationRuns) -> tuple[float | None,
     return (value if np.isfinite(value) else None), error, num
 
 
-def _half_width(error: float, num_seeds: int, num_numbers: int) -> float | None:
+def _half_width(error: float, num_seeds: int, num_numbers: int) -> float:
     """Of a Student's t interval that holds for so many numbers together."""
     from scipy import special  # 0.1 s to import: only who reports pays for it
 
-    if not np.isfinite(error):
-        return None
     return float(special.stdtrit(num_seeds - 1, 1 - (1 - CONFIDENCE) / 2 / num_numbers) * error)
 
 
