@@ -172,7 +172,7 @@ def test_neurons_come_to_cover_the_corners_of_the_cube() -> None:
 
 
 def test_the_injected_part_is_learned_later() -> None:
-    found = averages("teacher-student", 2, steps=300, teacher_steps=300, measures=10)
+    found = averages("teacher-student", 1, steps=300, teacher_steps=300, measures=10)
     assert found["teacher_accuracy"] > 0.9
     assert found["speed_gap"] > 0.05
 
@@ -260,7 +260,7 @@ def test_margins_are_fitted_to_a_zero_gradient() -> None:
 
 def test_at_convergence_both_methods_use_the_stable_coordinate() -> None:
     for method in ("erm", "nuclear"):
-        found = averages("nuclear-norm", 5, method=method, steps=1_500, learning_rate=0.5, test_samples=2_000)
+        found = averages("nuclear-norm", 2, method=method, steps=400, learning_rate=0.5, test_samples=2_000)
         assert found["out_of_domain"] > 0.95
 
 
