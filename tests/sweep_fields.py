@@ -109,6 +109,19 @@ transfer:
     recipe: {{epochs: 2, batch_size: 64}}
     search: {{asha: {{}}, space: {{lr: {{log: [1e-3, 0.1]}}, weight_decay: [0.0, 0.1]}}, trials: 4}}
     pretrain: [fifth]
+analyze:
+  - name: look
+    pretrain: [fifth]
+    of: levels/depth2
+    from_checkpoints: [3]
+    measures:
+      - collapse
+      - {{distances: {{levels: [depth1]}}}}
+      - {{clp: {{}}}}
+      - {{purity: {{}}}}
+      - {{embedding: {{}}}}
+      - {{plugin: {{name: mine}}}}
+  - {{name: alike, pretrain: [second, fifth], between: [pretrain], measures: [cka]}}
 report:
   baseline: levels/depth1
   published: [{{transfer: tune, pretrain: fifth, label_space: levels/depth1, value: 0.1}}]
@@ -198,7 +211,9 @@ def portable_of(*overrides: str, text: str = TEXT) -> Portable:
 def _resolved(document: Document) -> ResolvedSweep:
     spec = validate(SweepSpec, document.tree.value, document.tree)
     sources = LabelSources(count=_count, plugins={"mine": "pkg==1:mine", "other": "pkg==1:other"}, kmeans="faiss")
-    return resolve_sweep(spec, document.tree, shipped(), _surveys(document.tree.value), labels=sources)
+    measures = {"mine": "pkg==1:mine", "other": "pkg==1:other"}
+    surveys = _surveys(document.tree.value)
+    return resolve_sweep(spec, document.tree, shipped(), surveys, labels=sources, measures=measures)
 
 
 def _surveys(document: Mapping[str, Any]) -> Mapping[str, Survey]:

@@ -72,7 +72,10 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     labels = LabelSources(
         count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES), kmeans=_kmeans()
     )
-    sweep = resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels)
+    measures = InstalledPlugins(MEASURES)
+    sweep = resolve_sweep(
+        spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels, measures=measures
+    )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
     return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
@@ -175,6 +178,7 @@ def _shown_path(path: Path) -> str:
 
 OBJECTIVES = "pretraining_orchestrator.objectives"
 LABEL_SPACES = "pretraining_orchestrator.label_spaces"
+MEASURES = "pretraining_orchestrator.measures"
 
 
 class InstalledPlugins(Mapping[str, str]):
