@@ -9,6 +9,7 @@ from the names alone, so a reader never opens a segment that it has read before.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.core.job_kinds import RESULT_KINDS, TIMED_KINDS
 from orchestrator.planning.graph.plan import Job
 from orchestrator.report.statistics.intervals import is_fraction
-from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.artifacts import Record, read_part, read_record
 from orchestrator.storage.bounds import METRICS_BYTES
 from orchestrator.storage.layout import metrics_folder
 from orchestrator.storage.protocol import ObjectStore
@@ -31,6 +32,8 @@ from orchestrator.storage.sample_outcomes import SUMMARY_FIELD
 from orchestrator.storage.seals import check_seal
 
 _SUFFIX = ".jsonl"
+_MEASURES_PART = "measures.json"
+"""Of analyses; see ``docs/analyze.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +181,14 @@ class Committed:
     """Validation samples that its error is a share of; None in records that do not say."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """What a search found; empty for other jobs."""
+    pictures: Mapping[str, Any] = field(default_factory=dict)
+    """What the figures of an analysis are drawn from; empty for other jobs."""
 
     @classmethod
-    def of(cls, record: Record) -> Committed:
+    def of(cls, record: Record, pictures: Mapping[str, Any] | None = None) -> Committed:
         """The part of a record that reports need."""
         return cls(
+            pictures=pictures or {},
             metrics=record.metrics,
             measured_s=_measured_s(record.summary.get("measured")),
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
@@ -217,9 +223,12 @@ def map_in_threads(store: ObjectStore, function: Callable[[T], U], items: Sequen
 
 def _read(store: ObjectStore, key: str) -> Committed | None:
     try:
-        return Committed.of(read_record(store, key))
+        record = read_record(store, key)
     except NotFoundError:
         return None  # not committed (yet): the report says so
+    if not record.summary.get("pictures") or _MEASURES_PART not in record.parts:
+        return Committed.of(record)
+    return Committed.of(record, json.loads(read_part(store, record, _MEASURES_PART))["pictures"])
 
 
 def _measured_s(measured: object) -> float | None:

@@ -320,6 +320,55 @@ class Ablation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisRow:
+    """One metric of the backbones of one label space at one checkpoint."""
+
+    pretrain: str
+    """Name of the block; empty for the unnamed one, and where backbones are compared with each other."""
+    label_space: str
+    """Empty where backbones are compared with each other."""
+    checkpoint: str
+    """``epoch5``; empty for the final weights."""
+    metric: str
+    num_expected: int
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCorrelation:
+    """Spearman's coefficient of a metric and the error of a transfer, over backbones at equal checkpoints."""
+
+    metric: str
+    transfer: str
+    coefficient: float
+    num_backbones: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisPicture:
+    """What a figure is drawn from; numbers of matrices are means over seeds."""
+
+    kind: str
+    """``distances``, ``cka`` or ``embedding``."""
+    title: str
+    names: tuple[str, ...]
+    """Of the rows of a matrix; of the original classes of an embedding."""
+    values: tuple[tuple[float | None, ...], ...]
+    """Of a matrix; of an embedding x, y, class and trained class (-1 without one) of each sample."""
+    num_seeds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisReport:
+    """All that one analysis found so far."""
+
+    name: str
+    rows: tuple[AnalysisRow, ...]
+    correlations: tuple[RankCorrelation, ...]
+    pictures: tuple[AnalysisPicture, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The answer of a sweep so far; computed from its plan and committed records alone."""
 
@@ -338,6 +387,7 @@ class Report:
     searches: tuple[SearchReport, ...] = ()
     """Those that are committed."""
     version: int = field(default=REPORT_VERSION)
+    analyses: tuple[AnalysisReport, ...] = ()
 
     def __repr__(self) -> str:
         missing = f", {len(self.missing)} results missing" if self.missing else ""
@@ -349,5 +399,8 @@ class Report:
         return tuple(table for table in self.tables if table.is_headline)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form."""
-        return asdict(self)
+        """Plain JSON form; without analyses it is that of sweeps that knew none."""
+        document = asdict(self)
+        if not self.analyses:
+            del document["analyses"]
+        return document

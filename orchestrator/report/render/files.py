@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
+from orchestrator.report.render.analyses import analysis_records, analysis_tables
 from orchestrator.report.render.answers import ReportAnswer, answers
 from orchestrator.report.render.columns import (
     Records,
@@ -31,6 +32,8 @@ from orchestrator.storage.protocol import ObjectStore
 
 MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "report.json"
 COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
+ANALYSES = "analyses.csv"
+"""Of sweeps that have analyses."""
 RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
 REPORT_FILES = (MARKDOWN, RESULTS, RUNS, COMPARISONS, ABLATIONS, RESULTS_PARQUET, RUNS_PARQUET, DOCUMENT, PNG, SVG)
@@ -125,6 +128,7 @@ def render_markdown(report: Report) -> str:
         sections += _sections(table)
     sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
     sections += [markdown_table(search_table(search)) for search in report.searches]
+    sections += [markdown_table(table) for analysis in report.analyses for table in analysis_tables(analysis)]
     sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
     sections += [f"**Note:** {caveat}" for caveat in caveats(report)]
     return "\n\n".join(sections) + "\n"
@@ -177,6 +181,7 @@ def save_files(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> tu
 def render_files(report: Report) -> dict[str, bytes]:
     """Every file of a report by its name; equal reports give equal bytes."""
     figure, results, runs = draw_curve(report), result_records(report), run_records(report)
+    analyses = {ANALYSES: render_csv(analysis_records(report)).encode()} if report.analyses else {}
     return {
         MARKDOWN: render_markdown(report).encode(),
         RESULTS: render_csv(results).encode(),
@@ -185,7 +190,13 @@ def render_files(report: Report) -> dict[str, bytes]:
         ABLATIONS: render_csv(ablation_records(report)).encode(),
         RESULTS_PARQUET: render_parquet(results),
         RUNS_PARQUET: render_parquet(runs),
-        DOCUMENT: json_text(report, sort_keys=True).encode(),
+        DOCUMENT: json_text(_document(report), sort_keys=True).encode(),
         PNG: encode_png(figure),
         SVG: encode_svg(figure),
+        **analyses,
     }
+
+
+def _document(report: Report) -> dict[str, Any]:
+    """The fields of a report; those that a sweep without analyses lacks are left out, as in ``Report.to_json``."""
+    return {name: value for name, value in fields_of(report).items() if name != "analyses" or value}
