@@ -34,6 +34,7 @@ TOP: Mapping[str, Change] = {
     ),
     "SweepSpec.transfer": _picks("transfer.near.name=nearest"),
     "SweepSpec.simulate": _picks("simulate.more={run: x, metric: m}"),
+    "SweepSpec.analyze": _picks("analyze.1.name=likeness"),
     "SweepSpec.report": _runs("report.baseline=levels/depth2"),
     "SweepSpec.resources": _runs("resources.data.cpus=2"),
     "SweepSpec.compute": _runs("compute.micro_batch=8"),
@@ -103,7 +104,7 @@ TOP: Mapping[str, Change] = {
     "BudgetSpec.gpu_hour_price": _runs("policy.budget.gpu_hour_price=2"),
     **{
         f"ResourceGroups.{group}": _runs(f"resources.{group}.cpus=3")
-        for group in ("data", "embed", "cluster", "pretrain", "transfer", "simulate")
+        for group in ("data", "embed", "cluster", "pretrain", "transfer", "analyze", "simulate")
     },
     **{
         f"ResourcesSpec.{field}": _runs(f"resources.pretrain.{field}={value}")
@@ -421,6 +422,40 @@ TRANSFERS: Mapping[str, Change] = {
     "KnnSpec.temperature": _is("transfer.near.recipe.temperature=0.2", of="knn"),
 }
 
+_MEASURES = "analyze.0.measures"
+_COLLAPSE = f"{_MEASURES}=[collapse]"
+
+ANALYZE: Mapping[str, Change] = {
+    "AnalysisSpec.name": _picks("analyze.0.name=other"),
+    "AnalysisSpec.measures": _is("analyze.0.measures=[collapse, rank]", of="analyze"),
+    "AnalysisSpec.dataset": _picks("analyze.1.dataset=scans"),
+    "AnalysisSpec.split": _picks("analyze.1.split=train", of="analyze"),
+    "AnalysisSpec.of": _is("analyze.0.of=levels/depth1", of=""),
+    "AnalysisSpec.pretrain": _picks("analyze.0.pretrain=[second]"),
+    "AnalysisSpec.labels": _picks(
+        "analyze.0.labels=[levels/depth2]",
+        given=("analyze.0.pretrain=[first]", "analyze.0.from_checkpoints=[2]", "analyze.0.dataset=tree", _COLLAPSE),
+    ),
+    "AnalysisSpec.from_checkpoints": _picks("analyze.0.from_checkpoints=[1]"),
+    "AnalysisSpec.between": _picks("analyze.1.between=[pretrain, seeds]"),
+    "MeasureSpec.distances": _is(f"{_MEASURES}.1.distances.levels=null", of="analyze"),
+    "MeasureSpec.clp": _is(f"{_MEASURES}.2.clp={{reduce: none}}", of="analyze"),
+    "MeasureSpec.purity": _is(f"{_MEASURES}.3.purity={{top: 5}}", of="analyze"),
+    "MeasureSpec.embedding": _is(f"{_MEASURES}.4.embedding={{seed: 5}}", of="analyze"),
+    "MeasureSpec.plugin": _is(f"{_MEASURES}.5.plugin={{name: other}}", of="analyze"),
+    "DistancesSpec.levels": _is(f"{_MEASURES}.1.distances.levels=[depth1, depth2]", of="analyze"),
+    "ClpSpec.reduce": _is(f"{_MEASURES}.2.clp.reduce=pca", of="analyze"),
+    "ClpSpec.seeds": _is(f"{_MEASURES}.2.clp.seeds=[0, 1]", of="analyze"),
+    "ClpSpec.samples": _is(f"{_MEASURES}.2.clp.samples=500", of="analyze"),
+    "ClpSpec.raw_pixels": _is(f"{_MEASURES}.2.clp.raw_pixels=false", of="analyze"),
+    "PuritySpec.top": _is(f"{_MEASURES}.3.purity.top=10", of="analyze"),
+    "EmbeddingSpec.method": _is(f"{_MEASURES}.4.embedding.method=pca", of="analyze"),
+    "EmbeddingSpec.samples": _is(f"{_MEASURES}.4.embedding.samples=50", of="analyze"),
+    "EmbeddingSpec.seed": _is(f"{_MEASURES}.4.embedding.seed=1", of="analyze"),
+    "PluginMeasure.name": _is(f"{_MEASURES}.5.plugin.name=other", of="analyze"),
+    "PluginMeasure.arguments": _is(f"{_MEASURES}.5.plugin.arguments={{a: 1}}", of="analyze"),
+}
+
 _PHOTOS = "datasets.photos"
 
 
@@ -498,4 +533,13 @@ DATASETS: Mapping[str, Change] = {
     "MixtureSpec.weights": _is("datasets.both.weights=[1, 3]", of="index"),
 }
 
-CHANGES: Mapping[str, Change] = {**TOP, **SIMULATE, **DATASETS, **LABELS, **PRETRAIN, **RECIPES, **TRANSFERS}
+CHANGES: Mapping[str, Change] = {
+    **TOP,
+    **SIMULATE,
+    **DATASETS,
+    **LABELS,
+    **PRETRAIN,
+    **RECIPES,
+    **TRANSFERS,
+    **ANALYZE,
+}

@@ -123,6 +123,19 @@ simulate:
       - {{threshold: {{above: 2}}, where: {{labels: fine}}}}
       - {{closed_form: {{metric: other, within: 0.1}}}}
       - {{threshold: {{below: 3}}}}
+analyze:
+  - name: look
+    pretrain: [fifth]
+    of: levels/depth2
+    from_checkpoints: [3]
+    measures:
+      - collapse
+      - {{distances: {{levels: [depth1]}}}}
+      - {{clp: {{}}}}
+      - {{purity: {{}}}}
+      - {{embedding: {{}}}}
+      - {{plugin: {{name: mine}}}}
+  - {{name: alike, pretrain: [second, fifth], between: [pretrain], measures: [cka]}}
 report:
   baseline: levels/depth1
   published: [{{transfer: tune, pretrain: fifth, label_space: levels/depth1, value: 0.1}}]
@@ -212,7 +225,9 @@ def portable_of(*overrides: str, text: str = TEXT) -> Portable:
 def _resolved(document: Document) -> ResolvedSweep:
     spec = validate(SweepSpec, document.tree.value, document.tree)
     sources = LabelSources(count=_count, plugins={"mine": "pkg==1:mine", "other": "pkg==1:other"}, kmeans="faiss")
-    return resolve_sweep(spec, document.tree, shipped(), _surveys(document.tree.value), labels=sources)
+    measures = {"mine": "pkg==1:mine", "other": "pkg==1:other"}
+    surveys = _surveys(document.tree.value)
+    return resolve_sweep(spec, document.tree, shipped(), surveys, labels=sources, measures=measures)
 
 
 def _surveys(document: Mapping[str, Any]) -> Mapping[str, Survey]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from orchestrator.core.job_kinds import REPORTED_KINDS, TIMED_KINDS, TRANSFER_KINDS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.report.analyses import build_analyses
 from orchestrator.report.inputs import Committed, read_committed
 from orchestrator.report.results import (
     Ablation,
@@ -266,6 +267,7 @@ def compute_report(
         ablations=build_ablations(builder, grouped, tables),
         searches=build_searches(plan.jobs, {name: found.search for name, found in committed.items()}),
         simulations=build_simulations(plan, committed),
+        analyses=build_analyses(plan, committed, tables),
     )
     notes = (
         *notes_on(plan, committed, states, builder.published.unused),

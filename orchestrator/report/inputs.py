@@ -7,6 +7,7 @@ history count follows from the names alone, so a reader never opens a segment th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ U = TypeVar("U")
 _MAX_NUMBERS = 400_000
 """Values over all curves: about 4 MB of JSON, as much as plotly itself."""
 _MIN_POINTS, _MAX_POINTS = 8, 200
+_MEASURES_PART = "measures.json"
+"""Of analyses; see ``docs/analyze.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +184,21 @@ class Committed:
     """What a search found; empty for other jobs."""
     runs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """Of a block of a simulation: columns by name, a row per seed; empty for other jobs."""
+    pictures: Mapping[str, Any] = field(default_factory=dict)
+    """What the figures of an analysis are drawn from; empty for other jobs."""
 
     @classmethod
-    def of(cls, record: Record, runs: Mapping[str, NDArray[np.float64]] | None = None) -> Committed:
+    def of(
+        cls,
+        record: Record,
+        *,
+        runs: Mapping[str, NDArray[np.float64]] | None = None,
+        pictures: Mapping[str, Any] | None = None,
+    ) -> Committed:
         """The part of a record that reports need."""
         return cls(
             runs=runs or {},
+            pictures=pictures or {},
             metrics=record.metrics,
             measured_s=_measured_s(record.summary.get("measured")),
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
@@ -224,8 +236,11 @@ def _read(store: ObjectStore, key: str) -> Committed | None:
         record = read_record(store, key)
     except NotFoundError:
         return None  # not committed (yet): the report says so
-    is_simulated = record.identity.get("kind") == JobKind.THEORY
-    return Committed.of(record, _read_runs(store, record) if is_simulated else None)
+    if record.identity.get("kind") == JobKind.THEORY:
+        return Committed.of(record, runs=_read_runs(store, record))
+    if not record.summary.get("pictures") or _MEASURES_PART not in record.parts:
+        return Committed.of(record)
+    return Committed.of(record, pictures=json.loads(read_part(store, record, _MEASURES_PART))["pictures"])
 
 
 def _read_runs(store: ObjectStore, record: Record) -> dict[str, NDArray[np.float64]]:

@@ -320,6 +320,59 @@ class Ablation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisRow:
+    """One metric of the backbones of one label space at one checkpoint."""
+
+    pretrain: str
+    """Name of the block; empty for the unnamed one, and where backbones are compared with each other."""
+    label_space: str
+    """Empty where backbones are compared with each other."""
+    checkpoint: str
+    """``epoch5``; empty for the final weights."""
+    metric: str
+    num_expected: int
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCorrelation:
+    """Spearman's coefficient of a metric and the error of a transfer, over backbones at equal checkpoints."""
+
+    metric: str
+    transfer: str
+    coefficient: float
+    num_backbones: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisPicture:
+    """What a figure is drawn from; numbers of matrices are means over seeds."""
+
+    kind: str
+    """``distances``, ``cka`` or ``embedding``."""
+    title: str
+    names: tuple[str, ...]
+    """Of the rows of a matrix; of the original classes of an embedding."""
+    values: tuple[tuple[float | None, ...], ...]
+    """Of a matrix; of an embedding x, y, class and trained class (-1 without one) of each sample."""
+    num_seeds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisReport:
+    """All that one analysis found so far."""
+
+    name: str
+    rows: tuple[AnalysisRow, ...]
+    correlations: tuple[RankCorrelation, ...]
+    pictures: tuple[AnalysisPicture, ...]
+
+
+OPTIONAL_FIELDS = ("simulations", "analyses")
+"""Of ``Report``: left out where they are empty, so that the reports of other sweeps are as they were before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The answer of a sweep so far; computed from its plan and committed records alone."""
 
@@ -339,6 +392,7 @@ class Report:
     """Those that are committed."""
     simulations: tuple[SimulationReport, ...] = ()
     version: int = field(default=REPORT_VERSION)
+    analyses: tuple[AnalysisReport, ...] = ()
 
     def __repr__(self) -> str:
         missing = f", {len(self.missing)} results missing" if self.missing else ""
@@ -350,8 +404,9 @@ class Report:
         return tuple(table for table in self.tables if table.is_headline)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form; reports without simulations are as they were before there were any."""
+        """Plain JSON form; fields that were added for some sweeps alone are left out of the others' reports."""
         document = asdict(self)
-        if not self.simulations:
-            del document["simulations"]
+        for name in OPTIONAL_FIELDS:
+            if not document[name]:
+                del document[name]
         return document

@@ -30,6 +30,7 @@ from orchestrator.sweepfile.values import ResolvedSweep
 OBJECTIVES = "pretraining_orchestrator.objectives"
 LABEL_SPACES = "pretraining_orchestrator.label_spaces"
 SIMULATIONS = "pretraining_orchestrator.simulations"
+MEASURES = "pretraining_orchestrator.measures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,14 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     )
     simulations = SimulationSources(check=check_simulations, plugins=InstalledSimulations())
     sweep = resolve_sweep(
-        spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels, simulations=simulations
+        spec,
+        tree,
+        shipped_recipes(),
+        surveys,
+        objectives=objectives,
+        labels=labels,
+        simulations=simulations,
+        measures=InstalledPlugins(MEASURES),
     )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical

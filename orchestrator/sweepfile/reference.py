@@ -46,6 +46,15 @@ _ORDER: Mapping[str, tuple[str, ...]] = {
         "BestSpec",
     ),
     "transfer": ("TransferSpec", "SearchSpec", "AshaSpec", "RandomSpec", "OptunaSpec", "RangeSpec"),
+    "analyze": (
+        "AnalysisSpec",
+        "MeasureSpec",
+        "DistancesSpec",
+        "ClpSpec",
+        "PuritySpec",
+        "EmbeddingSpec",
+        "PluginMeasure",
+    ),
     "recipes": ("TrainingRecipe", "ProbeRecipe", "CachedSgdRecipe", "LogisticRecipe", "KnnRecipe"),
     "simulate": (
         "SimulateSpec",

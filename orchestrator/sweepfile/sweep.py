@@ -18,6 +18,7 @@ from pydantic import Field
 from orchestrator.core.errors import StorageError
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS
 from orchestrator.storage.open import check_store_uri
+from orchestrator.sweepfile.analyze import AnalysisSpec, resolve_analysis
 from orchestrator.sweepfile.clusters import check_embeddings
 from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture, thinned
 from orchestrator.sweepfile.fields import Name, Strict
@@ -49,7 +50,7 @@ from orchestrator.sweepfile.transfer import (
     uses_of,
     with_baselines,
 )
-from orchestrator.sweepfile.values import Dataset, LabelSpace, Pretrain, ResolvedSweep, Transfer
+from orchestrator.sweepfile.values import AnalysisPlan, Dataset, LabelSpace, Pretrain, ResolvedSweep, Transfer
 
 
 class SweepSpec(Strict):
@@ -69,6 +70,9 @@ class SweepSpec(Strict):
     transfer: list[TransferSpec] = Field(
         default_factory=list, description="How every backbone is measured; none: they are only pretrained."
     )
+    analyze: list[AnalysisSpec] = Field(
+        default_factory=list, description="What is measured of the features of every backbone."
+    )
     simulate: dict[Name, SimulateSpec] = Field(
         default_factory=dict,
         description="Simulations by name; a sweep of them alone needs no datasets, labels and pretrain.",
@@ -87,9 +91,9 @@ class SweepSpec(Strict):
 class SimulationSweepSpec(SweepSpec):
     """A sweep.yaml without backbones."""
 
-    datasets: dict[Name, DatasetSpec] = Field(default_factory=dict)
-    labels: dict[Name, LabelEntry] = Field(default_factory=dict)
-    pretrain: PretrainBlocks = Field(default_factory=dict)
+    datasets: dict[Name, DatasetSpec] = Field(default_factory=dict, description="None is needed.")
+    labels: dict[Name, LabelEntry] = Field(default_factory=dict, description="None is needed.")
+    pretrain: PretrainBlocks = Field(default_factory=dict, description="None is needed.")
 
 
 _BACKBONE_BLOCKS = ("datasets", "labels", "pretrain", "transfer")
@@ -111,6 +115,7 @@ def resolve_sweep(
     objectives: Objectives | None = None,
     labels: LabelSources | None = None,
     simulations: SimulationSources | None = None,
+    measures: Mapping[str, str] | None = None,
 ) -> ResolvedSweep:
     """Resolve a schema-valid sweep.
 
@@ -122,6 +127,7 @@ def resolve_sweep(
         objectives: installed losses of other packages.
         labels: what counts classes, and installed label spaces of other packages.
         simulations: what checks parameters, and installed simulations of other packages.
+        measures: installed measures of other packages.
 
     Raises:
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
@@ -130,7 +136,8 @@ def resolve_sweep(
     book = Recipes(spec.recipes, recipes, tree, complaints)
     recipe_resolver = RecipeResolver(book, {} if objectives is None else objectives, tree, complaints)
     simulated = resolve_simulations(spec.simulate, simulations or SimulationSources(), complaints)
-    sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
+    resolver = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints, measures=measures or {})
+    sweep = resolver.resolve()
     return replace(sweep, recipes=book.used, simulations=simulated)
 
 
@@ -144,8 +151,10 @@ class _Resolver:
         surveys: Surveys,
         labels: LabelSources | None,
         complaints: Complaints,
+        *,
+        measures: Mapping[str, str],
     ) -> None:
-        self._spec, self._labels = spec, labels
+        self._spec, self._labels, self._measures = spec, labels, measures
         self._recipes = recipes
         self._surveys = surveys
         self._complaints = complaints
@@ -176,6 +185,7 @@ class _Resolver:
         workers = {group: getattr(spec.resources, group).num_workers for group in ("pretrain", "transfer")}
         check_searches(transfer, pretrains, labels, workers, self._complaints)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
+        analyses = self._analyses(datasets, labels, pretrains)
         transfers = [entry.name for entry in spec.transfer]
         baseline = resolve_baseline(spec.report, pretrained, self._complaints)
         check_published(spec.report, transfers, pretrains, self._complaints)
@@ -203,6 +213,7 @@ class _Resolver:
             published=tuple(entry.model_dump(exclude_none=True) for entry in spec.report.published),
             policy=policy,
             notify=notify,
+            analyses=analyses,
         )
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -218,6 +229,23 @@ class _Resolver:
         return tuple(
             resolve_transfer(position, entry, labels, self._recipes, self._complaints, pretrains=pretrains)
             for position, entry in enumerate(self._spec.transfer)
+        )
+
+    def _analyses(
+        self, datasets: Mapping[str, Dataset], labels: Mapping[str, LabelSpace], pretrains: Sequence[Pretrain]
+    ) -> tuple[AnalysisPlan, ...]:
+        self._complaints.refuse_repeats(("analyze",), [entry.name for entry in self._spec.analyze], "name")
+        return tuple(
+            resolve_analysis(
+                position,
+                entry,
+                datasets=datasets,
+                labels=labels,
+                pretrains=pretrains,
+                plugins=self._measures,
+                complaints=self._complaints,
+            )
+            for position, entry in enumerate(self._spec.analyze)
         )
 
     def _check_models(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:

@@ -191,8 +191,8 @@ def resolve_transfer(
         complaints.add((*path, "target"), f"'{entry.target}' is not a label space of this sweep: {hint}")
     complaints.refuse_repeats((*path, "seeds"), [str(seed) for seed in entry.seeds])
     _check_fractions(path, entry, complaints)
-    measured = _measured((*path, "pretrain"), entry.pretrain, pretrains, complaints)
-    _check_epochs((*path, "from_checkpoints"), entry.from_checkpoints or (), measured, complaints)
+    measured = measured_blocks((*path, "pretrain"), entry.pretrain, pretrains, complaints)
+    check_epochs((*path, "from_checkpoints"), entry.from_checkpoints or (), measured, complaints)
     search, cells = _search_and_cells(
         path, entry, recipes, complaints, measured=measured, target=labels.get(entry.target)
     )
@@ -210,7 +210,7 @@ def resolve_transfer(
         select_on=(entry.select_on or "train") if entry.grid is not None or search is not None else "",
         baselines=tuple(dict.fromkeys(entry.baselines or ())),
         pretrains=tuple(pretrain.name for pretrain in measured),
-        labels=_chosen_labels((*path, "labels"), entry.labels, measured, complaints),
+        labels=chosen_labels((*path, "labels"), entry.labels, measured, complaints),
     )
 
 
@@ -319,7 +319,7 @@ def _subset_seed(entry: TransferSpec) -> int | None:
     return entry.subset.seed if entry.subset is not None and is_given else None
 
 
-def _measured(
+def measured_blocks(
     path: Path, wanted: Sequence[str] | None, pretrains: Sequence[Pretrain], complaints: Complaints
 ) -> list[Pretrain]:
     """The blocks that a transfer names; all of them where it names none."""
@@ -336,7 +336,7 @@ def _measured(
     return list(found.values())
 
 
-def _chosen_labels(
+def chosen_labels(
     path: Path, wanted: Sequence[str] | None, measured: Sequence[Pretrain], complaints: Complaints
 ) -> tuple[str, ...] | None:
     """The label spaces that a transfer names, of those that its blocks pretrain; None where it names none."""
@@ -353,7 +353,8 @@ def _chosen_labels(
     return tuple(found)
 
 
-def _check_epochs(path: Path, epochs: Sequence[int], measured: Sequence[Pretrain], complaints: Complaints) -> None:
+def check_epochs(path: Path, epochs: Sequence[int], measured: Sequence[Pretrain], complaints: Complaints) -> None:
+    """Complain of epochs of which a block keeps no weights."""
     complaints.refuse_repeats(path, [str(epoch) for epoch in epochs])
     for position, epoch in enumerate(epochs):
         for pretrain in measured:

@@ -308,6 +308,37 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisPlan:
+    """What is measured of the features of backbones."""
+
+    name: str
+    measures: Mapping[str, Mapping[str, Any]]
+    """Parameters by measure, with every default filled in."""
+    dataset: str = ""
+    """Whose images are embedded; empty = those that a backbone was pretrained on."""
+    split: str = "val"
+    of: str = ""
+    """Label space of the original classes; empty = the leaf classes."""
+    pretrains: tuple[str, ...] = ("",)
+    """Names of the blocks whose backbones are analysed."""
+    labels: tuple[str, ...] | None = None
+    """Label spaces whose backbones are analysed; None = all that a block pretrains."""
+    checkpoints: tuple[int, ...] = ()
+    """Epochs of the pretraining; empty = its final weights."""
+    between: tuple[str, ...] = ()
+    """What the backbones that one job compares differ in; empty = one job for each backbone."""
+
+    def spaces(self, pretrain: Pretrain) -> tuple[str, ...]:
+        """Label spaces of a block whose backbones are analysed."""
+        return tuple(name for name in pretrain.labels if self.labels is None or name in self.labels)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Splits whose features it reads."""
+        return ("train", "val") if "clp" in self.measures else (self.split,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSweep:
     """A whole sweep.yaml, resolved. ``store`` and ``tracking_uri`` are empty when the project's defaults apply."""
 
@@ -336,6 +367,7 @@ class ResolvedSweep:
     """Recipes that it names, by name, with the fields of their bases."""
     notify: tuple[Channel, ...] = ()
     simulations: tuple[Simulation, ...] = ()
+    analyses: tuple[AnalysisPlan, ...] = ()
 
     def pretrain(self, name: str) -> Pretrain:
         """The block of a name. Raises ``KeyError``."""
@@ -352,6 +384,7 @@ class ResolvedSweep:
             for name in pretrain.labels
             if (not item.searches_backbones and item.measures(name)) or (item.baselines and name == item.target)
         }
+        needed |= {name for item in self.analyses if pretrain.name in item.pretrains for name in item.spaces(pretrain)}
         return tuple(name for name in pretrain.labels if name in needed)
 
 

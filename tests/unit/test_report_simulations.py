@@ -17,13 +17,14 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
-from orchestrator.report.render.files import REPORT_FILES, SIMULATION_FILES, render_files
+from orchestrator.report.render.files import SIMULATION_FILES, render_files
 from orchestrator.report.render.page import render_page
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.report.statistics.expectations import Judgement, SimulationRuns, judge
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.values import Expectation
+from tests.report_sweeps import REPORT_FILES
 
 CELLS = tuple({"k": k, "labels": labels} for k in (2, 4, 8) for labels in ("coarse", "fine"))
 COARSE = {"labels": ("coarse",)}

@@ -125,6 +125,17 @@ def second_moment(stream: FeatureStream) -> NDArray[np.float64]:
     return moment_DD
 
 
+def take_rows(stream: FeatureStream, rows_M: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Some samples (M, D), by their ascending places in the stream."""
+    taken_MD, start = np.empty((len(rows_M), stream.dim), np.float32), 0
+    for chunk_BD in stream:
+        stop = start + len(chunk_BD)
+        first, last = np.searchsorted(rows_M, [start, stop])
+        taken_MD[first:last] = chunk_BD[rows_M[first:last] - start]
+        start = stop
+    return taken_MD
+
+
 def _sums(stream: FeatureStream, classes: SampleClasses, num_classes: int) -> NDArray[np.float64]:
     sums_CD = np.zeros((num_classes, stream.dim))
     for ids_B, features_BD in _chunks(stream, classes):

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
 from workloads.analysis import geometry, units
-from workloads.analysis.features import ClassMoments, FeatureStream, SampleClasses, class_moments
-from workloads.analysis.fine_structure import ProbedSamples, cluster_and_probe, linear_probe
+from workloads.analysis.features import ClassMoments, FeatureStream, SampleClasses, class_moments, take_rows
+from workloads.analysis.fine_structure import ProbedSamples, cluster_and_probe, linear_probe, reduced
 from workloads.runtime.plugins import load_plugin
+from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 GROUP: Final = "pretraining_orchestrator.measures"
 SHOWN_CLASSES: Final = 100
@@ -124,7 +125,12 @@ def _partitions(subject: AnalyzedFeatures) -> Iterator[tuple[str, SampleClasses]
 def _distances(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
     moments, trained_C = subject.moments_of(subject.classes), subject.trained_of_class
     wanted = parameters["levels"]
-    levels = {name: subject.levels[name] for name in (subject.levels if wanted is None else wanted)}
+    if unknown := [name for name in wanted or () if name not in subject.levels]:
+        message = (
+            f"distances.levels: the classes of `of` lie in several nodes of {unknown[0]!r} each, or it is no level; "
+        )
+        raise UserError(message + f"name some of: {', '.join(subject.levels) or 'there are none here'}")
+    levels = {name: groups_C for name, groups_C in subject.levels.items() if wanted is None or name in wanted}
     metrics = {"distance_self": geometry.self_distance(moments)}
     if trained_C is not None:
         same, other = geometry.distances_by_group(moments, trained_C)
@@ -173,9 +179,10 @@ def _rank(subject: AnalyzedFeatures, _: Mapping[str, Any]) -> Findings:
 def _purity(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
     top = min(int(parameters["top"]), subject.features.num_samples)
     top_TU = units.top_samples(subject.features, top)
-    ids = {name: groups_C[subject.classes.ids_N] for name, groups_C in subject.levels.items()}
-    ids["class"] = subject.classes.ids_N
-    if subject.trained is not None:
+    classes, trained_C = subject.classes, subject.trained_of_class
+    coarser = {name: groups for name, groups in subject.levels.items() if len(np.unique(groups)) < classes.num_classes}
+    ids = {**{name: groups_C[classes.ids_N] for name, groups_C in coarser.items()}, "class": classes.ids_N}
+    if subject.trained is not None and (trained_C is None or len(np.unique(trained_C)) < classes.num_classes):
         ids["trained"] = subject.trained.ids_N
     found = units.purities(top_TU, ids)
     if not found:
@@ -211,6 +218,23 @@ def _clp(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
     return Findings(metrics=metrics, arrays={"clp_by_seed": np.array(found)})
 
 
+def _embedding(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
+    num_samples = subject.features.num_samples
+    stream = seed_sequence(0, Stage.ANALYZE, Purpose.ANALYZED_SAMPLES)
+    rows = np.sort(np.argsort(permutation(stream, num_samples))[: parameters["samples"]])
+    points_B2 = reduced(take_rows(subject.features, rows), parameters["method"], parameters["seed"])
+    trained = subject.trained
+    picture = {
+        "method": parameters["method"],
+        "points": [[float(f"{value:.4g}") for value in point[:2]] for point in points_B2.tolist()],
+        "classes": subject.classes.ids_N[rows].tolist(),
+        "class_names": list(subject.classes.names),
+        "trained": [] if trained is None else trained.ids_N[rows].tolist(),
+        "trained_names": [] if trained is None else list(trained.names),
+    }
+    return Findings(pictures={"embedding": picture})
+
+
 def _plugin(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
     name = parameters["name"]
     function = load_plugin("measure", GROUP, name)
@@ -237,5 +261,6 @@ MEASURES: Final[Mapping[str, Callable[[AnalyzedFeatures, Mapping[str, Any]], Fin
     "rank": _rank,
     "purity": _purity,
     "sparsity": _sparsity,
+    "embedding": _embedding,
     "plugin": _plugin,
 }

@@ -386,6 +386,23 @@ def _of_theory(_: Volumes, job: Job) -> Volume:
     return Volume(work=simulation_work(job.identity["parameters"]), subject=subject_of(job.identity), caveat=caveat)
 
 
+def _of_analysis(volumes: Volumes, job: Job) -> Volume:
+    """Passes over features: two products of a matrix by itself for the classes trained on and two for the others."""
+    size, roles = volumes.size(volumes.input(job, "index")), job.identity["inputs"]
+    tables = [
+        found for role in roles if (found := volumes.input(job, role)) is not None and found.kind is JobKind.EMBED
+    ]
+    dim = max((volumes.network(table)[1].num_features for table in tables), default=1024)
+    number = max(size.num_train, size.num_val) if "train" in roles else size.num_val
+    operations = float(OPERATIONS_PER_MAC) * number * dim * dim * max(4, len(tables) ** 2)
+    return Volume(
+        work=Work(operations=operations, core_s=_LABEL_S),
+        kept_bytes=_RECORD_BYTES * 16,
+        caveat=_unknown_size(size),
+        is_measured=False,
+    )
+
+
 def _of_unknown(_: Volumes, job: Job) -> Volume:
     return Volume(work=Work(core_s=1.0), caveat=f"nothing is known about the work of {job.kind} jobs")
 
@@ -415,4 +432,5 @@ _BY_KIND: Mapping[JobKind, Callable[[Volumes, Job], Volume]] = {
     JobKind.KNN: _of_features,
     JobKind.SEARCH: _of_search,
     JobKind.THEORY: _of_theory,
+    JobKind.ANALYZE: _of_analysis,
 }

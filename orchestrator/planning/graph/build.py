@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
+from orchestrator.planning.graph.analyses import analysis_jobs
 from orchestrator.planning.graph.features import SPLITS, cluster_job, embed_job
 from orchestrator.planning.graph.identity import KeyMaker, make_identity
 from orchestrator.planning.graph.plan import Job, Plan, PlannedSimulation, Published
@@ -70,8 +72,10 @@ class _PlanBuilder:
     def build(self) -> Iterable[Job]:
         sweep = self._sweep
         pretrained = [name for pretrain in sweep.pretrains for name in pretrain.labels]
-        used = dict.fromkeys((*pretrained, *(item.target for item in sweep.transfer)))
-        for dataset in dict.fromkeys(sweep.labels[name].dataset for name in used):
+        originals = (item.of for item in sweep.analyses if item.of)
+        used = dict.fromkeys((*pretrained, *(item.target for item in sweep.transfer), *originals))
+        analysed = (item.dataset for item in sweep.analyses if item.dataset)
+        for dataset in dict.fromkeys((*(sweep.labels[name].dataset for name in used), *analysed)):
             self._dataset(dataset)
         for name in used:
             self._label_space(sweep.labels[name])
@@ -82,9 +86,10 @@ class _PlanBuilder:
         for transfer in sweep.transfer:
             for draft in transfer_jobs(sweep, transfer):
                 self._add(draft)
-        for simulation in sweep.simulations:
-            for draft in _simulation_jobs(simulation):
-                self._add(draft)
+        measured = (draft for analysis in sweep.analyses for draft in analysis_jobs(sweep, analysis))
+        simulated = (draft for simulation in sweep.simulations for draft in _simulation_jobs(simulation))
+        for draft in chain(measured, simulated):
+            self._add(draft)
         return self._jobs.values()
 
     def _add(self, draft: Draft) -> str:

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
+from orchestrator.report.render.analyses import analysis_records, analysis_tables
 from orchestrator.report.render.answers import ReportAnswer, answers
 from orchestrator.report.render.columns import (
     Records,
@@ -32,12 +33,14 @@ from orchestrator.report.render.simulations import (
     simulation_records,
     simulation_tables,
 )
-from orchestrator.report.results import Report, Table
+from orchestrator.report.results import OPTIONAL_FIELDS, Report, Table
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.protocol import ObjectStore
 
 MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "report.json"
 COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
+ANALYSES = "analyses.csv"
+"""Of sweeps that have analyses."""
 RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
 SIMULATIONS, EXPECTATIONS = "simulations.csv", "expectations.csv"
@@ -133,6 +136,7 @@ def render_markdown(report: Report) -> str:
     sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
     sections += [markdown_table(search_table(search)) for search in report.searches]
     sections += _simulations(report)
+    sections += [markdown_table(table) for analysis in report.analyses for table in analysis_tables(analysis)]
     if report.tables or not report.simulations:
         sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
     sections += [f"**Note:** {caveat}" for caveat in caveats(report)]
@@ -193,6 +197,7 @@ def save_files(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> tu
 def render_files(report: Report) -> dict[str, bytes]:
     """Every file of a report by its name; equal reports give equal bytes."""
     figure, results, runs = draw_curve(report), result_records(report), run_records(report)
+    analyses = {ANALYSES: render_csv(analysis_records(report)).encode()} if report.analyses else {}
     return {
         MARKDOWN: render_markdown(report).encode(),
         RESULTS: render_csv(results).encode(),
@@ -204,12 +209,9 @@ def render_files(report: Report) -> dict[str, bytes]:
         DOCUMENT: json_text(_document(report), sort_keys=True).encode(),
         PNG: encode_png(figure),
         SVG: encode_svg(figure),
+        **analyses,
         **(_simulation_files(report) if report.simulations else {}),
     }
-
-
-def _document(report: Report) -> dict[str, Any]:
-    return {name: value for name, value in fields_of(report).items() if name != "simulations" or value}
 
 
 def _simulation_files(report: Report) -> dict[str, bytes]:
@@ -220,3 +222,8 @@ def _simulation_files(report: Report) -> dict[str, bytes]:
         SIMULATIONS_PNG: encode_png(figure),
         SIMULATIONS_SVG: encode_svg(figure),
     }
+
+
+def _document(report: Report) -> dict[str, Any]:
+    """The fields of a report; those that a sweep without analyses or simulations lacks are left out, as in its JSON."""
+    return {name: value for name, value in fields_of(report).items() if name not in OPTIONAL_FIELDS or value}

@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.inputs import Curve, Learning
+from orchestrator.report.render.analyses import analyses_html
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import caveats, describe_place, family_caption, is_tied
 from orchestrator.report.render.files import fields_of, json_text
@@ -55,11 +56,12 @@ def render_page(
         "@@STYLE@@": _asset("page.css"),
         "@@PLOTLY@@": get_plotlyjs(),
         "@@DATA@@": embedded,
+        "@@ANALYSES@@": analyses_html(report),
         "@@SCRIPT@@": _script(report),
     }
     # Split once, before anything is filled in: a mark inside the filled-in text stays what it is.
     pieces = re.split(f"({'|'.join(parts)})", _asset("page.html"))
-    return "".join(parts.get(piece) or piece for piece in pieces).encode()
+    return "".join(parts.get(piece, piece) for piece in pieces).encode()
 
 
 def _script(report: Report) -> str:

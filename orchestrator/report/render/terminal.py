@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from orchestrator.report.render.analyses import analysis_tables
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import TextTable, caveats, columns_left, text_table
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, search_table
@@ -28,6 +29,7 @@ def render_terminal(report: Report) -> Group:
     tables += [ablation_table(ablation) for ablation in report.ablations]
     tables += [search_table(search) for search in report.searches]
     tables += [table for found in report.simulations for table in simulation_tables(found)]
+    tables += [table for analysis in report.analyses for table in analysis_tables(analysis)]
     parts: list[RenderableType] = [FittingTable(table=table) for table in tables]
     for answer in answers(report):
         parts += [Text(answer.title, style="bold"), *(Text(f"  {sentence}") for sentence in answer.sentences)]

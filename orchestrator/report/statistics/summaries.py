@@ -22,7 +22,7 @@ from statistics import pvariance
 import numpy as np
 
 from orchestrator.planning.estimate.power import CONFIDENCE, Noise
-from orchestrator.report.statistics.intervals import Estimate, estimate_columns
+from orchestrator.report.statistics.intervals import Estimate, Floats, estimate_columns
 
 METHOD = "one-way random effects, analysis of variance (Henderson's method 1), negative estimates set to 0"
 _SHARED_BASELINE = 0.25
@@ -144,6 +144,21 @@ def relative_improvement(value: float, baseline: float) -> float | None:
     baseline is not positive, because no fraction of nothing can be gone.
     """
     return (baseline - value) / baseline if baseline > 0 else None
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's rank correlation, ties at their mean ranks; None where one of them does not vary."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values_N: Floats) -> Floats:
+    _, places, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+    firsts = np.cumsum(counts) - counts
+    ranks_N: Floats = (firsts + (counts - 1) / 2)[places]
+    return ranks_N
 
 
 def paired_difference(
