@@ -43,6 +43,8 @@ def build_plan(sweep: ResolvedSweep, *, store_uri: str, revision: int = 0) -> Pl
         published=tuple(Published(**entry) for entry in sweep.published),
         policy=sweep.policy,
         notify=sweep.notify,
+        rows=sweep.rows,
+        baseline_values=sweep.baseline_values,
     )
 
 

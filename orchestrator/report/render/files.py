@@ -19,13 +19,15 @@ from orchestrator.report.render.columns import (
     ablation_records,
     caveats,
     comparison_records,
+    effect_records,
+    effect_table,
     result_records,
     run_records,
     text_table,
 )
-from orchestrator.report.render.curves import draw_curve, encode_png, encode_svg
+from orchestrator.report.render.curves import draw_curve, draw_effects, encode_png, encode_svg
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, pairs_table, search_table
-from orchestrator.report.results import Report, Table
+from orchestrator.report.results import FactorReport, Report, Table
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.protocol import ObjectStore
 
@@ -33,6 +35,8 @@ MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "rep
 COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
 RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
+EFFECTS, EFFECTS_PARQUET, EFFECTS_SVG = "effects.csv", "effects.parquet", "effects.svg"
+"""Beside the others where the sweep compares more than label spaces."""
 REPORT_FILES = (MARKDOWN, RESULTS, RUNS, COMPARISONS, ABLATIONS, RESULTS_PARQUET, RUNS_PARQUET, DOCUMENT, PNG, SVG)
 """All but the interactive page (``orchestrator.report.render.page``), which is larger than all of them together."""
 
@@ -115,6 +119,14 @@ _METHOD = (
     "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
 )
 
+_FACTOR_METHOD = (
+    "The effect of a value is the mean of its differences to another value over matched cells (equal values of all "
+    "other factors), averaged within each pretraining seed, with Student's t over seeds; an interaction is the "
+    "difference of two such differences. Corrected intervals hold for all effects of a transfer at once (Bonferroni). "
+    "Values whose runs share the number of the seed only are independent samples (Welch's t). F tests assume "
+    "sphericity."
+)
+
 
 def render_markdown(report: Report) -> str:
     """The whole report; the curve is linked as ``curve.png`` beside it."""
@@ -123,6 +135,9 @@ def render_markdown(report: Report) -> str:
     sections += ["![granularity curve](curve.png)"] if report.tables else []
     for table in report.headlines:
         sections += _sections(table)
+    if isinstance(report, FactorReport):
+        sections += [markdown_table(effect_table(found)) for found in report.effects]
+        sections.append(_FACTOR_METHOD)
     sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
     sections += [markdown_table(search_table(search)) for search in report.searches]
     sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
@@ -177,7 +192,7 @@ def save_files(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> tu
 def render_files(report: Report) -> dict[str, bytes]:
     """Every file of a report by its name; equal reports give equal bytes."""
     figure, results, runs = draw_curve(report), result_records(report), run_records(report)
-    return {
+    return _of_factors(report) | {
         MARKDOWN: render_markdown(report).encode(),
         RESULTS: render_csv(results).encode(),
         RUNS: render_csv(runs).encode(),
@@ -188,4 +203,16 @@ def render_files(report: Report) -> dict[str, bytes]:
         DOCUMENT: json_text(report, sort_keys=True).encode(),
         PNG: encode_png(figure),
         SVG: encode_svg(figure),
+    }
+
+
+def _of_factors(report: Report) -> dict[str, bytes]:
+    """The files of a sweep that compares more than label spaces."""
+    if not isinstance(report, FactorReport):
+        return {}
+    effects = effect_records(report)
+    return {
+        EFFECTS: render_csv(effects).encode(),
+        EFFECTS_PARQUET: render_parquet(effects),
+        EFFECTS_SVG: encode_svg(draw_effects(report)),
     }
