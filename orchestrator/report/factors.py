@@ -161,7 +161,8 @@ class _Shared:
 
     def of(self, factor: str, first: str, second: str) -> Sharing:
         """Between two values, whatever the other factors."""
-        key = (factor, *sorted((first, second)))
+        low, high = sorted((first, second))
+        key = (factor, low, high)
         if key not in self._known:
             self._known[key] = self._find(*key)
         return self._known[key]

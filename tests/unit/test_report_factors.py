@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +18,10 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
 from orchestrator.report.compare_sweeps import compare_sweeps
 from orchestrator.report.factors import check_factors, matched_by
-from orchestrator.report.inputs import Committed
+from orchestrator.report.inputs import Committed, Learning
+from orchestrator.report.render.answers import answers
+from orchestrator.report.render.files import REPORT_FILES, render_files
+from orchestrator.report.render.page import render_page
 from orchestrator.report.results import FactorReport, Report
 from tests.sweep_fields import plan_of
 
@@ -193,6 +199,37 @@ def test_metric_that_is_better_higher_turns_the_ranking_and_not_the_difference()
     assert lamb.difference.mean < 0
     assert lamb.improvement < 0
     assert lamb.can_be_best is False
+
+
+def test_files_of_factors_hold_every_effect_beside_the_usual_ones() -> None:
+    files = render_files(report_of())
+    assert files.keys() == {*REPORT_FILES, "effects.csv", "effects.parquet", "effects.svg"}
+    lines = list(csv.DictReader(io.StringIO(files["effects.csv"].decode())))
+    assert [(line["factors"], line["values"], line["references"], line["num_matched"]) for line in lines] == [
+        ("optimizer", "lamb", "adamw", "2"),
+        ("mix", "mixup", "none", "2"),
+        ("optimizer x mix", "lamb x mixup", "adamw x none", "1"),
+    ]
+    assert b"| optimizer lamb - adamw |" in files["report.md"]
+    assert json.loads(files["report.json"])["effects"][0]["pairings"][0]["shared"] == "initial weights, order, crops"
+
+
+def test_answer_says_which_factor_matters_and_that_effects_do_not_depend_on_each_other() -> None:
+    (*_, factors) = answers(report_of())
+    assert factors.title == "factors: top (probe on levels/depth1)"
+    assert factors.sentences[0].startswith("val_error is lower at 95 % with optimizer lamb - adamw -2.")
+    assert factors.sentences[1:] == ("no interaction is established",)
+
+
+def test_page_finds_the_runs_of_a_combination_by_its_row() -> None:
+    plan = plan_of("report={rows: [optimizer]}", text=TEXT)
+    report = compute_report(plan, committed(plan))
+    page = render_page(report, plan, Learning(curves={}, unreadable=())).decode()
+    data = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
+    rows = {(table["pretrain"], row["labelSpace"]) for table in data["tables"] for row in table["rows"]}
+    assert rows == {(f"mix {mix}", optimizer) for mix in ("none", "mixup") for optimizer in ("adamw", "lamb")}
+    assert {(run["pretrain"], run["label_space"]) for run in data["runs"]} == rows
+    assert data["effects"][0]["established"] == [1, 0, 0]
 
 
 def test_label_only_report_is_of_the_same_form_as_before() -> None:
