@@ -61,6 +61,7 @@ TOP: Mapping[str, Change] = {
     },
     "ReportSpec.baseline": _runs("report.baseline=levels/depth2"),
     "ReportSpec.metric": _runs("report.metric=best_val_error"),
+    "ReportSpec.rows": _runs("report.rows=[labels]"),
     "ReportSpec.published": _runs("report.published=[]"),
     **{
         f"PublishedSpec.{field}": _runs(f"report.published.0.{field}={value}")
@@ -250,6 +251,11 @@ PRETRAIN: Mapping[str, Change] = {
     "PretrainSpec.recipe": _is("pretrain.third.recipe.lr=0.7", of="pretrain"),
     "PretrainSpec.seeds": _picks("pretrain.third.seeds=[0, 1]"),
     "PretrainSpec.subset": _is("pretrain.third.subset={max_per_class: 9}", of="pretrain"),
+    "PretrainSpec.factors": _runs("pretrain.third.factors.rate=high"),
+    "PretrainSpec.design": _picks(
+        "pretrain.third.design=[{rate: high}]",
+        given=("pretrain.third.factors.rate={low: {}, high: {recipe: {lr: 0.7}}}",),
+    ),
     "PretrainSpec.checkpoints": _is("pretrain.third.checkpoints.keep.epochs=[1]", of="pretrain"),
     "ModelSpec.name": _is("pretrain.third.model.name=test_resnet", of="pretrain", given=("resources.pretrain.gpus=1",)),
     "ModelSpec.image_size": _is("pretrain.third.model.image_size=48", of="pretrain"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from orchestrator.core.job_kinds import REPORTED_KINDS, TIMED_KINDS, TRANSFER_KINDS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.analyses import build_analyses
+from orchestrator.report.factors import FactorLayout, effect_tables
 from orchestrator.report.inputs import Committed, read_committed
 from orchestrator.report.results import (
     Ablation,
@@ -17,6 +18,7 @@ from orchestrator.report.results import (
     AblationRow,
     Criterion,
     Facet,
+    FactorReport,
     Report,
     Row,
     Table,
@@ -253,8 +255,9 @@ def compute_report(
 ) -> Report:
     """The report as a pure function of the plan, what is committed by job name, and the jobs' states."""
     states = views or {}
-    grouped = group_transfers(plan.jobs)
-    builder = TableBuilder(plan, committed, states, grouped, prices)
+    layout = FactorLayout.of(plan)
+    grouped = group_transfers(plan.jobs, layout)
+    builder = TableBuilder(plan, committed, states, grouped, layout=layout, prices=prices)
     tables = builder.build()
     report = Report(
         sweep=plan.sweep,
@@ -269,6 +272,12 @@ def compute_report(
         simulations=build_simulations(plan, committed),
         analyses=build_analyses(plan, committed, tables),
     )
+    if layout.design.has_factors:
+        report = FactorReport(
+            **{field.name: getattr(report, field.name) for field in fields(report)},
+            factors={name: layout.design.factors[name] for name in layout.design.varied},
+            effects=effect_tables(layout, report.headlines, plan.by_name()),
+        )
     notes = (
         *notes_on(plan, committed, states, builder.published.unused),
         *notes_on_costs(report, prices),

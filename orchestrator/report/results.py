@@ -8,9 +8,11 @@ from enum import StrEnum
 from typing import Any
 
 from orchestrator.core.contract import JobKind
+from orchestrator.core.metrics import Better, better_of
 from orchestrator.planning.graph.plan import Job, Published
 from orchestrator.report.simulations import SimulationReport
 from orchestrator.report.statistics.corrections import Family
+from orchestrator.report.statistics.effects import Effect, VarianceTest
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair, Summary
 
 REPORT_VERSION = 3
@@ -243,6 +245,21 @@ class Table:
     """What the comparisons are corrected for; None before they are made."""
 
     @property
+    def better(self) -> Better:
+        """Which values of the metric are good."""
+        return better_of(self.metric)
+
+    @property
+    def row_title(self) -> str:
+        """What the names of the rows are."""
+        return "pretrained on"
+
+    @property
+    def noun(self) -> str:
+        """What a row is."""
+        return "label space"
+
+    @property
     def place(self) -> TablePlace:
         """What the table is about."""
         return TablePlace(
@@ -263,7 +280,10 @@ class Table:
     @property
     def ranked(self) -> tuple[Row, ...]:
         """Rows with results, best first; rows with all their seeds stand before rows that lack some."""
-        rows = [(not row.is_complete, row.summary.mean, index) for index, row in enumerate(self.rows) if row.summary]
+        sign = self.better.sign
+        rows = [
+            (not row.is_complete, sign * row.summary.mean, index) for index, row in enumerate(self.rows) if row.summary
+        ]
         return tuple(self.rows[index] for _, _, index in sorted(rows))
 
     @property
@@ -275,6 +295,56 @@ class Table:
     def criteria(self) -> tuple[Criterion, ...]:
         """By what the cells of the rows were selected; empty without a grid."""
         return tuple(dict.fromkeys(row.selected_by for row in self.rows if row.selected_by))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorTable(Table):
+    """A table whose rows are combinations of values; ``pretrain`` says the values of the other factors."""
+
+    row_factors: tuple[str, ...]
+    row_values: tuple[tuple[str, ...], ...]
+    """By row, a value of each factor of the rows."""
+
+    @property
+    def row_title(self) -> str:
+        """What the names of the rows are."""
+        return " + ".join(self.row_factors)
+
+    @property
+    def noun(self) -> str:
+        """What a row is."""
+        return "combination" if len(self.row_factors) > 1 else "value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """Why runs of two values are pairs: what they share besides the number of the seed."""
+
+    factor: str
+    value: str
+    reference: str
+    shared: str
+    """Such as ``initial weights, order, crops``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectTable:
+    """The effects of all factors under one transfer."""
+
+    place: TablePlace
+    """Without a block: its cells are of several."""
+    metric: str
+    factors: Mapping[str, tuple[str, ...]]
+    """Those of several values, with the values in the order of the plan."""
+    cells: tuple[tuple[str, ...], ...]
+    """Those that have results, by a value of each factor."""
+    means: tuple[float, ...]
+    """By cell, over all of its runs."""
+    contrasts: tuple[Effect, ...]
+    """Main effects, then interactions; corrected as one family."""
+    tests: tuple[VarianceTest, ...]
+    pairings: tuple[Pairing, ...]
+    """One per main effect, in their order."""
 
 
 class Facet(StrEnum):
@@ -410,3 +480,13 @@ class Report:
             if not document[name]:
                 del document[name]
         return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorReport(Report):
+    """The answer of a sweep that compares more than label spaces."""
+
+    factors: Mapping[str, tuple[str, ...]]
+    """Those of several values, with the values in the order of the plan."""
+    effects: tuple[EffectTable, ...]
+    """One per transfer of final weights on all labels."""

@@ -38,7 +38,14 @@ from orchestrator.sweepfile.recipe import (
     check_labels_of,
     check_recipe_on,
 )
-from orchestrator.sweepfile.report import ReportSpec, TrackingSpec, check_published, resolve_baseline
+from orchestrator.sweepfile.report import (
+    ReportSpec,
+    TrackingSpec,
+    check_metric,
+    check_published,
+    resolve_baseline,
+    resolve_rows,
+)
 from orchestrator.sweepfile.resources import ComputeSpec, ResourceGroups, resolve_resources
 from orchestrator.sweepfile.search import check_searches
 from orchestrator.sweepfile.simulate import SimulateSpec, SimulationSources, resolve_simulations
@@ -50,7 +57,15 @@ from orchestrator.sweepfile.transfer import (
     uses_of,
     with_baselines,
 )
-from orchestrator.sweepfile.values import AnalysisPlan, Dataset, LabelSpace, Pretrain, ResolvedSweep, Transfer
+from orchestrator.sweepfile.values import (
+    LABELS_FACTOR,
+    AnalysisPlan,
+    Dataset,
+    LabelSpace,
+    Pretrain,
+    ResolvedSweep,
+    Transfer,
+)
 
 
 class SweepSpec(Strict):
@@ -187,7 +202,9 @@ class _Resolver:
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         analyses = self._analyses(datasets, labels, pretrains)
         transfers = [entry.name for entry in spec.transfer]
-        baseline = resolve_baseline(spec.report, pretrained, self._complaints)
+        baseline = resolve_baseline(spec.report, pretrains, self._complaints)
+        check_metric(spec.report, self._complaints)
+        rows = resolve_rows(spec.report, pretrains, self._complaints)
         check_published(spec.report, transfers, pretrains, self._complaints)
         self._check_store()
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
@@ -201,7 +218,9 @@ class _Resolver:
             labels=labels,
             pretrains=pretrains,
             transfer=transfer,
-            baseline=baseline,
+            baseline=baseline.pop(LABELS_FACTOR, ""),
+            baseline_values=baseline,
+            rows=rows,
             metric=spec.report.metric,
             resources={kind: resolve_resources(asked) for kind, asked in resources.items()},
             num_workers={kind: asked.num_workers for kind, asked in resources.items()},

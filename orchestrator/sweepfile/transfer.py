@@ -30,7 +30,7 @@ from orchestrator.sweepfile.search import (
     with_grace,
 )
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, Search, Transfer
+from orchestrator.sweepfile.values import BLOCK_FACTOR, Cell, LabelSpace, Pretrain, Search, Transfer
 
 MAX_CELLS: Final = 1000
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
@@ -328,7 +328,12 @@ def measured_blocks(
     names = [pretrain.name for pretrain in pretrains if pretrain.name]
     found: dict[str, Pretrain] = {}
     for position, glob in enumerate(wanted):
-        matches = {block.name: block for block in pretrains if block.name and fnmatchcase(block.name, glob)}
+        # The name of a block with factors means all of its cells.
+        matches = {
+            block.name: block
+            for block in pretrains
+            if block.name and any(fnmatchcase(name, glob) for name in (block.name, block.factors.get(BLOCK_FACTOR, "")))
+        }
         if not matches:
             hint = did_you_mean(glob, names) if names else "the only block has no name; remove this"
             complaints.add((*path, position), f"'{glob}' matches no block of pretrain: {hint}")

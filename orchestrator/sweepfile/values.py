@@ -15,6 +15,11 @@ from typing import Any, Self, TypeAlias
 
 from orchestrator.core.contract import JobKind, Resources
 
+BLOCK_FACTOR = "block"
+"""The factor whose values are the named blocks of ``pretrain:``."""
+LABELS_FACTOR = "labels"
+"""The factor whose values are the label spaces of the pretraining."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
@@ -152,6 +157,8 @@ class Pretrain:
     baselines: tuple[str, ...] = ()
     """Label spaces that are pretrained for the baselines of transfers alone."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    factors: Mapping[str, str] = field(default_factory=dict)
+    """By factor the value that this block is; never identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +370,10 @@ class ResolvedSweep:
     """``best``: MLflow's model registry gets the best backbone; empty: it gets none."""
     published: tuple[Mapping[str, Any], ...] = ()
     """Printed numbers for the report (fields of ``Published``)."""
+    rows: tuple[str, ...] = ()
+    """Factors whose combinations are the rows of the report's tables; empty: its default."""
+    baseline_values: Mapping[str, str] = field(default_factory=dict)
+    """By factor the value that others are compared with; that of label spaces is ``baseline``."""
     recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Recipes that it names, by name, with the fields of their bases."""
     notify: tuple[Channel, ...] = ()

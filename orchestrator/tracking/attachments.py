@@ -16,6 +16,7 @@ from statistics import fmean
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.metrics import better_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning
@@ -46,7 +47,7 @@ class Best:
 
     job: Job
     error: float
-    """Mean over its transfer seeds, in [0, 1]."""
+    """Mean of the metric over its transfer seeds; errors are in [0, 1]."""
     metric: str
     transfer: str
 
@@ -67,8 +68,9 @@ def best_backbone(plan: Plan, report: Report) -> Best | None:
             by_backbone.setdefault(backbone.name, []).append(result.metrics[report.metric])
     if not by_backbone:
         return None
-    error, name = min((fmean(errors), name) for name, errors in by_backbone.items())
-    return Best(job=jobs[name], error=error, metric=report.metric, transfer=report.headlines[0].transfer)
+    sign = report.headlines[0].better.sign
+    error, name = min((sign * fmean(errors), name) for name, errors in by_backbone.items())
+    return Best(job=jobs[name], error=sign * error, metric=report.metric, transfer=report.headlines[0].transfer)
 
 
 def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best, run_id: str) -> None:
@@ -80,13 +82,14 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
     """
     facets = {name: str(value) for name, value in best.job.facets.items()}
     tags = {**facets, "sweep": plan.sweep, "key": best.job.key, best.metric: f"{best.error:.6g}"}
+    what = better_of(best.metric).best.capitalize()
     version = ModelVersion(
         name=plan.sweep,
         run_id=run_id,
         folder=FOLDER,
         tags={**tags, "transfer": best.transfer, "store": store.uri},
         unless_tagged=("key", best.job.key),
-        description=f"Lowest {best.metric} under the transfer {best.transfer!r}; timm reads it",
+        description=f"{what} {best.metric} under the transfer {best.transfer!r}; timm reads it",
     )
     if server.has_version(version):
         return

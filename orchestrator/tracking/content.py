@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.report.inputs import MetricLine, MetricSegment, list_segments, read_segment
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.artifacts import Record, read_record
@@ -241,7 +241,8 @@ class ContentReader:
         if record is None:
             return {}
         reused = {} if record.sweep == self._plan.sweep else {_REUSED_TAG: f"{record.sweep}/{record.job}"}
-        return {**artifact_tags(job, record, self._store.uri), **reused}
+        factors = {name: str(value) for name, value in job.facets.items() if name.startswith(FACTOR_PREFIX)}
+        return {**artifact_tags(job, record, self._store.uri), **reused, **factors}
 
     def _granularity(self, job: Job) -> int | None:
         """Number of classes of the label space that a job makes or was pretrained on, once it is known."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.howto.pages import FOLDER, blocks, follow
 
-SHORT = ("cluster", "grids")
+SHORT = ("cluster", "factors", "grids")
 """Pages that neither train nor read images: seconds."""
 LONG = (
     "compare",

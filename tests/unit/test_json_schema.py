@@ -85,7 +85,7 @@ WRONG = [
     ("lr: 0.3", "lerning_rate: 0.3"),
     ("seeds: [0, 1, 2, 3, 4]", "seeds: [0, -1]"),
     ("protocol: finetune", "protocol: tune"),
-    ("metric: val_error", "metric: error"),
+    ("metric: val_error", "metric: [val_error]"),
     ("resources: {pretrain: {cpus: 1}", "resources: {pretrain: {cpu: 1}"),
     ("transfer:", "transfers:"),
 ]

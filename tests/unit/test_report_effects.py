@@ -131,6 +131,7 @@ def test_two_cells_give_exactly_the_paired_difference_of_two_label_spaces():
     first, second = _cells(levels)
     found = _design([first, second], levels).effects().contrasts[0].difference
     expected = paired_difference(second.runs, first.runs)
+    assert expected is not None
     assert (found.mean, found.low, found.high, found.p_value) == (
         expected.mean,
         expected.low,

@@ -54,6 +54,8 @@ def build_plan(sweep: ResolvedSweep, *, store_uri: str, revision: int = 0) -> Pl
         policy=sweep.policy,
         notify=sweep.notify,
         simulations=tuple(_planned_simulation(simulation) for simulation in sweep.simulations),
+        rows=sweep.rows,
+        baseline_values=sweep.baseline_values,
     )
 
 

@@ -22,6 +22,8 @@ from orchestrator.planning.graph.identity import subject_of
 from orchestrator.sweepfile.values import Channel, Expectation, Level, Policy
 
 PLAN_VERSION = 1
+FACTOR_PREFIX = "factor."
+"""Of the facets that say the values of a backbone's factors: ``factor.optimizer``."""
 
 DurationClass: TypeAlias = tuple[JobKind, str]
 """Jobs of one class are misjudged alike, so what some of them took corrects the estimates of the others."""
@@ -146,6 +148,10 @@ class Plan:
     notify: tuple[Channel, ...] = ()
     """Who is told what, besides those whom the cluster's own file names."""
     simulations: tuple[PlannedSimulation, ...] = ()
+    rows: tuple[str, ...] = ()
+    """Factors whose combinations are the rows of the report's tables; empty: its default."""
+    baseline_values: Mapping[str, str] = field(default_factory=dict)
+    """By factor the value that the report compares with; that of label spaces is ``baseline``."""
     version: int = PLAN_VERSION
 
     def by_name(self) -> Mapping[str, Job]:
@@ -157,12 +163,11 @@ class Plan:
         return {job.name: job for job in self.jobs}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form. What later versions added is left out where it says nothing, as earlier ones know it not."""
+        """Plain JSON form. Where nothing uses them, it has no fields that earlier versions do not know."""
         document = asdict(self)
-        if not self.notify:
-            del document["notify"]
-        if not self.simulations:
-            del document["simulations"]
+        for name in ("notify", "simulations", "rows", "baseline_values"):
+            if not document[name]:
+                del document[name]
         if not self.policy.fails_on_expectations:
             del document["policy"]["fails_on_expectations"]
         return document
@@ -176,6 +181,7 @@ class Plan:
         former = {"max_failures": document["max_failures"]} if "max_failures" in document else {}
         policy = Policy.from_json(document.get("policy", former))
         known = {name: value for name, value in document.items() if name != "max_failures"}
+        known["rows"] = tuple(document.get("rows", ()))
         notify = tuple(Channel.from_json(entry) for entry in document.get("notify", ()))
         simulations = tuple(PlannedSimulation.from_json(entry) for entry in document.get("simulations", ()))
         parts = {"jobs": jobs, "published": published, "policy": policy, "notify": notify, "simulations": simulations}

@@ -20,11 +20,13 @@ from orchestrator.report.render.columns import (
     ablation_records,
     caveats,
     comparison_records,
+    effect_records,
+    effect_table,
     result_records,
     run_records,
     text_table,
 )
-from orchestrator.report.render.curves import draw_curve, encode_png, encode_svg
+from orchestrator.report.render.curves import draw_curve, draw_effects, encode_png, encode_svg
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, pairs_table, search_table
 from orchestrator.report.render.simulations import (
     SIMULATIONS_METHOD,
@@ -33,7 +35,7 @@ from orchestrator.report.render.simulations import (
     simulation_records,
     simulation_tables,
 )
-from orchestrator.report.results import OPTIONAL_FIELDS, Report, Table
+from orchestrator.report.results import OPTIONAL_FIELDS, FactorReport, Report, Table
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.protocol import ObjectStore
 
@@ -54,6 +56,15 @@ _METHOD = (
     "count once. Corrected intervals and p-values hold for all pairs of label spaces of a table at once (Bonferroni). "
     "A difference is established where its corrected interval excludes 0. A label space can be best unless another is "
     "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
+)
+EFFECTS, EFFECTS_PARQUET, EFFECTS_SVG = "effects.csv", "effects.parquet", "effects.svg"
+"""Beside the others where the sweep compares more than label spaces."""
+_FACTOR_METHOD = (
+    "The effect of a value is the mean of its differences to another value over matched cells (equal values of all "
+    "other factors), averaged within each pretraining seed, with Student's t over seeds; an interaction is the "
+    "difference of two such differences. Corrected intervals hold for all effects of a transfer at once (Bonferroni). "
+    "Values whose runs share the number of the seed only are independent samples (Welch's t). F tests assume "
+    "sphericity."
 )
 
 
@@ -133,6 +144,9 @@ def render_markdown(report: Report) -> str:
     sections += ["![granularity curve](curve.png)"] if report.tables else []
     for table in report.headlines:
         sections += _sections(table)
+    if isinstance(report, FactorReport):
+        sections += [markdown_table(effect_table(found)) for found in report.effects]
+        sections.append(_FACTOR_METHOD)
     sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
     sections += [markdown_table(search_table(search)) for search in report.searches]
     sections += _simulations(report)
@@ -198,7 +212,7 @@ def render_files(report: Report) -> dict[str, bytes]:
     """Every file of a report by its name; equal reports give equal bytes."""
     figure, results, runs = draw_curve(report), result_records(report), run_records(report)
     analyses = {ANALYSES: render_csv(analysis_records(report)).encode()} if report.analyses else {}
-    return {
+    return _of_factors(report) | {
         MARKDOWN: render_markdown(report).encode(),
         RESULTS: render_csv(results).encode(),
         RUNS: render_csv(runs).encode(),
@@ -227,3 +241,15 @@ def _simulation_files(report: Report) -> dict[str, bytes]:
 def _document(report: Report) -> dict[str, Any]:
     """The fields of a report; those that a sweep without analyses or simulations lacks are left out, as in its JSON."""
     return {name: value for name, value in fields_of(report).items() if name not in OPTIONAL_FIELDS or value}
+
+
+def _of_factors(report: Report) -> dict[str, bytes]:
+    """The files of a sweep that compares more than label spaces."""
+    if not isinstance(report, FactorReport):
+        return {}
+    effects = effect_records(report)
+    return {
+        EFFECTS: render_csv(effects).encode(),
+        EFFECTS_PARQUET: render_parquet(effects),
+        EFFECTS_SVG: encode_svg(draw_effects(report)),
+    }

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from orchestrator.report.render.analyses import analysis_tables
 from orchestrator.report.render.answers import answers
-from orchestrator.report.render.columns import TextTable, caveats, columns_left, text_table
+from orchestrator.report.render.columns import TextTable, caveats, columns_left, effect_table, text_table
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, search_table
 from orchestrator.report.render.simulations import simulation_tables
-from orchestrator.report.results import Report
+from orchestrator.report.results import FactorReport, Report
 
 _UNLIMITED = 10_000
 """Width in characters at which a table is measured."""
@@ -26,6 +26,7 @@ def render_terminal(report: Report) -> Group:
     """Something ``rich.console.Console.print`` prints: the tables, then the answer in words, then what is missing."""
     tables = [text_table(table) for table in report.headlines]
     tables += [kinds for table in report.headlines if (kinds := kinds_table(table)) is not None]
+    tables += [effect_table(found) for found in report.effects] if isinstance(report, FactorReport) else []
     tables += [ablation_table(ablation) for ablation in report.ablations]
     tables += [search_table(search) for search in report.searches]
     tables += [table for found in report.simulations for table in simulation_tables(found)]

@@ -164,7 +164,7 @@ class FactorialDesign:
                 pairs += [(second, first) for first, second in combinations(others, 2)]
             for value, other in pairs:
                 paired = self._is_paired(factor, value, other)
-                terms = [(1, cells[value,]), (-1, cells[other,])]
+                terms: list[_Term] = [(1, cells[value,]), (-1, cells[other,])]
                 samples = [terms] if paired else [[term] for term in terms]
                 yield self._effect((factor,), (value,), (other,), samples)
 
@@ -177,7 +177,7 @@ class FactorialDesign:
             if len(rows) * len(columns) > MAX_INTERACTIONS:
                 continue
             for b, d in ((b, d) for b in rows for d in columns):
-                terms = [
+                terms: list[_Term] = [
                     (sign, cells.get(key, {})) for sign, key in ((1, (b, d)), (-1, (a, d)), (-1, (b, c)), (1, (a, c)))
                 ]
                 factors = (self._factors[first], self._factors[second])
@@ -264,10 +264,28 @@ class FactorialDesign:
         by_seed = np.add.reduceat(self._runs_PC, np.searchsorted(self._groups, range(num_seeds)), axis=0)
         by_seed /= np.bincount(self._groups)[:, None]
         for values, column in self._columns.items():
-            found[(slice(None), *(place[value] for place, value in zip(places, values, strict=True)))] = by_seed[
-                :, column
-            ]
+            index: tuple[slice | int, ...] = (
+                slice(None),
+                *(place[value] for place, value in zip(places, values, strict=True)),
+            )
+            found[index] = by_seed[:, column]
         return found
+
+
+def independent_difference(
+    values: Mapping[SeedPair, float], baseline: Mapping[SeedPair, float]
+) -> PairedDifference | None:
+    """Mean of the values minus that of the baseline by Welch's t over pretraining seeds; None without a value of both.
+
+    For runs that share the number of the seed only, where ``summaries.paired_difference`` would subtract by chance.
+    """
+    if not values or not baseline:
+        return None
+    sides = [
+        sign * _seed_means(np.array(list(runs.values()))[:, None], [pair.pretrain for pair in runs])
+        for sign, runs in ((1, values), (-1, baseline))
+    ]
+    return _welch([side[np.isfinite(side)] for side in sides], min(len(values), len(baseline)))
 
 
 def _all_paired(*_: str) -> bool:
