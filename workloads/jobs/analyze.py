@@ -58,7 +58,7 @@ def run_analyze(request: JobRequest, context: ExecutionContext) -> JobResult:
         PreemptedError: asked to stop; it starts over.
     """
     context.report(Progress(phase="setup"))
-    ticker = _Ticker(request, context)
+    ticker = _ChunkTicker(request, context)
     with deterministic_numerics(request.execution.num_threads):
         index = SampleIndex.open(context.store, request.inputs["index"], context.cache, request.execution.data_location)
         if any(role.startswith("features") for role in request.inputs):
@@ -90,7 +90,7 @@ def _commit(request: JobRequest, context: ExecutionContext, found: Mapping[str, 
     return publish(writer, request, metrics=metrics, summary=summary)
 
 
-class _Ticker:
+class _ChunkTicker:
     """Counts chunks of features, and asks whether to stop after each."""
 
     def __init__(self, request: JobRequest, context: ExecutionContext) -> None:
