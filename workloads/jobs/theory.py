@@ -45,6 +45,8 @@ SEED_COLUMN: Final = "seed"
 _ROWS, _MANIFEST = "rows.json", "manifest.json"
 _FLUSH_EVERY_S: Final = 0.5
 """A killed attempt loses what was finished within this time and that of one write: less than a second."""
+_METRIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,120}")
+"""What MLflow takes, too."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
@@ -95,8 +97,11 @@ def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
         raise UserError(f"{message}; yield {{name: number}}")
     plain: dict[str, float] = {}
     for metric, value in metrics.items():
-        if not isinstance(metric, str) or not metric or metric == SEED_COLUMN:
-            raise UserError(f"the simulation {name!r} calls a metric {metric!r}; use text other than {SEED_COLUMN!r}")
+        if not isinstance(metric, str) or not _METRIC.fullmatch(metric) or metric == SEED_COLUMN:
+            message = (
+                f"the simulation {name!r} calls a metric {metric!r}; use letters, digits, '_', '-', '.' and '/', and"
+            )
+            raise UserError(f"{message} another name than {SEED_COLUMN!r}")
         try:
             plain[metric] = float(value)
         except (TypeError, ValueError) as error:
