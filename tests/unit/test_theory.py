@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from workloads.theory import feature_learning, in_context, modular_addition, nuclear_norm, shared_private, two_layer
+from workloads.theory import feature_learning, in_context, modular_addition, shared_private, two_layer
 from workloads.theory.feature_learning import FeatureLearningParameters
 from workloads.theory.loading import Simulation
 from workloads.theory.shipped import SIMULATIONS
@@ -253,7 +253,7 @@ def test_the_rank_bound_generalises_and_small_weights_do_not() -> None:
 
 def test_margins_are_fitted_to_a_zero_gradient() -> None:
     margins_ND = np.random.default_rng(0).standard_normal((200, 3)) + 0.3
-    w_D = nuclear_norm.fit_margins(margins_ND, 0.1)
+    w_D = two_layer.fit_margins(margins_ND, 0.1)
     slopes_N = 1 / (1 + np.exp(margins_ND @ w_D))
     assert np.abs(0.1 * w_D - (slopes_N[:, None] * margins_ND).mean(0)).max() < 1e-5
 

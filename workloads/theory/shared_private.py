@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.special import expit
 
 from workloads.theory.context import SimulationContext
-from workloads.theory.nuclear_norm import fit_margins
+from workloads.theory.two_layer import fit_margins
 
 Floats = NDArray[np.float64]
 
