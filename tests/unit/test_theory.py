@@ -210,7 +210,7 @@ def test_draws_of_prompts_lose_what_the_theorem_says() -> None:
         found = averages("prompt-regression", 4, rank=rank, draws=20_000)
         assert found["ratio"] == pytest.approx(1, abs=0.05)
     found = averages("prompt-regression", 4, rank=4, signal_rank=2, draws=20_000)
-    eigenvalues_D = np.arange(1, 9) ** -0.5
+    eigenvalues_D = np.arange(1, 9, dtype=np.float64) ** -0.5
     gains_D = in_context.optimal_gains(eigenvalues_D, 200, 8)
     added = ((eigenvalues_D * gains_D)[4:] ** 2).sum() / 16
     (row,) = run("prompt-regression", 1, rank=4, signal_rank=2, draws=200)

@@ -94,14 +94,14 @@ def train(
 ) -> None:
     """Minimise a loss over ``tensors`` in place, one step per batch."""
     for tensor in tensors:
-        tensor.requires_grad_(requires_grad=True)
+        tensor.requires_grad = True
     steps = optimizer(tensors)
     for batch in rows:
         steps.zero_grad(set_to_none=True)
         loss(batch).backward()  # type: ignore[no-untyped-call]
         steps.step()
     for tensor in tensors:
-        tensor.requires_grad_(requires_grad=False)
+        tensor.requires_grad = False
 
 
 def adam(
