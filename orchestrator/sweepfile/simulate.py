@@ -129,10 +129,9 @@ class ExpectSpec(Strict):
         if given and given[0] not in _BETWEEN_RULES:
             refuse_unread(self, ("between",), f"with '{given[0]}'")
         if self.between is not None and self.between[0] >= self.between[1]:
-            context = {"low": f"{self.between[0]:g}", "high": f"{self.between[1]:g}", "at": ("between",)}
-            raise PydanticCustomError(
-                "refused", "{low} to {high} is no interval; give [low, high], low < high", context
-            )
+            low, high = (f"{end:g}" for end in self.between)
+            message = "{low} to {high} is no interval; give [low, high], low < high"
+            raise PydanticCustomError("refused", message, {"low": low, "high": high, "at": ("between",)})
         return self
 
 

@@ -75,6 +75,7 @@ def test_seeds_are_shared_by_cells_so_a_ratio_is_known_better_than_its_parts() -
     first, second = runs.values["m"][:, 0], runs.values["m"][:, 4]
     assert ratio.value == pytest.approx(first.mean() / second.mean())
     spread = first.std(ddof=1) / np.sqrt(50) / first.mean()
+    assert ratio.value is not None
     assert ratio.low is not None
     assert ratio.high is not None
     assert (ratio.high - ratio.low) / ratio.value < 1.5 * spread  # unpaired it would be at least 2 * 2 * 1.4

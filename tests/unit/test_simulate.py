@@ -74,7 +74,7 @@ def bad(parameters: Mapping[str, Any], seeds: Sequence[int], context: Simulation
 @pytest.fixture(autouse=True)
 def _simulations(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (walk, endless, bad):
-        monkeypatch.setitem(SIMULATIONS, function.__name__, f"{__name__}:{function.__name__}")  # type: ignore[arg-type]
+        monkeypatch.setitem(SIMULATIONS, function.__name__, f"{__name__}:{function.__name__}")
     ran.clear()
 
 
@@ -156,7 +156,7 @@ def test_killed_process_leaves_the_seeds_that_it_had_finished(tmp_path: Path, mo
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    monkeypatch.setitem(SIMULATIONS, "endless", f"{__name__}:walk")  # type: ignore[arg-type]
+    monkeypatch.setitem(SIMULATIONS, "endless", f"{__name__}:walk")
     rows = pq.read_table(io.BytesIO(run_job(job, context_of(tmp_path)))).to_pydict()
     assert rows["end"][:19] == list(range(19))
     assert ran == [19]

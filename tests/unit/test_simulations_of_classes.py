@@ -49,7 +49,7 @@ def test_training_batches_hold_no_hard_sample_and_as_many_of_each_subclass() -> 
 def test_coarse_training_responds_to_the_common_feature_and_fine_training_to_the_subclass() -> None:
     ratios = {}
     for labels in ("coarse", "fine"):
-        parameters = GranularityParameters(k=4, labels=labels, d=16, neurons=24, batch=64, steps=40)  # type: ignore[arg-type]
+        parameters = GranularityParameters(k=4, labels=labels, d=16, neurons=24, batch=64, steps=40)
         ratios[labels] = _Run(parameters, torch.Generator().manual_seed(0), torch.device("cpu")).metrics()
     assert ratios["coarse"]["sub_to_common"] < 0.5
     assert ratios["fine"]["sub_to_common"] > 1.5
