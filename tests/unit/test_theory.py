@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from workloads.theory import feature_learning, in_context, modular_addition, nuclear_norm, shared_private, two_layer
+from workloads.theory import feature_learning, in_context, modular_addition, shared_private, two_layer
 from workloads.theory.feature_learning import FeatureLearningParameters
 from workloads.theory.loading import Simulation
 from workloads.theory.shipped import SIMULATIONS
@@ -210,7 +210,7 @@ def test_draws_of_prompts_lose_what_the_theorem_says() -> None:
         found = averages("prompt-regression", 4, rank=rank, draws=20_000)
         assert found["ratio"] == pytest.approx(1, abs=0.05)
     found = averages("prompt-regression", 4, rank=4, signal_rank=2, draws=20_000)
-    eigenvalues_D = np.arange(1, 9) ** -0.5
+    eigenvalues_D = np.arange(1, 9, dtype=np.float64) ** -0.5
     gains_D = in_context.optimal_gains(eigenvalues_D, 200, 8)
     added = ((eigenvalues_D * gains_D)[4:] ** 2).sum() / 16
     (row,) = run("prompt-regression", 1, rank=4, signal_rank=2, draws=200)
@@ -253,7 +253,7 @@ def test_the_rank_bound_generalises_and_small_weights_do_not() -> None:
 
 def test_margins_are_fitted_to_a_zero_gradient() -> None:
     margins_ND = np.random.default_rng(0).standard_normal((200, 3)) + 0.3
-    w_D = nuclear_norm.fit_margins(margins_ND, 0.1)
+    w_D = two_layer.fit_margins(margins_ND, 0.1)
     slopes_N = 1 / (1 + np.exp(margins_ND @ w_D))
     assert np.abs(0.1 * w_D - (slopes_N[:, None] * margins_ND).mean(0)).max() < 1e-5
 

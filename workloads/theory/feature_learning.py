@@ -131,7 +131,7 @@ def label_gap(parameters: FeatureLearningParameters) -> float:
     weights = [math.comb(rest, n) * rate**n * (1 - rate) ** (rest - n) for n in range(rest + 1)]
     with_bit = sum(weight for n, weight in enumerate(weights) if low <= n + 1 <= high)
     without_bit = sum(weight for n, weight in enumerate(weights) if low <= n <= high)
-    return 2 * rate * (1 - rate) * (with_bit - without_bit)
+    return float(2 * rate * (1 - rate) * (with_bit - without_bit))
 
 
 def best_monotone_parity_accuracy(relevant: int, irrelevant_rate: float) -> float:
@@ -144,7 +144,7 @@ def best_monotone_parity_accuracy(relevant: int, irrelevant_rate: float) -> floa
         sum(count for n, count in enumerate(counts) if (n % 2 == 1) == (n >= threshold))
         for threshold in range(1, relevant + 1)
     )
-    return 1 - irrelevant_rate + irrelevant_rate * agreement / 2**relevant
+    return 1 - irrelevant_rate + irrelevant_rate * agreement / sum(counts)
 
 
 def draw_bits(
@@ -224,7 +224,9 @@ class _Network:
     def negative_gradient(self, data: LabelledBits, noise_std: float) -> tuple[Tensor, Tensor]:
         """Of the mean hinge loss with noise of that size in the neurons, by the weights and by the head."""
         weights_MD, head_M = torch.zeros_like(self.weights_MD), torch.zeros_like(self.head_M)
-        for inputs_ND, signs_N in zip(data.inputs_ND.split(_CHUNK), data.signs_N.split(_CHUNK), strict=True):
+        for inputs_ND, signs_N in zip(
+            torch.split(data.inputs_ND, _CHUNK), torch.split(data.signs_N, _CHUNK), strict=True
+        ):
             z_NM = inputs_ND @ self.weights_MD.T + self.bias_M
             active_NM = smoothed_clipped_relu(z_NM, noise_std)
             pull_N = signs_N * (signs_N * (active_NM @ self.head_M) < 1.0)
@@ -301,7 +303,7 @@ def _fit(
         weights = [network.weights_MD, network.head_M]
         train(weights, lambda at: hinge(network.scores(data.inputs_ND[at]), data.signs_N[at]), rows, optimizer)
         return network.scores
-    parts = data.inputs_ND.split(_CHUNK)
+    parts = torch.split(data.inputs_ND, _CHUNK)
     features_NM = torch.cat([clipped_relu(part @ network.weights_MD.T + network.bias_M) for part in parts])
     train([network.head_M], lambda at: hinge(features_NM[at] @ network.head_M, data.signs_N[at]), rows, optimizer)
     return network.scores

@@ -180,13 +180,14 @@ def _finite_prompt(
 ) -> tuple[Floats, Floats, Floats]:
     """The moment (d,) of a prompt's examples, queries (Q, d) and their labels (Q,)."""
     rows = parameters.prompt + _QUERIES
-    x_ND = 2.0 * rng.integers(0, 2, (rows, dim)) - 1.0
+    x_ND = 2.0 * rng.integers(0, 2, (rows, dim)).astype(np.float64) - 1.0
     chances = [0.25 + parameters.gap, 0.25, 0.25, 0.25 - parameters.gap]
     corners_42 = np.array([(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)])
     x_ND[:, list(pair)] = corners_42[rng.choice(4, size=rows, p=chances)]
-    y_N = x_ND[:, pair[0]] * x_ND[:, pair[1]]
+    y_N: Floats = x_ND[:, pair[0]] * x_ND[:, pair[1]]
     m = parameters.prompt
-    return x_ND[:m].T @ y_N[:m] / m, x_ND[m:], y_N[m:]
+    moment_D: Floats = x_ND[:m].T @ y_N[:m] / m
+    return moment_D, x_ND[m:], y_N[m:]
 
 
 class LoopedTransformerParameters(BaseModel):
@@ -213,7 +214,8 @@ def attention_layer(z_RD: Floats, rate: float) -> Floats:
     mask_RR = np.zeros((len(z_RD), len(z_RD)))
     mask_RR[-1, :-1] = 1.0
     projection_D = np.append(np.ones(z_RD.shape[1] - 1), 0.0)
-    return z_RD - rate * (mask_RR * (z_RD @ z_RD.T)) @ (z_RD * projection_D)
+    changed_RD: Floats = z_RD - rate * (mask_RR * (z_RD @ z_RD.T)) @ (z_RD * projection_D)
+    return changed_RD
 
 
 def simulate_looped_transformer(

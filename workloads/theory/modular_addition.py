@@ -59,7 +59,7 @@ def largest_margin(terms: int, modulus: int) -> float:
     section 4.3).
     """
     k, p = terms, modulus
-    return 2 * math.factorial(k) / ((2 * k + 2) ** ((k + 1) / 2) * (p - 1) * p ** ((k - 1) / 2))
+    return 2 * math.factorial(k) / (math.pow(2 * k + 2, (k + 1) / 2) * (p - 1) * math.pow(p, (k - 1) / 2))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -154,7 +154,7 @@ def simulate_modular_addition(
             "accuracy": float((gaps_N > 0).float().mean()),
             "test_accuracy": float((gaps_N[held_out_N] > 0).float().mean()),
             "max_power": float(shares_KM.mean()),
-            "frequency_share": len(frequencies_KM.unique()) / ((p.modulus - 1) // 2),
+            "frequency_share": len(set(frequencies_KM.flatten().tolist())) / ((p.modulus - 1) // 2),
         }
 
 

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from scipy.optimize import minimize
-from scipy.special import expit
 from torch import Tensor
 
 from workloads.theory.context import SimulationContext
-from workloads.theory.two_layer import logistic, sgd, sign_accuracy, stream, train
+from workloads.theory.two_layer import fit_margins, logistic, sgd, sign_accuracy, stream, train
 
 Floats = NDArray[np.float64]
 
@@ -145,17 +143,3 @@ def _agreements(parameters: RankBoundParameters, num_samples: int, gap: float, r
     flipped_ND = rng.random((num_samples, parameters.dim - parameters.stable)) >= 0.5 + gap
     sizes_ND[:, parameters.stable :][flipped_ND] -= 1.0
     return sizes_ND
-
-
-def fit_margins(margins_ND: Floats, weight: float) -> Floats:
-    """argmin_w of mean log(1 + exp(-<w, z>)) + (weight / 2) |w|^2, for z = features times labels; float64."""
-
-    def objective(w_D: Floats) -> tuple[float, Floats]:
-        scores_N = margins_ND @ w_D
-        value = np.logaddexp(0.0, -scores_N).mean() + weight / 2 * w_D @ w_D
-        return float(value), weight * w_D - expit(-scores_N) @ margins_ND / len(margins_ND)
-
-    start_D = np.zeros(margins_ND.shape[1])
-    found = minimize(objective, start_D, jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12})
-    w_D: Floats = found.x
-    return w_D

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.special import expit
 
 from workloads.theory.context import SimulationContext
-from workloads.theory.nuclear_norm import fit_margins
+from workloads.theory.two_layer import fit_margins
 
 Floats = NDArray[np.float64]
 
@@ -78,7 +78,7 @@ def regularized_weight(tasks: int, shared: int, gamma: float) -> float:
     """The weight beta of the target after contrastive regularisation (proposition F.9, r = 2 s): min(1, sqrt(1/T) +
     gamma / sqrt(s))^2.
     """
-    return min(1.0, tasks**-0.5 + gamma * shared**-0.5) ** 2
+    return float(min(1.0, tasks**-0.5 + gamma * shared**-0.5) ** 2)
 
 
 def simulate_diversity(

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from workloads.theory.context import SimulationContext
-from workloads.theory.nuclear_norm import fit_margins
-from workloads.theory.two_layer import stream
+from workloads.theory.two_layer import fit_margins, stream
 
 _COVERED: Final = 0.5
 """The absolute cosine of a neuron to an atom from which on the atom counts as covered."""

@@ -1,4 +1,4 @@
-"""Two-layer networks of theory papers: activations with their noise averaged out, losses, random streams, training.
+"""Two-layer networks of theory papers: random streams, activations with their noise averaged out, losses, training.
 
 Shapes: N samples, D inputs, M neurons, C classes.
 """
@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
 from torch import Tensor
 from torch.nn import functional
 
+Floats = NDArray[np.float64]
 BatchLoss = Callable[[Tensor], Tensor]
 """Rows of the data set, int64 of shape (B,) -> the mean loss over them."""
 
@@ -90,14 +94,14 @@ def train(
 ) -> None:
     """Minimise a loss over ``tensors`` in place, one step per batch."""
     for tensor in tensors:
-        tensor.requires_grad_(requires_grad=True)
+        tensor.requires_grad = True
     steps = optimizer(tensors)
     for batch in rows:
         steps.zero_grad(set_to_none=True)
         loss(batch).backward()  # type: ignore[no-untyped-call]
         steps.step()
     for tensor in tensors:
-        tensor.requires_grad_(requires_grad=False)
+        tensor.requires_grad = False
 
 
 def adam(
@@ -107,6 +111,20 @@ def adam(
     return lambda tensors: torch.optim.Adam(tensors, lr=learning_rate, betas=betas, foreach=True)
 
 
-def sgd(learning_rate: float, momentum: float = 0.0) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
+def sgd(learning_rate: float) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
     """Gradient descent at a fixed rate."""
-    return lambda tensors: torch.optim.SGD(tensors, lr=learning_rate, momentum=momentum)
+    return lambda tensors: torch.optim.SGD(tensors, lr=learning_rate)
+
+
+def fit_margins(margins_ND: Floats, weight: float) -> Floats:
+    """The minimum over w of mean log(1 + exp(-<w, z>)) + (weight / 2) |w|^2, for z = features times labels; float64."""
+
+    def objective(w_D: Floats) -> tuple[float, Floats]:
+        scores_N = margins_ND @ w_D
+        value = np.logaddexp(0.0, -scores_N).mean() + weight / 2 * w_D @ w_D
+        return float(value), weight * w_D - expit(-scores_N) @ margins_ND / len(margins_ND)
+
+    start_D = np.zeros(margins_ND.shape[1])
+    found = minimize(objective, start_D, jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12})
+    w_D: Floats = found.x
+    return w_D
