@@ -16,6 +16,7 @@ LONG = (
     "export",
     "first-sweep",
     "label-spaces",
+    "likeness",
     "mlflow",
     "own-data",
     "power",
@@ -23,6 +24,7 @@ LONG = (
     "samples",
     "share-backbones",
     "steer",
+    "structure",
 )
 TIMEOUT_S = 900.0
 _LINK = re.compile(r"\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")
