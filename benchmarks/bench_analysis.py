@@ -72,9 +72,7 @@ def test_measures_of_a_million_samples_stay_within_two_gibibytes(tmp_path: Path)
     features_ND.flush()
     del features_ND
     sizes = [str(number) for number in (NUM_SAMPLES, NUM_CLASSES, DIM)]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), *sizes], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(path), *sizes], check=True, capture_output=True, text=True)
     peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     sys.stdout.write(f"\n{NUM_SAMPLES} x {DIM}, {NUM_CLASSES} classes\n{done.stdout}")
     sys.stdout.write(f"peak memory {peak_bytes / 1024**3:.2f} GiB\n")
