@@ -16,6 +16,7 @@ LONG = (
     "export",
     "first-sweep",
     "label-spaces",
+    "likeness",
     "mlflow",
     "own-data",
     "power",
@@ -24,6 +25,7 @@ LONG = (
     "share-backbones",
     "simulate",
     "steer",
+    "structure",
 )
 TIMEOUT_S = 900.0
 _LINK = re.compile(r"\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")

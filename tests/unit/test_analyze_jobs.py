@@ -15,9 +15,11 @@ import pytest
 from orchestrator.core.contract import JobKind, JobResult
 from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.planning.estimate.volumes import Volumes
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import read_part, read_record
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.load import load_sweep
 from tests.sweep_fields import plan_of
 from tests.tiny_training import NO_BATCHNORM, TinyTraining
 from workloads.features.artifact import FeatureTable
@@ -54,6 +56,12 @@ def test_likeness_compares_what_differs_in_the_named_factors_alone() -> None:
     assert {name: len(job.identity["inputs"]) - 1 for name, job in wide.items() if "alike" in name} == {
         "analyze/alike/first": 4
     }
+
+
+@pytest.mark.parametrize(("name", "num_jobs"), [("neurons-cifar10", 336), ("neurons-cifar100", 102)])
+def test_shipped_sweep_is_planned_without_its_images(name: str, num_jobs: int) -> None:
+    plan = build_plan(load_sweep(name)[0], store_uri="file:///store")
+    assert sum(job.kind is JobKind.ANALYZE for job in plan.jobs) == num_jobs
 
 
 # ------------------------------------------------------------------------------------------------------------- handler
