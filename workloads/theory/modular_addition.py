@@ -59,7 +59,7 @@ def largest_margin(terms: int, modulus: int) -> float:
     section 4.3).
     """
     k, p = terms, modulus
-    return 2 * math.factorial(k) / (math.pow(2 * k + 2, (k + 1) / 2) * (p - 1) * math.pow(p, (k - 1) / 2))
+    return 2.0 * math.factorial(k) / (math.pow(2 * k + 2, (k + 1) / 2) * (p - 1) * math.pow(p, (k - 1) / 2))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

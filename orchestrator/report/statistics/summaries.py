@@ -150,8 +150,8 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's rank correlation, ties at their mean ranks; None where one of them does not vary."""
     if len(set(first)) < 2 or len(set(second)) < 2:
         return None
-    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    ranks_2N = np.stack([_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)])
+    return float(np.corrcoef(ranks_2N)[0, 1])
 
 
 def _ranks(values_N: Floats) -> Floats:
