@@ -172,7 +172,7 @@ def test_fine_structure_that_is_there_is_found_and_noise_is_not() -> None:
         return [ProbedSamples(features_ND=features[p], classes_N=ids[p], trained_N=ids[p] % 2) for p in parts]
 
     for reduce in ("none", "pca"):
-        assert cluster_and_probe(*halves(fine), reduce=reduce, seed=0) > 0.95  # type: ignore[arg-type]
+        assert cluster_and_probe(*halves(fine), reduce=reduce, seed=0) > 0.95
     assert cluster_and_probe(*halves(collapsed), reduce="none", seed=0) < 0.7
     assert linear_probe(*halves(fine)) > 0.95
 
@@ -181,10 +181,12 @@ def test_ranks_of_flat_and_single_spectra() -> None:
     flat = np.linalg.qr(rng(1).normal(size=(50, 6)))[0]
     found = feature_ranks(ArrayStream(features_ND=flat, rows_at_once=9))
     assert found is not None
-    assert (found.rankme, found.stable) == (pytest.approx(6, rel=1e-4), pytest.approx(6))
+    assert found.rankme == pytest.approx(6, rel=1e-4)
+    assert found.stable == pytest.approx(6)
     single = feature_ranks(ArrayStream(features_ND=np.outer(np.arange(1, 9), [1.0, 2.0, 3.0])))
     assert single is not None
-    assert (single.rankme, single.stable) == (pytest.approx(1, rel=1e-4), pytest.approx(1))
+    assert single.rankme == pytest.approx(1, rel=1e-4)
+    assert single.stable == pytest.approx(1)
     assert feature_ranks(ArrayStream(features_ND=np.zeros((3, 2)))) is None
 
 
@@ -204,7 +206,8 @@ def test_purity_finds_the_units_of_a_level_and_leaves_out_silent_ones() -> None:
 
 def test_sparsity_counts_activations_above_zero() -> None:
     found = sparsity(ArrayStream(features_ND=np.array([[1.0, 0.0, -1.0], [2.0, 0.0, 3.0]]), rows_at_once=1))
-    assert (found.active, found.dead) == (pytest.approx(0.5), pytest.approx(1 / 3))
+    assert found.active == pytest.approx(0.5)
+    assert found.dead == pytest.approx(1 / 3)
 
 
 def subject_of_blobs() -> AnalyzedFeatures:

@@ -7,7 +7,6 @@ import re
 from functools import cache
 from xml.etree import ElementTree as ET
 
-import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
@@ -116,10 +115,11 @@ def test_matrices_are_means_over_seeds_and_named_by_what_differs() -> None:
     structure, likeness = report().analyses
     distances = [picture for picture in structure.pictures if picture.kind == "distances"]
     assert len(distances) == 4
-    assert (distances[0].values[0][0], distances[0].num_seeds) == (pytest.approx(2.0), 3)
+    assert distances[0].values[0][0] == pytest.approx(2.0)
+    assert distances[0].num_seeds == 3
     (matrix,) = likeness.pictures
     assert matrix.names == ("levels/depth1", "levels/depth2")
-    np.testing.assert_allclose(matrix.values[0], [1.0, 0.5])
+    assert list(matrix.values[0]) == pytest.approx([1.0, 0.5])
 
 
 def test_page_has_figures_that_are_whole_and_escape_names() -> None:

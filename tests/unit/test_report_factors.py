@@ -20,9 +20,10 @@ from orchestrator.report.compare_sweeps import compare_sweeps
 from orchestrator.report.factors import check_factors, matched_by
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.answers import answers
-from orchestrator.report.render.files import REPORT_FILES, render_files
+from orchestrator.report.render.files import render_files
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import FactorReport, Report
+from tests.report_sweeps import REPORT_FILES
 from tests.sweep_fields import plan_of
 
 MODEL = "{name: test_vit, image_size: 32}"

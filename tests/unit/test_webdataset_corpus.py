@@ -218,7 +218,7 @@ def saved(form: str, mode: str, **options: object) -> bytes:
     pixels = np.random.default_rng(1).integers(0, 256, (12, 18, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     image = Image.fromarray(pixels).convert("RGBA" if mode.endswith("A") else "RGB")
-    image.convert(mode).save(buffer, form, **options)  # type: ignore[arg-type]
+    image.convert(mode).save(buffer, form, **options)
     return buffer.getvalue()
 
 

@@ -96,7 +96,8 @@ class ClassMoments:
     @property
     def centred_CD(self) -> NDArray[np.float64]:  # noqa: N802 - a shape
         """Class means minus their mean."""
-        return self.means_CD - self.means_CD.mean(axis=0)
+        centred_CD: NDArray[np.float64] = self.means_CD - self.means_CD.mean(axis=0)
+        return centred_CD
 
 
 def class_moments(stream: FeatureStream, classes: SampleClasses) -> ClassMoments:

@@ -86,4 +86,5 @@ def linear_cka(streams: Sequence[FeatureStream], *, debiased: bool = True) -> ND
         for column, pair in zip(later, sums, strict=True):
             found_SS[row, column] = found_SS[column, row] = pair.hsic() if debiased else pair.biased_hsic()
     own_S = np.where(np.diag(found_SS) > 0, np.diag(found_SS), np.nan)
-    return found_SS / np.sqrt(np.outer(own_S, own_S))
+    cka_SS: NDArray[np.float64] = found_SS / np.sqrt(np.outer(own_S, own_S))
+    return cka_SS

@@ -150,7 +150,7 @@ def _distances(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Find
     keys = [groups_C for groups_C in levels.values() if len(np.unique(groups_C)) < num_classes]
     keys = keys or ([trained_C] if trained_C is not None else [np.zeros(num_classes, np.int64)])
     order_C = geometry.order_of(keys)
-    arrays = {"distances": matrix_CC.astype(np.float32), "distances_order": order_C}
+    arrays: dict[str, NDArray[Any]] = {"distances": matrix_CC.astype(np.float32), "distances_order": order_C}
     names = [subject.classes.names[number] for number in order_C.tolist()]
     picture = matrix_picture(matrix_CC[np.ix_(order_C, order_C)], names)
     return Findings(metrics=metrics, arrays=arrays, pictures={"distances": picture})

@@ -81,7 +81,7 @@ def _commit(request: JobRequest, context: ExecutionContext, found: Mapping[str, 
     document = {"measures": by_measure, "pictures": pictures, "notes": notes}
     writer.add(MEASURES_PART, json.dumps(document, indent=1, sort_keys=True).encode())
     file = BytesIO()
-    np.savez_compressed(file, **arrays)
+    np.savez_compressed(file, allow_pickle=False, **arrays)
     writer.add(ARRAYS_PART, file.getvalue())
     fingerprint = numerics_fingerprint(
         torch.device("cpu"), num_threads=request.execution.num_threads, micro_batch=ROWS_AT_ONCE

@@ -73,7 +73,7 @@ def render_page(
         "@@SCRIPT@@": _script(report),
     }
     # Split once, before anything is filled in: a mark inside the filled-in text stays what it is.
-    pieces = re.split(f"({'|'.join(parts)})", _asset("page.html"))
+    pieces: list[str] = re.split(f"({'|'.join(parts)})", _asset("page.html"))
     return "".join(parts.get(piece, piece) for piece in pieces).encode()
 
 

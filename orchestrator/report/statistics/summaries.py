@@ -151,7 +151,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     if len(set(first)) < 2 or len(set(second)) < 2:
         return None
     ranks_2N = np.stack([_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)])
-    return float(np.corrcoef(ranks_2N)[0, 1])
+    return float(np.asarray(np.corrcoef(ranks_2N))[0, 1])
 
 
 def _ranks(values_N: Floats) -> Floats:
