@@ -143,6 +143,8 @@ KINDS: Final[Mapping[JobKind, KindRow]] = {
         in_report="content",
     ),
     JobKind.SEARCH: KindRow(code_version=1, resources="transfer", default_s=3600.0, saves=True, in_report="time"),
+    # A name that is taken: no version plans or runs such jobs yet.
+    JobKind.ANALYZE: KindRow(default_s=60.0),
     JobKind.THEORY: KindRow(
         code_version=1,
         resources="simulate",
@@ -152,8 +154,6 @@ KINDS: Final[Mapping[JobKind, KindRow]] = {
         is_measured=True,
         in_report="content",
     ),
-    # A name that is taken: no version plans or runs such jobs yet.
-    JobKind.ANALYZE: KindRow(default_s=60.0),
 }
 
 DATA_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.makes_data)

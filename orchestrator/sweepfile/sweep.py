@@ -87,9 +87,9 @@ class SweepSpec(Strict):
 class SimulationSweepSpec(SweepSpec):
     """A sweep.yaml without backbones."""
 
-    datasets: dict[Name, DatasetSpec] = Field(default_factory=dict)
-    labels: dict[Name, LabelEntry] = Field(default_factory=dict)
-    pretrain: PretrainBlocks = Field(default_factory=dict)
+    datasets: dict[Name, DatasetSpec] = Field(default_factory=dict, description="None.")
+    labels: dict[Name, LabelEntry] = Field(default_factory=dict, description="None.")
+    pretrain: PretrainBlocks = Field(default_factory=dict, description="None.")
 
 
 _BACKBONE_BLOCKS = ("datasets", "labels", "pretrain", "transfer")
