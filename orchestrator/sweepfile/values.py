@@ -292,8 +292,8 @@ class SimulatedCell:
 
 
 def cell_name(factors: Mapping[str, Level]) -> str:
-    """Name of a combination of levels."""
-    return ",".join(f"{factor}={level}" for factor, level in factors.items())
+    """Name of a combination of levels, whatever the order in which a sweep file gives its factors."""
+    return ",".join(f"{factor}={factors[factor]}" for factor in sorted(factors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
