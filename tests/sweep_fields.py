@@ -11,6 +11,7 @@ from enum import Enum, auto
 from functools import cache
 from typing import Any
 
+from orchestrator.core.plugins import AUGMENTATIONS, LABEL_SPACES, OBJECTIVES
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry
@@ -19,6 +20,7 @@ from orchestrator.sweepfile.labels import Counted, Definition, LabelSources
 from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.parse.canonical import canonical_text
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
+from orchestrator.sweepfile.plugins import PluginSources
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from orchestrator.sweepfile.values import Dataset, ResolvedSweep
@@ -197,8 +199,17 @@ def portable_of(*overrides: str, text: str = TEXT) -> Portable:
 
 def _resolved(document: Document) -> ResolvedSweep:
     spec = validate(SweepSpec, document.tree.value, document.tree)
-    sources = LabelSources(count=_count, plugins={"mine": "pkg==1:mine", "other": "pkg==1:other"}, kmeans="faiss")
-    return resolve_sweep(spec, document.tree, shipped(), _surveys(document.tree.value), labels=sources)
+    sources = LabelSources(count=_count, kmeans="faiss")
+    surveys = _surveys(document.tree.value)
+    return resolve_sweep(spec, document.tree, shipped(), surveys, plugins=_PLUGINS, labels=sources)
+
+
+_PLUGINS = PluginSources(
+    installed={
+        group: {name: f"pkg==1:{name}" for name in ("mine", "other")}
+        for group in (LABEL_SPACES, OBJECTIVES, AUGMENTATIONS)
+    }
+)
 
 
 def _surveys(document: Mapping[str, Any]) -> Mapping[str, Survey]:

@@ -7,20 +7,20 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from orchestrator.core.errors import SpecError
+from orchestrator.core.plugins import GROUPS, InstalledPlugins
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.canonical import canonical_text
 from orchestrator.sweepfile.parse.document import Changes, read_document
 from orchestrator.sweepfile.parse.tree import MAX_BYTES, parse_tree, too_large
+from orchestrator.sweepfile.plugins import PluginSources
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import count_classes, read_table, survey_datasets
+from orchestrator.sweepfile.survey import check_plugins, count_classes, read_table, survey_datasets
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
 
@@ -68,11 +68,10 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     )
     tree = document.tree
     spec = validate(SweepSpec, tree.value, tree)
-    surveys, objectives = survey_datasets(spec, tree), InstalledPlugins(OBJECTIVES)
-    labels = LabelSources(
-        count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES), kmeans=_kmeans()
-    )
-    sweep = resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels)
+    surveys = survey_datasets(spec, tree)
+    labels = LabelSources(count=count_classes, read_table=read_table, kmeans=_kmeans())
+    plugins = PluginSources(installed={group: InstalledPlugins(group) for group in GROUPS}, check=check_plugins)
+    sweep = resolve_sweep(spec, tree, shipped_recipes(), surveys, plugins=plugins, labels=labels)
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
     return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
@@ -171,34 +170,3 @@ def _shown_path(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-OBJECTIVES = "pretraining_orchestrator.objectives"
-LABEL_SPACES = "pretraining_orchestrator.label_spaces"
-
-
-class InstalledPlugins(Mapping[str, str]):
-    """Entry points of one group: name -> ``<distribution>==<version>:<name>``, which is what identities hold.
-
-    Installed packages are searched at the first look, because few sweeps name a plug-in.
-    """
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-
-    @cached_property
-    def _found(self) -> Mapping[str, str]:
-        return {
-            point.name: f"{point.dist.name}=={point.dist.version}:{point.name}"
-            for point in entry_points(group=self._group)
-            if point.dist is not None
-        }
-
-    def __getitem__(self, name: str) -> str:
-        return self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)

@@ -16,11 +16,15 @@ from typing import Any, Final, TypeVar
 from orchestrator.core.data_plane import (
     COUNT,
     LISTING,
+    PLUGINS,
     TABLE,
     Asked,
     CountRequest,
     LateAnswerError,
     NoAnswerError,
+    PluginProblem,
+    PluginRequest,
+    PluginUse,
     Question,
     TableAnswer,
     TableRequest,
@@ -178,6 +182,7 @@ def _absolute(path: str) -> str:
 
 _LABELS_TIMEOUT_S = 300.0
 _COUNTING = "label spaces could not be counted"
+_LOOK_AT_FILES = "look at the files and images they name"
 
 
 def count_classes(dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]) -> Sequence[Counted]:
@@ -203,12 +208,22 @@ def table_of(dataset: Dataset) -> dict[str, Any]:
     return {"builtin": dataset.parameters}
 
 
-def ask_labels(question: Question[Asked, Told], request: Asked, task: str = _COUNTING) -> Told:
-    """What the data plane says of label spaces. Raises ``UserError``: ``task``, which was not done, and why."""
+def check_plugins(uses: Sequence[PluginUse]) -> Sequence[PluginProblem]:
+    """See ``CheckPlugins``. Raises ``UserError``: the data plane does not answer."""
+    hint = "look at what their packages do when they are imported"
+    return ask_labels(PLUGINS, PluginRequest(uses=list(uses)), "plug-ins could not be checked", hint)["problems"]
+
+
+def ask_labels(
+    question: Question[Asked, Told], request: Asked, task: str = _COUNTING, hint: str = _LOOK_AT_FILES
+) -> Told:
+    """What the data plane says of label spaces.
+
+    Raises ``UserError``: ``task``, which was not done, and why, or ``hint`` where that took too long.
+    """
     try:
         return ask(question, request, limit_s=_LABELS_TIMEOUT_S)
     except LateAnswerError as error:
-        message = f"{task} within {_LABELS_TIMEOUT_S:g} s; look at the files and images they name"
-        raise UserError(message) from error
+        raise UserError(f"{task} within {_LABELS_TIMEOUT_S:g} s; {hint}") from error
     except NoAnswerError as error:
         raise UserError(f"{task}: {error}") from error

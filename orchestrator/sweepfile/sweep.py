@@ -26,11 +26,11 @@ from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_labe
 from orchestrator.sweepfile.model import check_model, check_recipe_of_model, check_resize
 from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
 from orchestrator.sweepfile.parse.tree import Tree
+from orchestrator.sweepfile.plugins import PluginSources, PluginUses
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import (
-    Objectives,
     RecipeBook,
     RecipeResolver,
     Recipes,
@@ -85,7 +85,7 @@ def resolve_sweep(
     recipes: RecipeBook,
     surveys: Surveys | None = None,
     *,
-    objectives: Objectives | None = None,
+    plugins: PluginSources | None = None,
     labels: LabelSources | None = None,
 ) -> ResolvedSweep:
     """Resolve a schema-valid sweep.
@@ -95,15 +95,16 @@ def resolve_sweep(
         tree: the file with places.
         recipes: the shipped ones.
         surveys: what external data sets are.
-        objectives: installed losses of other packages.
-        labels: what counts classes, and installed label spaces of other packages.
+        plugins: what other packages offer.
+        labels: what counts classes.
 
     Raises:
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
     """
     complaints = Complaints(tree)
     book = Recipes(spec.recipes, recipes, tree, complaints)
-    recipe_resolver = RecipeResolver(book, {} if objectives is None else objectives, tree, complaints)
+    uses = PluginUses(plugins or PluginSources(), complaints)
+    recipe_resolver = RecipeResolver(book, uses, tree, complaints)
     sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
     return replace(sweep, recipes=book.used)
 
@@ -135,7 +136,7 @@ class _Resolver:
         blocks = blocks_of(spec.pretrain)
         only_block = blocks[0].name if len(blocks) == 1 else ""
         sources = replace(self._labels or LabelSources(), only_block=only_block)
-        labels = resolve_label_spaces(spec.labels, datasets, self._complaints, sources)
+        labels = resolve_label_spaces(spec.labels, datasets, self._complaints, sources, self._recipes.plugins)
         pretrains = tuple(resolve_pretrain(block, labels, self._recipes, self._complaints) for block in blocks)
         transfer = self._transfer(labels, pretrains)
         spaces = with_baselines(pretrains, transfer)
@@ -157,6 +158,7 @@ class _Resolver:
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
         notify = resolve_notify(spec.notify)
         check_channels(notify, self._complaints)
+        self._recipes.plugins.check()
         self._complaints.raise_any()
         resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
         return ResolvedSweep(

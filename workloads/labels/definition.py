@@ -1,7 +1,8 @@
 """What a label space is made of besides its definition, how its definition names classes, and rules of other packages.
 
 An entry point of the group ``pretraining_orchestrator.label_spaces`` names a function ``(classes, arguments) ->
-targets``: ``classes`` is the class table, ``arguments`` what the sweep gives, and the result holds for each leaf class
+targets``: ``classes`` is the class table, ``arguments`` what the sweep gives (a mapping, or an instance of the pydantic
+model that annotates it), and the result holds for each leaf class
 the name of its target, a list of several, or None for a class that is left out.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, distribution
-from typing import Any, Final
+from typing import Any
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import LABEL_SPACES
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.wordnet import Synset, WordNet, open_wordnet
+from workloads.runtime.plugins import open_plugin, takes_arguments
 
 ClassTable = Sequence[Mapping[str, Any]]
 """Row c describes leaf class c with ``class``, ``name`` and one column per level."""
@@ -78,18 +80,16 @@ def _class_number(reference: object, known: Mapping[str, int | None], num_classe
     return number
 
 
-GROUP: Final = "pretraining_orchestrator.label_spaces"
-
-
 def plugin_labels(definition: Mapping[str, Any], classes: ClassTable) -> ClassLabels:
     """The space of ``{"name": "<distribution>==<version>:<entry point>", "arguments": {...}}``.
 
     Raises:
-        UserError: it is not installed in this version, or gives no label space.
+        UserError: it is not installed in this version, refuses its arguments, or gives no label space.
     """
-    make = _load(definition["name"])
+    make, arguments = open_plugin(definition["name"], LABEL_SPACES, definition["arguments"])
     try:
-        found = make(list(classes), dict(definition["arguments"]))
+        given = (arguments,) if takes_arguments(make, LABEL_SPACES) else ()
+        found = make(list(classes), *given)
     except Exception as error:
         raise UserError(f"the label space {definition['name']} failed: {error!r}") from error
     return _labels(found, definition["name"], len(classes))
@@ -100,22 +100,6 @@ def named_labels(found: Sequence[Sequence[str]]) -> ClassLabels:
     target_of: dict[str, int] = {}
     sets = [sorted({target_of.setdefault(name, len(target_of)) for name in names}) for names in found]
     return ClassLabels.of_sets(sets, list(target_of))
-
-
-def _load(name: str) -> Any:  # noqa: ANN401 - foreign code
-    package, _, entry = name.partition(":")
-    project, _, version = package.partition("==")
-    try:
-        installed = distribution(project)
-    except PackageNotFoundError as error:
-        raise UserError(f"the label space {entry!r} comes from {project}, which is not installed here") from error
-    if installed.version != version:
-        message = f"the label space {entry!r} was planned with {project} {version}; {installed.version} is installed: "
-        raise UserError(message + "install that version, or plan again")
-    points = [point for point in installed.entry_points if (point.group, point.name) == (GROUP, entry)]
-    if not points:
-        raise UserError(f"{project} {version} has no label space {entry!r} (group {GROUP})")
-    return points[0].load()
 
 
 def _labels(found: Any, name: str, num_classes: int) -> ClassLabels:  # noqa: ANN401 - foreign values
