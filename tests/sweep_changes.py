@@ -33,6 +33,8 @@ TOP: Mapping[str, Change] = {
         "pretrain.sixth={model: {name: test_vit, image_size: 32}, labels: [mod], recipe: short}"
     ),
     "SweepSpec.transfer": _picks("transfer.near.name=nearest"),
+    "SweepSpec.simulate": _picks("simulate.more={run: x, metric: m}"),
+    "SweepSpec.analyze": _picks("analyze.1.name=likeness"),
     "SweepSpec.report": _runs("report.baseline=levels/depth2"),
     "SweepSpec.resources": _runs("resources.data.cpus=2"),
     "SweepSpec.compute": _runs("compute.micro_batch=8"),
@@ -59,6 +61,7 @@ TOP: Mapping[str, Change] = {
     },
     "ReportSpec.baseline": _runs("report.baseline=levels/depth2"),
     "ReportSpec.metric": _runs("report.metric=best_val_error"),
+    "ReportSpec.rows": _runs("report.rows=[labels]"),
     "ReportSpec.published": _runs("report.published=[]"),
     **{
         f"PublishedSpec.{field}": _runs(f"report.published.0.{field}={value}")
@@ -94,6 +97,7 @@ TOP: Mapping[str, Change] = {
             "budget": "{gpu_hours: 7}",
             "deadline": "36h",
             "users": "[somebody]",
+            "expectations": "fail",
         }.items()
     },
     "BudgetSpec.gpu_hours": _runs("policy.budget.gpu_hours=9"),
@@ -101,7 +105,7 @@ TOP: Mapping[str, Change] = {
     "BudgetSpec.gpu_hour_price": _runs("policy.budget.gpu_hour_price=2"),
     **{
         f"ResourceGroups.{group}": _runs(f"resources.{group}.cpus=3")
-        for group in ("data", "embed", "cluster", "pretrain", "transfer")
+        for group in ("data", "embed", "cluster", "pretrain", "transfer", "analyze", "simulate")
     },
     **{
         f"ResourcesSpec.{field}": _runs(f"resources.pretrain.{field}={value}")
@@ -116,6 +120,49 @@ TOP: Mapping[str, Change] = {
             "labels": "{zone: a}",
         }.items()
     },
+}
+
+_EXPECT = "simulate.sim.expect"
+SIMULATE: Mapping[str, Change] = {
+    **{f"SimulationSweepSpec.{field}": TOP[f"SweepSpec.{field}"] for field in ("datasets", "labels", "pretrain")},
+    "SimulateSpec.run": _is("simulate.sim.run=other", of="theory"),
+    "SimulateSpec.parameters": _is("simulate.sim.parameters.steps=4", of="theory"),
+    "SimulateSpec.factors": _picks("simulate.sim.factors.k=[2, 4, 8]"),
+    "SimulateSpec.seeds": _picks("simulate.sim.seeds.count=6"),
+    "SimulateSpec.metric": _runs("simulate.sim.metric=other"),
+    "SimulateSpec.expect": _runs("simulate.sim.expect=[]"),
+    "SeedBlocksSpec.count": _picks("simulate.sim.seeds.count=5"),
+    "SeedBlocksSpec.first": _picks("simulate.sim.seeds.first=2"),
+    "SeedBlocksSpec.per_job": _picks("simulate.sim.seeds.per_job=4"),
+    **{
+        f"ExpectSpec.{field}": _runs(f"{_EXPECT}.{value}")
+        for field, value in {
+            "slope": "0.slope={of: k}",
+            "ratio": "1.ratio.numerator=coarse",
+            "ordering": "2.ordering.ascending=[fine, coarse]",
+            "monotone": "3.monotone.direction=falling",
+            "threshold": "4.threshold.above=3",
+            "closed_form": "5.closed_form.metric=third",
+            "between": "0.between=[-2, -1]",
+            "where": "0.where={labels: fine}",
+            "metric": "0.metric=other",
+            "paper": "0.paper=-1",
+            "source": "0.source=theorem 5.1",
+        }.items()
+    },
+    "SlopeSpec.of": _runs(f"{_EXPECT}.0.slope.of=k"),
+    "SlopeSpec.log": _runs(f"{_EXPECT}.0.slope.log=false"),
+    "RatioSpec.of": _runs(f"{_EXPECT}.1.ratio={{of: k, numerator: 2, denominator: 4}}"),
+    "RatioSpec.numerator": _runs(f"{_EXPECT}.1.ratio.numerator=coarse"),
+    "RatioSpec.denominator": _runs(f"{_EXPECT}.1.ratio.denominator=fine"),
+    "OrderingSpec.of": _runs(f"{_EXPECT}.2.ordering={{of: k, ascending: [2, 4]}}"),
+    "OrderingSpec.ascending": _runs(f"{_EXPECT}.2.ordering.ascending=[fine, coarse]"),
+    "MonotoneSpec.of": _runs(f"{_EXPECT}.3.monotone.of=k"),
+    "MonotoneSpec.direction": _runs(f"{_EXPECT}.3.monotone.direction=falling"),
+    "ThresholdSpec.above": _runs(f"{_EXPECT}.4.threshold.above=3"),
+    "ThresholdSpec.below": _runs(f"{_EXPECT}.6.threshold.below=4"),
+    "ClosedFormSpec.metric": _runs(f"{_EXPECT}.5.closed_form.metric=third"),
+    "ClosedFormSpec.within": _runs(f"{_EXPECT}.5.closed_form.within=0.2"),
 }
 
 LABELS: Mapping[str, Change] = {
@@ -204,6 +251,11 @@ PRETRAIN: Mapping[str, Change] = {
     "PretrainSpec.recipe": _is("pretrain.third.recipe.lr=0.7", of="pretrain"),
     "PretrainSpec.seeds": _picks("pretrain.third.seeds=[0, 1]"),
     "PretrainSpec.subset": _is("pretrain.third.subset={max_per_class: 9}", of="pretrain"),
+    "PretrainSpec.factors": _runs("pretrain.third.factors.rate=high"),
+    "PretrainSpec.design": _picks(
+        "pretrain.third.design=[{rate: high}]",
+        given=("pretrain.third.factors.rate={low: {}, high: {recipe: {lr: 0.7}}}",),
+    ),
     "PretrainSpec.checkpoints": _is("pretrain.third.checkpoints.keep.epochs=[1]", of="pretrain"),
     "ModelSpec.name": _is("pretrain.third.model.name=test_resnet", of="pretrain", given=("resources.pretrain.gpus=1",)),
     "ModelSpec.image_size": _is("pretrain.third.model.image_size=48", of="pretrain"),
@@ -376,6 +428,40 @@ TRANSFERS: Mapping[str, Change] = {
     "KnnSpec.temperature": _is("transfer.near.recipe.temperature=0.2", of="knn"),
 }
 
+_MEASURES = "analyze.0.measures"
+_COLLAPSE = f"{_MEASURES}=[collapse]"
+
+ANALYZE: Mapping[str, Change] = {
+    "AnalysisSpec.name": _picks("analyze.0.name=other"),
+    "AnalysisSpec.measures": _is("analyze.0.measures=[collapse, rank]", of="analyze"),
+    "AnalysisSpec.dataset": _picks("analyze.1.dataset=scans"),
+    "AnalysisSpec.split": _picks("analyze.1.split=train", of="analyze"),
+    "AnalysisSpec.of": _is("analyze.0.of=levels/depth1", of=""),
+    "AnalysisSpec.pretrain": _picks("analyze.0.pretrain=[second]"),
+    "AnalysisSpec.labels": _picks(
+        "analyze.0.labels=[levels/depth2]",
+        given=("analyze.0.pretrain=[first]", "analyze.0.from_checkpoints=[2]", "analyze.0.dataset=tree", _COLLAPSE),
+    ),
+    "AnalysisSpec.from_checkpoints": _picks("analyze.0.from_checkpoints=[1]"),
+    "AnalysisSpec.between": _picks("analyze.1.between=[pretrain, seeds]"),
+    "MeasureSpec.distances": _is(f"{_MEASURES}.1.distances.levels=null", of="analyze"),
+    "MeasureSpec.clp": _is(f"{_MEASURES}.2.clp={{reduce: none}}", of="analyze"),
+    "MeasureSpec.purity": _is(f"{_MEASURES}.3.purity={{top: 5}}", of="analyze"),
+    "MeasureSpec.embedding": _is(f"{_MEASURES}.4.embedding={{seed: 5}}", of="analyze"),
+    "MeasureSpec.plugin": _is(f"{_MEASURES}.5.plugin={{name: other}}", of="analyze"),
+    "DistancesSpec.levels": _is(f"{_MEASURES}.1.distances.levels=[depth1, depth2]", of="analyze"),
+    "ClpSpec.reduce": _is(f"{_MEASURES}.2.clp.reduce=pca", of="analyze"),
+    "ClpSpec.seeds": _is(f"{_MEASURES}.2.clp.seeds=[0, 1]", of="analyze"),
+    "ClpSpec.samples": _is(f"{_MEASURES}.2.clp.samples=500", of="analyze"),
+    "ClpSpec.raw_pixels": _is(f"{_MEASURES}.2.clp.raw_pixels=false", of="analyze"),
+    "PuritySpec.top": _is(f"{_MEASURES}.3.purity.top=10", of="analyze"),
+    "EmbeddingSpec.method": _is(f"{_MEASURES}.4.embedding.method=pca", of="analyze"),
+    "EmbeddingSpec.samples": _is(f"{_MEASURES}.4.embedding.samples=50", of="analyze"),
+    "EmbeddingSpec.seed": _is(f"{_MEASURES}.4.embedding.seed=1", of="analyze"),
+    "PluginMeasure.name": _is(f"{_MEASURES}.5.plugin.name=other", of="analyze"),
+    "PluginMeasure.arguments": _is(f"{_MEASURES}.5.plugin.arguments={{a: 1}}", of="analyze"),
+}
+
 _PHOTOS = "datasets.photos"
 
 
@@ -453,4 +539,13 @@ DATASETS: Mapping[str, Change] = {
     "MixtureSpec.weights": _is("datasets.both.weights=[1, 3]", of="index"),
 }
 
-CHANGES: Mapping[str, Change] = {**TOP, **DATASETS, **LABELS, **PRETRAIN, **RECIPES, **TRANSFERS}
+CHANGES: Mapping[str, Change] = {
+    **TOP,
+    **SIMULATE,
+    **DATASETS,
+    **LABELS,
+    **PRETRAIN,
+    **RECIPES,
+    **TRANSFERS,
+    **ANALYZE,
+}

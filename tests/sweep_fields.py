@@ -16,8 +16,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry
 from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import Counted, Definition, LabelSources
-from orchestrator.sweepfile.load import shipped_recipes
-from orchestrator.sweepfile.parse.canonical import canonical_text
+from orchestrator.sweepfile.load import canonical_text, shipped_recipes
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
@@ -109,6 +108,34 @@ transfer:
     recipe: {{epochs: 2, batch_size: 64}}
     search: {{asha: {{}}, space: {{lr: {{log: [1e-3, 0.1]}}, weight_decay: [0.0, 0.1]}}, trials: 4}}
     pretrain: [fifth]
+simulate:
+  sim:
+    run: two-layer-granularity
+    parameters: {{steps: 3}}
+    factors: {{k: [2, 4], labels: [coarse, fine]}}
+    seeds: {{count: 4, per_job: 2}}
+    metric: sub_to_common
+    expect:
+      - {{slope: {{of: k, log: true}}, where: {{labels: coarse}}, between: [-1.1, -0.8]}}
+      - {{ratio: {{of: labels, numerator: fine, denominator: coarse}}, between: [2, 9]}}
+      - {{ordering: {{of: labels, ascending: [coarse, fine]}}}}
+      - {{monotone: {{of: k}}}}
+      - {{threshold: {{above: 2}}, where: {{labels: fine}}}}
+      - {{closed_form: {{metric: other, within: 0.1}}}}
+      - {{threshold: {{below: 3}}}}
+analyze:
+  - name: look
+    pretrain: [fifth]
+    of: levels/depth2
+    from_checkpoints: [3]
+    measures:
+      - collapse
+      - {{distances: {{levels: [depth1]}}}}
+      - {{clp: {{}}}}
+      - {{purity: {{}}}}
+      - {{embedding: {{}}}}
+      - {{plugin: {{name: mine}}}}
+  - {{name: alike, pretrain: [second, fifth], between: [pretrain], measures: [cka]}}
 report:
   baseline: levels/depth1
   published: [{{transfer: tune, pretrain: fifth, label_space: levels/depth1, value: 0.1}}]
@@ -198,7 +225,9 @@ def portable_of(*overrides: str, text: str = TEXT) -> Portable:
 def _resolved(document: Document) -> ResolvedSweep:
     spec = validate(SweepSpec, document.tree.value, document.tree)
     sources = LabelSources(count=_count, plugins={"mine": "pkg==1:mine", "other": "pkg==1:other"}, kmeans="faiss")
-    return resolve_sweep(spec, document.tree, shipped(), _surveys(document.tree.value), labels=sources)
+    measures = {"mine": "pkg==1:mine", "other": "pkg==1:other"}
+    surveys = _surveys(document.tree.value)
+    return resolve_sweep(spec, document.tree, shipped(), surveys, labels=sources, measures=measures)
 
 
 def _surveys(document: Mapping[str, Any]) -> Mapping[str, Survey]:

@@ -3,8 +3,9 @@
 For each GPU (for the processor where there is none): a matrix product that is known beforehand, again and again; a
 pattern written over most of the free memory and read back. If asked for: a kernel compiled by ``torch.compile``, which
 needs a C compiler (compile); an all-reduce between the devices (reduce_s, its limit) and the disk of the cache (cache,
-its folder); a store (store_uri), until a time of the monotonic clock (until_s). Nothing else should run on the devices
-meanwhile. ``REQUEST`` is JSON: limit_s, and these.
+its folder); a store (store_uri), until a time of the monotonic clock (until_s). ``REQUEST`` is JSON: limit_s and these.
+Nothing else should run on the devices meanwhile: ``orchestrator.backends.ray.node_check_tasks``, which runs this on a
+node and judges by what it prints, sees to that.
 """
 
 from __future__ import annotations

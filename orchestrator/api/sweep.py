@@ -23,7 +23,7 @@ from orchestrator.services.costs import read_prices
 from orchestrator.services.fleets import StatedCluster, choose_fleet
 from orchestrator.services.preview import check_accelerator, make_preview
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import find_store
+from orchestrator.services.stores import find_store
 from orchestrator.services.submit import SubmitCheck, SubmitRequest, captured_document, prepare_submit, show_difference
 from orchestrator.services.terminal import confirmed
 from orchestrator.services.transports import open_submitter

@@ -13,6 +13,11 @@ from orchestrator.state.nodes import Node
 
 __all__ = ["ANYWHERE", "AttemptReport", "AttemptStatus", "Backend", "Capacity", "Node", "Placement"]
 
+PLACING, PLACING_WORKERS, RECONNECTING = "placing", "placing workers", "reconnecting"
+"""Phases of an attempt before its runner or its gang's workers have their room, and while its runner is sought."""
+WAITING_PHASES = frozenset({PLACING, PLACING_WORKERS, RECONNECTING, "queued"})
+"""Phases in which an attempt waits for the cluster, which is no fault of its own."""
+
 
 class AttemptStatus(StrEnum):
     """What a backend knows of an attempt that it was asked about."""

@@ -23,6 +23,13 @@ from orchestrator.core.errors import OrchestratorError, SpecError
 from orchestrator.core.security import redaction
 from orchestrator.services import settings_sources as configuration
 
+_SENTENCE = 200
+"""Characters: the first sentence of every command's help, which is wrapped and never cut."""
+
+
+HANDED_ON = ("store", "output")
+"""Options that may stand before the command or behind it, and are the command's: one without them refuses them."""
+
 
 class Command(NamedTuple):
     """One line of the table."""
@@ -144,8 +151,6 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     ),
 }
 """By section of ``--help``, in the order in which people need them."""
-_SENTENCE = 200
-"""Characters: the first sentence of every command's help, which is wrapped and never cut."""
 
 
 class CommandTable(TyperGroup):
@@ -157,9 +162,15 @@ class CommandTable(TyperGroup):
         self.commands = {command.name: TyperCommand(command.name, help=command.summary) for command in lines}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - classes that typer keeps private
-        """The command that a line calls, with all its options."""
+        """The command that a line calls, with all its options; options of the program that it has too become its own.
+
+        They are put before its own arguments, so that what stands behind the command counts.
+        """
         name, found, rest = super().resolve_command(ctx, args)
-        return name, found and load_command(str(name)), rest
+        command = found and load_command(str(name))
+        given = [f"--{option}={ctx.params[option]}" for option in HANDED_ON if ctx.params.get(option)]
+        verbs = 1 if isinstance(command, TyperGroup) and rest and not rest[0].startswith("-") else 0
+        return name, command, [*rest[:verbs], *given, *rest[verbs:]]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - see above
         """Write the sections."""
@@ -192,6 +203,12 @@ def options(
     ] = False,
     context: Annotated[  # noqa: ARG001 - taken from the line before it is parsed, see run_app; here for --help
         str, typer.Option("--context", metavar="NAME", help="Act there; see: orchestrator config contexts.")
+    ] = "",
+    store: Annotated[  # noqa: ARG001 - see HANDED_ON
+        str, typer.Option("--store", metavar="URI", help="Object store that the command uses; also behind its name.")
+    ] = "",
+    output: Annotated[  # noqa: ARG001 - see HANDED_ON
+        str, typer.Option("-o", "--output", metavar="FORM", help="Form of its result: json, ...; also behind its name.")
     ] = "",
 ) -> None:
     """Options of the program itself."""

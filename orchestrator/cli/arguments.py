@@ -16,6 +16,17 @@ COMPLETED_LINE = "_TYPER_COMPLETE_ARGS"
 """Variable in which typer's scripts for shells pass on the command line."""
 DEADLINE_S = 1.5
 """A shell that hangs after Tab is worse than one that offers nothing."""
+ExaminedStore = Annotated[str, typer.Option("--store", help="Object store URI to examine; default: the project's own.")]
+"""As it stands: what is wrong with it is a finding."""
+PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+SweepFile = Annotated[
+    str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep: quickstart, digits, clusters, paper-...")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change one value (pretrain.recipe.lr=0.1); may be repeated."),
+]
 
 
 def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
@@ -34,14 +45,14 @@ def _store(context: typer.Context) -> str:
 
 
 def _sweeps(store_uri: str) -> list[str]:
-    from orchestrator.services.sources import open_existing_store
+    from orchestrator.services.stores import open_existing_store
     from orchestrator.sweeps.client import list_sweeps
 
     return list_sweeps(open_existing_store(store_uri))
 
 
 def _jobs(store_uri: str, sweep: str) -> list[str]:
-    from orchestrator.services.sources import open_existing_store
+    from orchestrator.services.stores import open_existing_store
     from orchestrator.sweeps.client import load_plan
 
     return [job.name for job in load_plan(open_existing_store(store_uri), sweep).jobs]
@@ -97,10 +108,6 @@ JobPatterns = Annotated[
 StoreOption = Annotated[
     str, typer.Option("--store", help="Object store URI; default: the project's own.", callback=_checked_store)
 ]
-ExaminedStore = Annotated[str, typer.Option("--store", help="Object store URI to examine; default: the project's own.")]
-"""As it stands: what is wrong with it is a finding."""
-PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
 
 class ScaleName(StrEnum):
@@ -109,13 +116,6 @@ class ScaleName(StrEnum):
     TINY = "tiny"
 
 
-SweepFile = Annotated[
-    str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep: quickstart, digits, clusters, paper-...")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change one value (pretrain.recipe.lr=0.1); may be repeated."),
-]
 ScaleOption = Annotated[
     ScaleName | None,
     typer.Option("--scale", help="Merge the file's block of this name over it: tiny, for a rehearsal."),

@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     UNFINISHED = 101
     NOT_FOUND = 102
     CANCELLED = 103
+    EXPECTATION = 104
     INTERRUPTED = 130
 
 

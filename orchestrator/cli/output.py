@@ -1,4 +1,4 @@
-"""The option ``-o`` that commands share, and where they print: results on stdout, everything else on stderr."""
+"""The option ``-o`` that commands share, and how they print results on stdout; ``services.terminal`` has the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from orchestrator.services.terminal import PIPE_WIDTH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +36,6 @@ class TableForm(StrEnum):
 
 TableOption = Annotated[TableForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
 DocumentOption = Annotated[DocumentForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
-_PIPE_WIDTH = 140
 
 
 def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentForm) -> None:
@@ -49,15 +50,7 @@ def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentFo
 
 def stdout_console() -> Console:
     """For a command's result. It honours NO_COLOR, and is plain on a pipe."""
-    from rich.console import Console  # a tenth of the time of commands that print one plain line
+    from rich.console import Console  # see stderr_console
 
     console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
-
-
-def stderr_console() -> Console:
-    """For progress and messages. It honours NO_COLOR, and is plain on a pipe."""
-    from rich.console import Console  # see stdout_console
-
-    console = Console(stderr=True, highlight=False)
-    return console if console.is_terminal else Console(stderr=True, highlight=False, width=_PIPE_WIDTH)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH)

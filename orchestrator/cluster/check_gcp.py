@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,15 +24,6 @@ _BUILT_IN = {
     "a3-megagpu": "nvidia-h100-mega-80gb",
     "a3-ultragpu": "nvidia-h200-141gb",
     "g2-standard": "nvidia-l4",
-}
-_METRICS = {
-    "nvidia-tesla-a100": "NVIDIA_A100_GPUS",
-    "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
-    "nvidia-h100-80gb": "NVIDIA_H100_GPUS",
-    "nvidia-h100-mega-80gb": "NVIDIA_H100_MEGA_GPUS",
-    "nvidia-l4": "NVIDIA_L4_GPUS",
-    "nvidia-tesla-t4": "NVIDIA_T4_GPUS",
-    "nvidia-tesla-v100": "NVIDIA_V100_GPUS",
 }
 Fetch = Callable[[str], Mapping[str, Any]]
 """From a URL of the Compute Engine API to the document there."""
@@ -92,7 +83,7 @@ def check_quota(config: Mapping[str, Any], fetch: Fetch) -> str:
     provider = config["provider"]
     document = fetch(f"{_API}/{provider['project_id']}/regions/{provider['region']}")
     limits = {one["metric"]: float(one["limit"]) for one in document.get("quotas", ())}
-    needed = _needed(config)
+    needed = _needed(config, limits)
     unknown = [metric for metric in needed if metric not in limits]
     if unknown:
         raise ConcernError(f"the region tells no quota {', '.join(unknown)}; look at the console's quota page")
@@ -134,16 +125,29 @@ def fetch_document(url: str) -> Mapping[str, Any]:
     return document
 
 
-def _needed(config: Mapping[str, Any]) -> dict[str, int]:
+def _needed(config: Mapping[str, Any], limits: Collection[str]) -> dict[str, int]:
+    """GPUs that the cluster may grow to, by the name of their quota among those of the region."""
     needed: dict[str, int] = defaultdict(int)
     for name, one in (config.get("available_node_types") or {}).items():
         settings = one.get("node_config") or {}
         is_head = name == config.get("head_node_type")
         most = 1 if is_head else int(min(one.get("max_workers", math.inf), config.get("max_workers", 0)))
         for gpu, count in gpus_of(settings).items():
-            metric = _METRICS.get(gpu, gpu.upper().replace("-", "_") + "_GPUS")
-            needed[f"PREEMPTIBLE_{metric}" if is_bought_on_spot(settings) else metric] += most * count
+            needed[_metric(gpu, limits, is_spot=is_bought_on_spot(settings))] += most * count
     return dict(needed)
+
+
+def _metric(gpu: str, limits: Collection[str], *, is_spot: bool) -> str:
+    """The quota of a type: ``nvidia-a100-80gb`` counts in ``NVIDIA_A100_80GB_GPUS``, which not every type has so long.
+
+    ``NVIDIA_H100_GPUS`` leaves the memory out, since there is no other H100.
+    """
+    name = gpu.removeprefix("nvidia-").removeprefix("tesla-")
+    short = re.sub(r"-\d+gb$", "", name)
+    long_metric, metric = (
+        f"{'PREEMPTIBLE_' if is_spot else ''}NVIDIA_{each.upper().replace('-', '_')}_GPUS" for each in (name, short)
+    )
+    return long_metric if long_metric in limits else metric
 
 
 def _find_client() -> str:

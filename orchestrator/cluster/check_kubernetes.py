@@ -1,6 +1,6 @@
 """What can be wrong with a Ray cluster on Kubernetes: of its manifests alone, and against the cluster it is for.
 
-The objects of KubeRay (``ray.io/v1``) as far as they are looked at here. Pure.
+Of KubeRay's objects (``ray.io/v1``) only what is looked at here is read.
 """
 
 from __future__ import annotations
@@ -99,6 +99,18 @@ _JOB = frozenset(
         "preRunningDeadlineSeconds",
     ]
 )
+_FIELDS = (
+    ("secretKeyRef", "Secret", "name"),
+    ("secretRef", "Secret", "name"),
+    ("secret", "Secret", "secretName"),
+    ("configMapKeyRef", "ConfigMap", "name"),
+    ("configMapRef", "ConfigMap", "name"),
+    ("configMap", "ConfigMap", "name"),
+    ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
+)
+_LIMIT_S = 45.0
+_KUBECTL_S = 15.0
+Documents = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -180,22 +192,6 @@ def _references(part: Any) -> Iterator[Reference]:  # noqa: ANN401 - any part of
         yield Reference(kind="ServiceAccount", name=part["serviceAccountName"])
     for value in part.values():
         yield from _references(value)
-
-
-_FIELDS = (
-    ("secretKeyRef", "Secret", "name"),
-    ("secretRef", "Secret", "name"),
-    ("secret", "Secret", "secretName"),
-    ("configMapKeyRef", "ConfigMap", "name"),
-    ("configMapRef", "ConfigMap", "name"),
-    ("configMap", "ConfigMap", "name"),
-    ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
-)
-
-
-_LIMIT_S = 45.0
-_KUBECTL_S = 15.0
-Documents = Sequence[Mapping[str, Any]]
 
 
 def kubernetes_checks(file: ClusterFile) -> Iterator[Check]:

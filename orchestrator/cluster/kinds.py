@@ -23,6 +23,16 @@ _EXPECTED = (
     "expected a Ray launcher configuration (clusters/aws.yaml), a RayCluster manifest or a kustomize directory "
     "(clusters/kuberay), or a batch script with #SBATCH lines"
 )
+_INSTALL = {
+    "ray": "it comes with this package: activate the environment that has it",
+    "kubectl": "install Kubernetes' kubectl and point KUBECONFIG at the cluster",
+    "sbatch": "run this on a login node of the Slurm cluster",
+    "squeue": "run this on a login node of the Slurm cluster",
+    "scancel": "run this on a login node of the Slurm cluster",
+    "ssh": "install an OpenSSH client",
+    "rsync": "install rsync, which carries the checkout to the nodes",
+}
+_MAX_TOLD = 2000
 
 
 class ClusterKind(StrEnum):
@@ -101,18 +111,6 @@ def _kind_of(documents: tuple[Mapping[str, Any], ...], path: Path) -> ClusterKin
     if any(one.get("kind") in _RAY_KINDS for one in documents):
         return ClusterKind.KUBERNETES
     raise UserError(f"{path} is no cluster; {_EXPECTED}")
-
-
-_INSTALL = {
-    "ray": "it comes with this package: activate the environment that has it",
-    "kubectl": "install Kubernetes' kubectl and point KUBECONFIG at the cluster",
-    "sbatch": "run this on a login node of the Slurm cluster",
-    "squeue": "run this on a login node of the Slurm cluster",
-    "scancel": "run this on a login node of the Slurm cluster",
-    "ssh": "install an OpenSSH client",
-    "rsync": "install rsync, which carries the checkout to the nodes",
-}
-_MAX_TOLD = 2000
 
 
 class ToolError(OrchestratorError):

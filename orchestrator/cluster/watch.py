@@ -1,9 +1,8 @@
 """``python -m orchestrator.cluster.watch``: runs on a spot node, and makes it leave when its provider takes it back.
 
-What a provider says to its own machine before it takes it back. Read over HTTP from the link-local metadata service.
-
-AWS: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, two minutes ahead.
-Google Cloud: https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption, half a minute ahead.
+The provider says so to its own machine, over HTTP, by the link-local metadata service. AWS, two minutes ahead:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html. Google Cloud, half a minute
+ahead: https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption.
 """
 
 from __future__ import annotations
@@ -33,6 +32,11 @@ _TOKEN_TTL_S = 21_600
 _GCP_NOTICE_S = 30.0
 _NOT_FOUND = 404
 _UNAUTHORIZED = 401
+EVERY_S = 5.0
+"""How often AWS asks machines to look; a notice is two minutes, on Google Cloud half a minute ahead."""
+_TOLD_AFTER = 3
+"""Unanswered questions in a row, before they are worth a word."""
+_LOG = logging.getLogger(__name__)
 
 
 class Provider(StrEnum):
@@ -166,13 +170,6 @@ def _fetch(request: Request, opener: Callable[[], OpenerDirector] = _opener) -> 
         raise MetadataError(f"{request.full_url} answers with status {error.code}") from error
     except (URLError, OSError, ValueError) as error:
         raise MetadataError(f"{request.full_url} does not answer: {getattr(error, 'reason', error)}") from error
-
-
-EVERY_S = 5.0
-"""How often AWS asks machines to look; a notice is two minutes, on Google Cloud half a minute ahead."""
-_TOLD_AFTER = 3
-"""Unanswered questions in a row, before they are worth a word."""
-_LOG = logging.getLogger(__name__)
 
 
 def wait_for_notice(

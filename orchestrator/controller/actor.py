@@ -34,6 +34,7 @@ from orchestrator.sweeps.progress import PresenceBoard, PublishingTrouble
 SHOW_EVERY_S: Final = 5.0
 """Ray passes values on every 10 s."""
 _LOG = logging.getLogger(__name__)
+KEEP_ALIVE_EVERY_S = 10.0
 
 
 class ControllerMetrics:
@@ -83,10 +84,6 @@ class ControllerMetrics:
         self._store_errors.show()
         controller.counters.export(self._exporter)
         self._longest_s = 0.0
-
-
-KEEP_ALIVE_EVERY_S = 10.0
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
+from orchestrator.backends.protocol import WAITING_PHASES, AttemptReport, AttemptStatus, Backend
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.metrics.attempts import CounterBook
@@ -25,9 +25,15 @@ from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.state.codec import decode_value
 from orchestrator.state.snapshot import Attempt
 
-# --------------------------------------------------------------------------------------------------------------- limits
 GRACE_S = 120.0
 """Time for a checkpoint: a network of 1e9 parameters with its optimizer is 16 GB, which takes a minute to write."""
+MAX_GAP_S = 30.0
+"""Of the time between two looks, no more than this counts."""
+_ASK_EVERY_S = 10.0
+"""A request may be lost on its way; asking again changes nothing."""
+
+
+# --------------------------------------------------------------------------------------------------------------- limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +94,6 @@ class AttemptLimits:
 
 
 # ---------------------------------------------------------------------------------------------------------------- hangs
-_WAITING = frozenset({"placing", "placing workers", "reconnecting", "queued"})
-"""Phases in which an attempt waits for the cluster, which is no fault of its own."""
-MAX_GAP_S = 30.0
-"""Of the time between two looks, no more than this counts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,7 +144,7 @@ class Heartbeats:
             beat.step_s = progress.step_s or max(own_s, 0.5 * beat.step_s)
             beat.step, beat.at_s, beat.silent_s = progress.step, now, 0.0
             return ""
-        return "" if beat.phase in _WAITING else self._verdict(beat)
+        return "" if beat.phase in WAITING_PHASES else self._verdict(beat)
 
     @property
     def silent_s(self) -> dict[str, float]:
@@ -167,8 +169,6 @@ class Heartbeats:
 
 
 # ------------------------------------------------------------------------------------------------------ requests to end
-_ASK_EVERY_S = 10.0
-"""A request may be lost on its way; asking again changes nothing."""
 
 
 @dataclass(slots=True, kw_only=True)

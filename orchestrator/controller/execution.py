@@ -50,6 +50,7 @@ MAX_BATCH = 64
 lost, all of them, with a controller that dies before they are on record.
 """
 _LOG = logging.getLogger(__name__)
+_Plain: TypeAlias = MarkReused | FailJob | SkipJob | CancelJob | FinishSweep | TripSweep | ExcludeNode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,9 +194,6 @@ class Executor:
                 exclude=command.exclude,
             )
         )
-
-
-_Plain: TypeAlias = MarkReused | FailJob | SkipJob | CancelJob | FinishSweep | TripSweep | ExcludeNode
 
 
 def _as_given(job: Job, command: LaunchJob) -> Job:

@@ -10,6 +10,22 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+# Texts of libtorch 2.15 (gloo, ProcessGroupNCCL.cpp), NCCL 2.30 and of the store at which ranks meet. What a collective
+# raises is mostly a plain RuntimeError or DistBackendError: only its text tells who is at fault.
+_OWN_TROUBLE = re.compile(
+    r"out of memory|CUDA (?:error|driver|failure)|CUBLAS_|CUDNN_|HIP error|ncclUnhandledCudaError|\bECC\b|\bXid\b"
+    r"|device-side assert|enforce fail|ncclInvalid|invalid (?:usage|argument)|/dev/shm|shared memory|no space left"
+    r"|allocate memory|bad_alloc",
+    re.IGNORECASE,
+)
+_TRANSPORT = re.compile(
+    r"gloo/(?:transport|rendezvous)/|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
+    r"|Watchdog caught collective operation timeout|communicator was aborted|operations have failed or timed out"
+    r"|Got completion .{0,200}(?:error|status)|connection (?:was likely )?(?:closed|reset|refused)|broken pipe"
+    r"|network is unreachable|no route to host|tim(?:ed|e) ?out|NCCL timeout",
+    re.IGNORECASE,
+)
+
 
 class FailureKind(StrEnum):
     """Why an attempt failed; the policy table in ``orchestrator.state.failure_policy`` maps a kind to an action."""
@@ -27,23 +43,6 @@ class FailureKind(StrEnum):
     STORAGE = "storage"
     INFEASIBLE = "infeasible"
     UNKNOWN = "unknown"
-
-
-# Texts of libtorch 2.15 (gloo, ProcessGroupNCCL.cpp), NCCL 2.30 and of the store at which ranks meet. What a collective
-# raises is mostly a plain RuntimeError or DistBackendError: only its text tells who is at fault.
-_OWN_TROUBLE = re.compile(
-    r"out of memory|CUDA (?:error|driver|failure)|CUBLAS_|CUDNN_|HIP error|ncclUnhandledCudaError|\bECC\b|\bXid\b"
-    r"|device-side assert|enforce fail|ncclInvalid|invalid (?:usage|argument)|/dev/shm|shared memory|no space left"
-    r"|allocate memory|bad_alloc",
-    re.IGNORECASE,
-)
-_TRANSPORT = re.compile(
-    r"gloo/(?:transport|rendezvous)/|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
-    r"|Watchdog caught collective operation timeout|communicator was aborted|operations have failed or timed out"
-    r"|Got completion .{0,200}(?:error|status)|connection (?:was likely )?(?:closed|reset|refused)|broken pipe"
-    r"|network is unreachable|no route to host|tim(?:ed|e) ?out|NCCL timeout",
-    re.IGNORECASE,
-)
 
 
 def is_lost_peer(text: str) -> bool:

@@ -42,7 +42,7 @@ class KindRow:
 
     code_version: int | None = None
     """None = this version plans no such jobs."""
-    resources: Literal["data", "embed", "cluster", "pretrain", "transfer"] | None = None
+    resources: Literal["data", "embed", "cluster", "pretrain", "transfer", "analyze", "simulate"] | None = None
     """The group of ``resources`` in a sweep.yaml that it runs with."""
     default_s: float
     """Seconds of a job that nobody has estimated; measured ratios soon correct them."""
@@ -143,9 +143,22 @@ KINDS: Final[Mapping[JobKind, KindRow]] = {
         in_report="content",
     ),
     JobKind.SEARCH: KindRow(code_version=1, resources="transfer", default_s=3600.0, saves=True, in_report="time"),
-    # Names that are taken: no version plans or runs such jobs yet.
-    JobKind.ANALYZE: KindRow(default_s=60.0),
-    JobKind.THEORY: KindRow(default_s=60.0),
+    JobKind.ANALYZE: KindRow(
+        code_version=1,
+        resources="analyze",
+        default_s=60.0,
+        handler="workloads.jobs.analyze:run_analyze",
+        in_report="content",
+    ),
+    JobKind.THEORY: KindRow(
+        code_version=1,
+        resources="simulate",
+        default_s=60.0,
+        handler="workloads.jobs.theory:run_theory",
+        saves=True,
+        is_measured=True,
+        in_report="content",
+    ),
 }
 
 DATA_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.makes_data)

@@ -3,8 +3,7 @@
 The sweep language makes its schema, JSON schema, reference page and identities of them; the data plane reads a recipe
 by them. A new hyper-parameter is a field of `HyperParameters` and whoever reads it. A new optimiser, schedule, average,
 loss or augmentation is an entry of its registry and a builder in the data plane (``workloads.train.optim``,
-``.schedule``, ``.learner``, ``.objective``; ``workloads.data.augment``); how much memory an optimiser needs is told by
-``planning.estimate.volumes``. Invariants:
+``.schedule``, ``.learner``, ``.objective``; ``workloads.data.augment``). Invariants:
 
 - Parameters with ``always`` stand in every identity, as they did in the first release. One that came later is left out
   at its default, so that a release with more of them retrains nothing.
@@ -31,14 +30,16 @@ class RegistryEntry:
     """Hyper-parameters that nobody reads but the options that name them."""
     needs: tuple[str, ...] = ()
     """Those of them that a recipe must give, whatever their default."""
+    state_copies: int = 0
+    """Tensors of the size of the weights that it keeps from step to step and that a checkpoint holds."""
 
 
 OPTIMIZERS: Final[Mapping[str, RegistryEntry]] = {
-    "sgd": RegistryEntry(reads=("momentum", "nesterov")),
-    "adam": RegistryEntry(reads=("betas", "eps")),
-    "adamw": RegistryEntry(reads=("betas", "eps")),
-    "lamb": RegistryEntry(reads=("betas", "eps")),
-    "lars": RegistryEntry(reads=("momentum", "nesterov", "eps")),
+    "sgd": RegistryEntry(reads=("momentum", "nesterov"), state_copies=1),
+    "adam": RegistryEntry(reads=("betas", "eps"), state_copies=2),
+    "adamw": RegistryEntry(reads=("betas", "eps"), state_copies=2),
+    "lamb": RegistryEntry(reads=("betas", "eps"), state_copies=2),
+    "lars": RegistryEntry(reads=("momentum", "nesterov", "eps"), state_copies=1),
 }
 SCHEDULES: Final[Mapping[str, RegistryEntry]] = {
     "constant": RegistryEntry(),

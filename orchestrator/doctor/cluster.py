@@ -26,6 +26,8 @@ CONTROLLER, PUBLISHER, WATCHDOG = "controller", "publisher", "watchdog"
 _NUM_CLOCK_QUESTIONS = 5
 _QUICK_S, _STORE_S, _REDUCE_S, _DEVICES_S = 12.0, 15.0, 40.0, 45.0
 """Limits for an answer of a node: its facts, its look at the store, the all-reduce, its GPUs."""
+Tell = Callable[[str, Mapping[str, Any]], None]
+"""Takes the name of a stage and what was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,6 @@ class ClusterQuestion:
         """Inverse of ``to_json``."""
         document = json.loads(text)
         return cls(**{**document, "shards": tuple(map(tuple, document["shards"]))})
-
-
-Tell = Callable[[str, Mapping[str, Any]], None]
-"""Takes the name of a stage and what was found."""
 
 
 def ask(question: ClusterQuestion, tell: Tell) -> None:

@@ -20,6 +20,7 @@ _HEADER_BYTES = 512
 _MAGIC = slice(257, 262)
 """Where a tar header says so (POSIX ustar)."""
 _NUM_SAMPLES = 3
+_TIMEOUT_S = 5.0
 
 
 def sample_shards(sweep: ResolvedSweep) -> list[tuple[str, str]]:
@@ -61,9 +62,6 @@ def _of_dataset(dataset: Dataset) -> Iterator[tuple[str, str]]:
 def _some(shards: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     places = {round(place * (len(shards) - 1) / (_NUM_SAMPLES - 1)) for place in range(_NUM_SAMPLES)} if shards else ()
     return (shards[place] for place in sorted(places))
-
-
-_TIMEOUT_S = 5.0
 
 
 def reach_tracking(uri: str) -> str:

@@ -14,8 +14,8 @@ from boto3.session import Session
 
 from orchestrator.core.checks import Check, ConcernError
 from orchestrator.core.errors import StorageDeniedError, StorageError, StorageTimeoutError
-from orchestrator.storage.s3.answers import translated_errors
 from orchestrator.storage.s3.client import Bucket
+from orchestrator.storage.s3.responses import translated_errors
 from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.store import S3Store
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from orchestrator.core.checks import Check, ConcernError
 from orchestrator.core.errors import NoSpaceError, StorageDeniedError, StorageError, UnsupportedStoreError
 from orchestrator.core.units import format_bytes
-from orchestrator.storage.errors import our_errors
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_s3, open_store, split_s3
+from orchestrator.storage.os_errors import our_errors
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
 

@@ -1,8 +1,7 @@
 """Asking a cluster from outside, and judging what its nodes told.
 
-Asking a cluster from outside: ``cluster.ask`` in a process of its own, with a deadline that holds whatever hangs.
-
-From what nodes told to verdicts. Pure.
+``orchestrator.doctor.cluster`` asks the nodes, in a process of its own with a deadline that holds whatever hangs. What
+follows from the answers is pure.
 """
 
 from __future__ import annotations
@@ -55,6 +54,9 @@ LEAST_SHARE = 0.05
 """Of it, for an all-reduce of 16 MiB, too short for all of it; TCP stays below. An estimate, never measured."""
 _STALE_S = 60.0
 """A loop of the controller that has not turned for so long hangs."""
+_SHARE = "a file:// store must be one directory that all nodes mount at the same path; else use s3://"
+_PACKAGES = ("ray", "torch", "torchvision", "timm", "numpy", "pretraining-orchestrator")
+_END = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,9 +298,6 @@ def _store(found: Mapping[str, Any], hosts: Mapping[str, str]) -> Iterator[Check
         yield _bad("store from nodes", detail, _SHARE)
 
 
-_SHARE = "a file:// store must be one directory that all nodes mount at the same path; else use s3://"
-
-
 def _devices(node: str, told: Mapping[str, Any]) -> Iterator[CheckResult]:
     """What ``workloads.node_check`` found on the GPUs of a node."""
     if "error" in told:
@@ -362,10 +361,6 @@ def _reduce(
         remedy = "NCCL may use plain TCP: look with NCCL_DEBUG=INFO for NET/OFI (EFA) or GPUDirect; see docs/deploy.md"
         return _bad(name, detail, remedy, verdict=Verdict.WARNING)
     return _ok(name, detail)
-
-
-_PACKAGES = ("ray", "torch", "torchvision", "timm", "numpy", "pretraining-orchestrator")
-_END = ""
 
 
 def examine_cluster(question: ClusterQuestion, address: str, limit_s: float) -> Iterator[CheckResult]:

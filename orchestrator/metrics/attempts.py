@@ -1,10 +1,8 @@
-"""What attempts say of themselves: gauges of their process, and sums for the controller to export.
+"""What attempts say of themselves: their pace as gauges of their process, and sums for the controller to export.
 
-What a process that trains says of itself: its pace as gauges, and sums for the controller to export.
-
-The sums travel with the attempt's progress. Exported here they would be a series per process, as Ray labels each with
-its worker, and a node's agent keeps the counters of workers that are gone until Ray is started anew: ten thousand gangs
-would leave a million series. Gauges vanish with their process.
+The sums travel with the attempt's progress. Exported by the process they would be a series per process, as Ray labels
+each with its worker, and a node's agent keeps the counters of workers that are gone until Ray is started anew: ten
+thousand gangs would leave a million series. Gauges vanish with their process.
 """
 
 from __future__ import annotations
@@ -22,12 +20,28 @@ from orchestrator.metrics import catalog
 from orchestrator.metrics.catalog import RUNNER_DATA_WAIT, RUNNER_IMAGES, Metric
 from orchestrator.metrics.exporter import Exporter, RayExporter
 from orchestrator.state.snapshot import Attempt, Snapshot
-from orchestrator.storage.errors import error_counts
+from orchestrator.storage.os_errors import error_counts
 
 STORE_ERRORS_PREFIX: Final = "store_errors/"
 """In ``Progress.counters``, before the name of an error."""
 _SHOW_EVERY_S: Final = 2.0
 _LOG = logging.getLogger(__name__)
+COUNTERS: Final[Mapping[str, Metric]] = MappingProxyType(
+    {
+        "images": catalog.IMAGES,
+        "steps": catalog.STEPS,
+        "train_s": catalog.TRAIN_SECONDS,
+        "data_wait_s": catalog.DATA_WAIT,
+        "checkpoint_stall_s": catalog.STALL,
+        "cache_hits": catalog.CACHE_HITS,
+        "cache_misses": catalog.CACHE_MISSES,
+        "store_read_bytes": catalog.READ_BYTES,
+        "bad_samples": catalog.BAD_SAMPLES,
+    }
+)
+"""By their names in ``Progress.counters``."""
+_Place: TypeAlias = tuple[str, str, str]
+"""Sweep, kind of job, name of the counter."""
 
 
 class AttemptMetrics:
@@ -72,24 +86,6 @@ class AttemptMetrics:
 
     def _since(self, progress: Progress, name: str) -> float:
         return max(0.0, progress.counters.get(name, 0.0) - self._shown.counters.get(name, 0.0))
-
-
-COUNTERS: Final[Mapping[str, Metric]] = MappingProxyType(
-    {
-        "images": catalog.IMAGES,
-        "steps": catalog.STEPS,
-        "train_s": catalog.TRAIN_SECONDS,
-        "data_wait_s": catalog.DATA_WAIT,
-        "checkpoint_stall_s": catalog.STALL,
-        "cache_hits": catalog.CACHE_HITS,
-        "cache_misses": catalog.CACHE_MISSES,
-        "store_read_bytes": catalog.READ_BYTES,
-        "bad_samples": catalog.BAD_SAMPLES,
-    }
-)
-"""By their names in ``Progress.counters``."""
-_Place: TypeAlias = tuple[str, str, str]
-"""Sweep, kind of job, name of the counter."""
 
 
 class CounterBook:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Final, Protocol
 
 from orchestrator.metrics.catalog import STORE_ERRORS, Metric, MetricType
-from orchestrator.storage.errors import COUNTED, error_counts
+from orchestrator.storage.os_errors import COUNTED, error_counts
 
 _NEXT_TO_NOTHING: Final = 5e-324
 """Ray's counters refuse 0, and one that begins at 1 hides its first event from ``increase()``. The smallest float there

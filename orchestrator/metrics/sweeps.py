@@ -18,6 +18,10 @@ from orchestrator.state.transitions import JobState, SweepState
 
 SUCCEEDED = "succeeded"
 """As an outcome of attempts, beside the kinds of failure."""
+MAX_SWEEPS: Final = 200
+"""Sweeps that are shown: those that have not ended, then the ones that ended last."""
+SHOWN_AFTER_END_S: Final = 3600.0
+_OUTCOMES: Final = (SUCCEEDED, *(kind.value for kind in FailureKind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +154,6 @@ def _outcome(before: JobView, view: JobView) -> str:
     if view.state is JobState.SUCCEEDED and before.state is not JobState.SUCCEEDED:
         return SUCCEEDED
     return ""
-
-
-MAX_SWEEPS: Final = 200
-"""Sweeps that are shown: those that have not ended, then the ones that ended last."""
-SHOWN_AFTER_END_S: Final = 3600.0
-_OUTCOMES: Final = (SUCCEEDED, *(kind.value for kind in FailureKind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,10 @@ from orchestrator.sweepfile.values import Channel, Email, Security
 
 _MAX_ANSWER_BYTES = 64 * 1024
 _HTTPS_PORT, _HTTP_PORT = 443, 80
+TIMEOUT_S = 10.0
+_GONE = 410
+_PREFIX = "whsec_"
+"""Of keys as the Standard Webhooks specification writes them: what follows is base64."""
 
 
 def post(url: str, body: bytes, headers: dict[str, str], *, timeout_s: float) -> int:
@@ -151,12 +155,6 @@ def _connection(parts: SplitResult, deadline: Deadline) -> http.client.HTTPConne
         message = f"the webhook of {host} is asked over http, which everybody on the way reads; use https"
         raise UserError(message)
     return _To(host, port, address, deadline)
-
-
-TIMEOUT_S = 10.0
-_GONE = 410
-_PREFIX = "whsec_"
-"""Of keys as the Standard Webhooks specification writes them: what follows is base64."""
 
 
 class DeliveryError(OrchestratorError):

@@ -49,6 +49,9 @@ FIRST_DELAY_S, LAST_DELAY_S = 5.0, 3600.0
 """Between two tries, doubled from the first up to the last."""
 GIVE_UP_S = 3 * 24 * 3600.0
 _LOG = logging.getLogger(__name__)
+_SAVE_EVERY = 64
+"""Segments of the journal between two notes of how far it was read: what a restart reads again."""
+_NUM_SENDERS = 4
 
 
 class DeliveryState(StrEnum):
@@ -153,11 +156,6 @@ def read_entries(store: ObjectStore, sweep: str) -> Sequence[Entry]:
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             _LOG.warning("the notification %s of sweep %s cannot be read: %s", child, sweep, error)
     return sorted(entries, key=lambda entry: entry.notice.at_s)
-
-
-_SAVE_EVERY = 64
-"""Segments of the journal between two notes of how far it was read: what a restart reads again."""
-_NUM_SENDERS = 4
 
 
 @dataclass(slots=True, kw_only=True)

@@ -29,6 +29,10 @@ PATIENCE_S = 300.0
 _SAY_EVERY_S = 10.0
 _POLL_S = 0.5
 _LAST_LINES = 12
+_PACKAGES = ("orchestrator", "workloads")
+_DATE = (1980, 1, 1, 0, 0, 0)
+"""The same code makes the same bytes, so that it is uploaded once."""
+_LEFT_OUT = {".pyc", ".pyo"}
 
 
 def start_job(dashboard: Dashboard, job_id: str, content: bytes, *, code: tuple[str, str] | None = None) -> str:
@@ -117,12 +121,6 @@ def _no_answer(job_id: str, state: DashboardJob, log: str, patience_s: float) ->
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-_PACKAGES = ("orchestrator", "workloads")
-_DATE = (1980, 1, 1, 0, 0, 0)
-"""The same code makes the same bytes, so that it is uploaded once."""
-_LEFT_OUT = {".pyc", ".pyo"}
 
 
 def build_wheel(folder: Path, *, release: str, digest: str) -> Path:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from orchestrator.core.job_kinds import REPORTED_KINDS, TIMED_KINDS, TRANSFER_KINDS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.report.analyses import build_analyses
+from orchestrator.report.factors import FactorLayout, effect_tables
 from orchestrator.report.inputs import Committed, read_committed
 from orchestrator.report.results import (
     Ablation,
@@ -16,12 +18,14 @@ from orchestrator.report.results import (
     AblationRow,
     Criterion,
     Facet,
+    FactorReport,
     Report,
     Row,
     Table,
     TablePlace,
     build_searches,
 )
+from orchestrator.report.simulations import build_simulations
 from orchestrator.report.tables import (
     SELECT_METRIC,
     Cells,
@@ -38,6 +42,11 @@ from orchestrator.storage.protocol import ObjectStore
 _ABSENT = AblationCell(num_expected=0, summary=None)
 FINAL, ALL = "final", "all"
 """What checkpoints and fractions without a name are called."""
+_UNPRICED = (
+    "cost unknown: what was used has no price, neither by a node's label nor by the table of prices (where nobody "
+    "recorded whether a machine was spot, only by an entry that is the same for both)"
+)
+_FAILED = frozenset({"failed", "skipped", "cancelled"})
 
 
 def build_ablations(builder: TableBuilder, grouped: Grouped, tables: Sequence[Table]) -> tuple[Ablation, ...]:
@@ -127,13 +136,6 @@ def _value(place: TablePlace, facet: Facet) -> str:
 
 def _without(place: TablePlace, facet: Facet) -> TablePlace:
     return replace(place, checkpoint="") if facet is Facet.CHECKPOINT else replace(place, fraction="")
-
-
-_UNPRICED = (
-    "cost unknown: what was used has no price, neither by a node's label nor by the table of prices (where nobody "
-    "recorded whether a machine was spot, only by an entry that is the same for both)"
-)
-_FAILED = frozenset({"failed", "skipped", "cancelled"})
 
 
 def notes_on_costs(report: Report, prices: PriceTable | None) -> Iterator[str]:
@@ -253,8 +255,9 @@ def compute_report(
 ) -> Report:
     """The report as a pure function of the plan, what is committed by job name, and the jobs' states."""
     states = views or {}
-    grouped = group_transfers(plan.jobs)
-    builder = TableBuilder(plan, committed, states, grouped, prices)
+    layout = FactorLayout.of(plan)
+    grouped = group_transfers(plan.jobs, layout)
+    builder = TableBuilder(plan, committed, states, grouped, layout=layout, prices=prices)
     tables = builder.build()
     report = Report(
         sweep=plan.sweep,
@@ -266,7 +269,15 @@ def compute_report(
         backbones=builder.backbones(),
         ablations=build_ablations(builder, grouped, tables),
         searches=build_searches(plan.jobs, {name: found.search for name, found in committed.items()}),
+        simulations=build_simulations(plan, committed),
+        analyses=build_analyses(plan, committed, tables),
     )
+    if layout.design.has_factors:
+        report = FactorReport(
+            **{field.name: getattr(report, field.name) for field in fields(report)},
+            factors={name: layout.design.factors[name] for name in layout.design.varied},
+            effects=effect_tables(layout, report.headlines, plan.by_name()),
+        )
     notes = (
         *notes_on(plan, committed, states, builder.published.unused),
         *notes_on_costs(report, prices),

@@ -35,6 +35,15 @@ NUM_RESAMPLES = 10_000
 _NUM_RESAMPLES_OF_BOTH = 2_000
 _MOST_AT_ONCE = 4_000_000  # drawn counts of the bootstrap over both: 32 MB
 _SEED = 0
+LEAST_SEEDS = 3
+"""Of pretraining, for an interval over seeds: with two it would cover 77 % instead of 95 %."""
+_ERROR = "val_error"
+_SIGNIFICANT = 0.05
+_MOST_GROUPS = 10
+"""Of a kind, in a table or a panel; the CSV has all."""
+_FEW_SEEDS = 5
+_FIXED_COLOR, _BROKEN_COLOR = "#0072b2", "#d55e00"  # which colour-blind readers can tell apart
+_GROUP_COLUMNS = ("images", "fixed", "broken", "difference [points]", "p", "p (Holm)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,10 +75,6 @@ class NetworkTest:
     """McNemar's exact test, two-sided."""
     p_holm: float
     """Corrected for all pairs of networks of the comparison."""
-
-
-LEAST_SEEDS = 3
-"""Of pretraining, for an interval over seeds: with two it would cover 77 % instead of 95 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,15 +277,6 @@ def _drawn_seeds(pairs: Sequence[NetworkPair], num: int, random: np.random.Gener
 def _percentiles(means: NDArray[np.float64]) -> Interval:
     low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     return Interval(low=low, high=high)
-
-
-_ERROR = "val_error"
-_SIGNIFICANT = 0.05
-_MOST_GROUPS = 10
-"""Of a kind, in a table or a panel; the CSV has all."""
-_FEW_SEEDS = 5
-_FIXED_COLOR, _BROKEN_COLOR = "#0072b2", "#d55e00"  # which colour-blind readers can tell apart
-_GROUP_COLUMNS = ("images", "fixed", "broken", "difference [points]", "p", "p (Holm)")
 
 
 def sample_sentences(comparison: SampleComparison) -> tuple[str, ...]:

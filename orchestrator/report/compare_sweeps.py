@@ -25,6 +25,7 @@ from orchestrator.report.statistics.intervals import bounds_of
 from orchestrator.report.statistics.summaries import PairedDifference, mean_in_common, paired_difference
 
 SAME = "same runs"
+_Cell = tuple[TablePlace, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,6 @@ def sweep_records(comparison: SweepComparison) -> Records:
     ]
     names = ("label_space", "granularity", "sweep", "metric", "num_runs", "mean", "std")
     return Records(columns=(*PLACE_COLUMNS, *names, *DIFFERENCE_COLUMNS, "is_same"), rows=tuple(lines))
-
-
-_Cell = tuple[TablePlace, str]
 
 
 def _rows(report: Report) -> dict[_Cell, Row]:

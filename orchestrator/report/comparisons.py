@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from orchestrator.planning.estimate.power import Comparisons
-from orchestrator.report.results import Comparison, Row, Table
+from orchestrator.report.results import Comparison, FactorTable, Row, Table
 from orchestrator.report.statistics.corrections import (
     Family,
     PooledFit,
@@ -17,28 +18,44 @@ from orchestrator.report.statistics.corrections import (
     two_way,
     within,
 )
+from orchestrator.report.statistics.effects import independent_difference
 from orchestrator.report.statistics.intervals import MetricRange
 from orchestrator.report.statistics.summaries import (
     PairedDifference,
     SeedPair,
     all_paired_differences,
     mean_in_common,
+    paired_differences,
     relative_improvement,
 )
 
+MAX_ROWS_ALL_PAIRS = 64
+"""Of combinations of factors: tables with more rows compare each with the baseline alone, since pairs are squares."""
 
-def compared(table: Table, bounds: MetricRange | None = None) -> Table:
+IsPaired = Callable[[str, str], bool]
+"""Of the names of two rows: whether runs of equal seeds share more than the number of the seed."""
+Compared = TypeVar("Compared", bound=Table)
+
+
+def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPaired | None = None) -> Compared:
     """The table with every pair of its rows compared as one family, which all other comparisons are taken from.
 
-    ``bounds`` are those of the metric, where it has any.
+    Args:
+        table: of label spaces, or of combinations of factors.
+        bounds: those of the metric, where it has any.
+        is_paired: of two rows; by default all are.
     """
     there = [row for row in table.rows if row.results]
     values = [values_of(row, table.metric) for row in there]
     baseline = table.baseline_row
-    pairs = _all_pairs(there, values, baseline)
+    is_large = isinstance(table, FactorTable) and len(there) > MAX_ROWS_ALL_PAIRS
+    pairs = _with_baseline(there, values, baseline) if is_large else _all_pairs(there, values, baseline)
+    pairs, num_unpaired = _independent(pairs, there, values, is_paired)
     flags = [baseline is not None and pair.second == baseline.label_space for pair in pairs]
     family = corrected([pair.difference for pair in pairs], flags)
-    fit, family = _pooled([row.label_space for row in there], values, pairs, family, flags)
+    fit = None
+    if not (is_large or num_unpaired):  # the pooled analysis is one of pairs, and of all rows
+        fit, family = _pooled([row.label_space for row in there], values, pairs, family, flags)
     runs = {row.label_space: some for row, some in zip(there, values, strict=True)}
     comparisons = tuple(
         replace(pair, difference=within(found, bounds, mean_in_common(runs[pair.first], runs[pair.second])))
@@ -46,7 +63,7 @@ def compared(table: Table, bounds: MetricRange | None = None) -> Table:
         if found is not None
     )
     table = replace(table, comparisons=comparisons, family=_family(comparisons, flags, fit))
-    return replace(table, rows=tuple(_related(row, table, baseline) for row in table.rows))
+    return replace(table, rows=tuple(_related(row, table, baseline, has_all=not is_large) for row in table.rows))
 
 
 def values_of(row: Row, metric: str) -> dict[SeedPair, float]:
@@ -69,6 +86,41 @@ def _all_pairs(
                 names, of_pair = (first.label_space, second.label_space), difference.turned
             pairs.append(Comparison(first=names[0], second=names[1], difference=of_pair))
     return pairs
+
+
+def _with_baseline(
+    there: Sequence[Row], values: Sequence[Mapping[SeedPair, float]], baseline: Row | None
+) -> list[Comparison]:
+    """Every row with the baseline."""
+    if baseline is None:
+        return []
+    subtracted = values[[row.label_space for row in there].index(baseline.label_space)]
+    return [
+        Comparison(first=row.label_space, second=baseline.label_space, difference=found)
+        for row, found in zip(there, paired_differences(values, subtracted), strict=True)
+        if found is not None and row.label_space != baseline.label_space
+    ]
+
+
+def _independent(
+    pairs: Sequence[Comparison],
+    there: Sequence[Row],
+    values: Sequence[Mapping[SeedPair, float]],
+    is_paired: IsPaired | None,
+) -> tuple[list[Comparison], int]:
+    """The comparisons with those of independent samples by Welch's t, and the number of these."""
+    if is_paired is None:
+        return list(pairs), 0
+    runs = {row.label_space: some for row, some in zip(there, values, strict=True)}
+    found, num_unpaired = [], 0
+    for pair in pairs:
+        if not is_paired(pair.first, pair.second):
+            num_unpaired += 1
+            difference = independent_difference(runs[pair.first], runs[pair.second])
+            found.append(pair if difference is None else replace(pair, difference=difference))
+        else:
+            found.append(pair)
+    return found, num_unpaired
 
 
 def _pooled(
@@ -121,31 +173,34 @@ def _family(comparisons: Sequence[Comparison], flags: Sequence[bool], fit: Poole
     )
 
 
-def _related(row: Row, table: Table, baseline: Row | None) -> Row:
-    """The row with what the table's comparisons say of it."""
+def _related(row: Row, table: Table, baseline: Row | None, *, has_all: bool) -> Row:
+    """The row with what the table's comparisons say of it; whether it can be the best needs all of them."""
     if not row.results:
         return row
-    row = replace(row, can_be_best=_can_be_best(row, table))
+    row = replace(row, can_be_best=_can_be_best(row, table) if has_all else None)
     if baseline is None or row.label_space == baseline.label_space:
         return row
     pairs = (pair for pair in table.comparisons if pair.first == row.label_space)
     found = next((pair.difference for pair in pairs if pair.second == baseline.label_space), None)
-    return replace(row, improvement=_improvement(row, baseline), difference=found)
+    return replace(row, improvement=_improvement(row, baseline, table), difference=found)
 
 
 def _can_be_best(row: Row, table: Table) -> bool | None:
-    """Whether no other row is established to be lower."""
+    """Whether no other row is established to be better."""
+    sign = table.better.sign
     if table.family is None or not table.family.num_comparisons:
         return None
     sides = [
-        (pair.first == row.label_space) == (pair.difference.mean > 0)
+        (pair.first == row.label_space) == (sign * pair.difference.mean > 0)
         for pair in table.comparisons
         if row.label_space in {pair.first, pair.second} and pair.difference.is_established
     ]
     return not any(sides)
 
 
-def _improvement(row: Row, baseline: Row) -> float | None:
+def _improvement(row: Row, baseline: Row, table: Table) -> float | None:
+    """Positive = better; of a metric that is better higher, the share by which it is."""
     if row.summary is None or baseline.summary is None:
         return None
-    return relative_improvement(row.summary.mean, baseline.summary.mean)
+    found = relative_improvement(row.summary.mean, baseline.summary.mean)
+    return None if found is None else table.better.sign * found

@@ -1,29 +1,31 @@
 """What a report is computed from: committed results, metric histories and learning curves.
 
-A job's metric history out of its segments.
-
 Attempts write immutable segments ``metrics/<key>/<attempt>/<from>-<to>.jsonl``. An attempt that resumes from step s
-repeats the steps after s, so its segments supersede what earlier attempts wrote about them. Which lines count follows
-from the names alone, so a reader never opens a segment that it has read before.
+repeats the steps after s, so its segments supersede what earlier attempts wrote about them. Which lines of a job's
+history count follows from the names alone, so a reader never opens a segment that it has read before.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from io import BytesIO
 from operator import itemgetter
 from typing import Any, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
-from orchestrator.core.job_kinds import RESULT_KINDS, TIMED_KINDS
+from orchestrator.core.job_kinds import RESULT_KINDS, TIMED_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job
 from orchestrator.report.statistics.intervals import is_fraction
-from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.artifacts import Record, read_part, read_record
 from orchestrator.storage.bounds import METRICS_BYTES
 from orchestrator.storage.layout import metrics_folder
 from orchestrator.storage.protocol import ObjectStore
@@ -31,6 +33,18 @@ from orchestrator.storage.sample_outcomes import SUMMARY_FIELD
 from orchestrator.storage.seals import check_seal
 
 _SUFFIX = ".jsonl"
+_NUM_READERS = 32
+"""Requests in flight to a server: each waits some 20 ms for its answer."""
+_NUM_READERS_OF_FILES = 4
+"""There is hardly any wait, and many threads cost a third more processor time: they contend for Python's lock."""
+_MOST_AT_ONCE = 16
+T = TypeVar("T")
+U = TypeVar("U")
+_MAX_NUMBERS = 400_000
+"""Values over all curves: about 4 MB of JSON, as much as plotly itself."""
+_MIN_POINTS, _MAX_POINTS = 8, 200
+_MEASURES_PART = "measures.json"
+"""Of analyses; see ``docs/analyze.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +163,6 @@ def _parse(name: str, folder: str) -> MetricSegment:
         raise CorruptObjectError(message) from error
 
 
-_NUM_READERS = 32
-"""Requests in flight to a server: each waits some 20 ms for its answer."""
-_NUM_READERS_OF_FILES = 4
-"""There is hardly any wait, and many threads cost a third more processor time: they contend for Python's lock."""
-_MOST_AT_ONCE = 16
-
-T = TypeVar("T")
-U = TypeVar("U")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """What a report needs of a record; thousands of these fit where whole records would not."""
@@ -178,11 +182,23 @@ class Committed:
     """Validation samples that its error is a share of; None in records that do not say."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """What a search found; empty for other jobs."""
+    runs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Of a block of a simulation: columns by name, a row per seed; empty for other jobs."""
+    pictures: Mapping[str, Any] = field(default_factory=dict)
+    """What the figures of an analysis are drawn from; empty for other jobs."""
 
     @classmethod
-    def of(cls, record: Record) -> Committed:
+    def of(
+        cls,
+        record: Record,
+        *,
+        runs: Mapping[str, NDArray[np.float64]] | None = None,
+        pictures: Mapping[str, Any] | None = None,
+    ) -> Committed:
         """The part of a record that reports need."""
         return cls(
+            runs=runs or {},
+            pictures=pictures or {},
             metrics=record.metrics,
             measured_s=_measured_s(record.summary.get("measured")),
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
@@ -217,9 +233,22 @@ def map_in_threads(store: ObjectStore, function: Callable[[T], U], items: Sequen
 
 def _read(store: ObjectStore, key: str) -> Committed | None:
     try:
-        return Committed.of(read_record(store, key))
+        record = read_record(store, key)
     except NotFoundError:
         return None  # not committed (yet): the report says so
+    if record.identity.get("kind") == JobKind.THEORY:
+        return Committed.of(record, runs=_read_runs(store, record))
+    if not record.summary.get("pictures") or _MEASURES_PART not in record.parts:
+        return Committed.of(record)
+    return Committed.of(record, pictures=json.loads(read_part(store, record, _MEASURES_PART))["pictures"])
+
+
+def _read_runs(store: ObjectStore, record: Record) -> dict[str, NDArray[np.float64]]:
+    """Columns of a block of a simulation; NaN where a seed has no such metric."""
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # 0.2 s to import: only who reports on simulations
+
+    table = pq.read_table(BytesIO(read_part(store, record, "runs.parquet")))
+    return {name: table.column(name).to_numpy().astype(np.float64) for name in table.column_names}
 
 
 def _measured_s(measured: object) -> float | None:
@@ -233,11 +262,6 @@ def _num_bad(by_split: object) -> int:
     """From ``{split: {reason: {"count": n, ...}}}`` of a record."""
     splits = by_split.values() if isinstance(by_split, Mapping) else ()
     return sum(int(found["count"]) for reasons in splits for found in reasons.values())
-
-
-_MAX_NUMBERS = 400_000
-"""Values over all curves: about 4 MB of JSON, as much as plotly itself."""
-_MIN_POINTS, _MAX_POINTS = 8, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,14 @@ from enum import StrEnum
 from typing import Any
 
 from orchestrator.core.contract import JobKind
+from orchestrator.core.metrics import Better, better_of
 from orchestrator.planning.graph.plan import Job, Published
+from orchestrator.report.simulations import SimulationReport
 from orchestrator.report.statistics.corrections import Family
+from orchestrator.report.statistics.effects import Effect, VarianceTest
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair, Summary
+
+REPORT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +108,6 @@ def _trial_rank(trial: SearchTrial) -> tuple[bool, float, float, int]:
     is_done = trial.state == "completed"
     value = float("inf") if trial.value is None else trial.value
     return (not is_done, 0.0 if is_done else -trial.epoch, value, trial.number)
-
-
-REPORT_VERSION = 3
 
 
 class Criterion(StrEnum):
@@ -243,6 +245,21 @@ class Table:
     """What the comparisons are corrected for; None before they are made."""
 
     @property
+    def better(self) -> Better:
+        """Which values of the metric are good."""
+        return better_of(self.metric)
+
+    @property
+    def row_title(self) -> str:
+        """What the names of the rows are."""
+        return "pretrained on"
+
+    @property
+    def noun(self) -> str:
+        """What a row is."""
+        return "label space"
+
+    @property
     def place(self) -> TablePlace:
         """What the table is about."""
         return TablePlace(
@@ -263,7 +280,10 @@ class Table:
     @property
     def ranked(self) -> tuple[Row, ...]:
         """Rows with results, best first; rows with all their seeds stand before rows that lack some."""
-        rows = [(not row.is_complete, row.summary.mean, index) for index, row in enumerate(self.rows) if row.summary]
+        sign = self.better.sign
+        rows = [
+            (not row.is_complete, sign * row.summary.mean, index) for index, row in enumerate(self.rows) if row.summary
+        ]
         return tuple(self.rows[index] for _, _, index in sorted(rows))
 
     @property
@@ -275,6 +295,56 @@ class Table:
     def criteria(self) -> tuple[Criterion, ...]:
         """By what the cells of the rows were selected; empty without a grid."""
         return tuple(dict.fromkeys(row.selected_by for row in self.rows if row.selected_by))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorTable(Table):
+    """A table whose rows are combinations of values; ``pretrain`` says the values of the other factors."""
+
+    row_factors: tuple[str, ...]
+    row_values: tuple[tuple[str, ...], ...]
+    """By row, a value of each factor of the rows."""
+
+    @property
+    def row_title(self) -> str:
+        """What the names of the rows are."""
+        return " + ".join(self.row_factors)
+
+    @property
+    def noun(self) -> str:
+        """What a row is."""
+        return "combination" if len(self.row_factors) > 1 else "value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """Why runs of two values are pairs: what they share besides the number of the seed."""
+
+    factor: str
+    value: str
+    reference: str
+    shared: str
+    """Such as ``initial weights, order, crops``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectTable:
+    """The effects of all factors under one transfer."""
+
+    place: TablePlace
+    """Without a block: its cells are of several."""
+    metric: str
+    factors: Mapping[str, tuple[str, ...]]
+    """Those of several values, with the values in the order of the plan."""
+    cells: tuple[tuple[str, ...], ...]
+    """Those that have results, by a value of each factor."""
+    means: tuple[float, ...]
+    """By cell, over all of its runs."""
+    contrasts: tuple[Effect, ...]
+    """Main effects, then interactions; corrected as one family."""
+    tests: tuple[VarianceTest, ...]
+    pairings: tuple[Pairing, ...]
+    """One per main effect, in their order."""
 
 
 class Facet(StrEnum):
@@ -320,6 +390,59 @@ class Ablation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisRow:
+    """One metric of the backbones of one label space at one checkpoint."""
+
+    pretrain: str
+    """Name of the block; empty for the unnamed one, and where backbones are compared with each other."""
+    label_space: str
+    """Empty where backbones are compared with each other."""
+    checkpoint: str
+    """``epoch5``; empty for the final weights."""
+    metric: str
+    num_expected: int
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCorrelation:
+    """Spearman's coefficient of a metric and the error of a transfer, over backbones at equal checkpoints."""
+
+    metric: str
+    transfer: str
+    coefficient: float
+    num_backbones: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisPicture:
+    """What a figure is drawn from; numbers of matrices are means over seeds."""
+
+    kind: str
+    """``distances``, ``cka`` or ``embedding``."""
+    title: str
+    names: tuple[str, ...]
+    """Of the rows of a matrix; of the original classes of an embedding."""
+    values: tuple[tuple[float | None, ...], ...]
+    """Of a matrix; of an embedding x, y, class and trained class (-1 without one) of each sample."""
+    num_seeds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisReport:
+    """All that one analysis found so far."""
+
+    name: str
+    rows: tuple[AnalysisRow, ...]
+    correlations: tuple[RankCorrelation, ...]
+    pictures: tuple[AnalysisPicture, ...]
+
+
+OPTIONAL_FIELDS = ("simulations", "analyses")
+"""Of ``Report``: left out where they are empty, so that the reports of other sweeps are as they were before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The answer of a sweep so far; computed from its plan and committed records alone."""
 
@@ -337,7 +460,9 @@ class Report:
     ablations: tuple[Ablation, ...] = ()
     searches: tuple[SearchReport, ...] = ()
     """Those that are committed."""
+    simulations: tuple[SimulationReport, ...] = ()
     version: int = field(default=REPORT_VERSION)
+    analyses: tuple[AnalysisReport, ...] = ()
 
     def __repr__(self) -> str:
         missing = f", {len(self.missing)} results missing" if self.missing else ""
@@ -349,5 +474,19 @@ class Report:
         return tuple(table for table in self.tables if table.is_headline)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form."""
-        return asdict(self)
+        """Plain JSON form; fields that were added for some sweeps alone are left out of the others' reports."""
+        document = asdict(self)
+        for name in OPTIONAL_FIELDS:
+            if not document[name]:
+                del document[name]
+        return document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorReport(Report):
+    """The answer of a sweep that compares more than label spaces."""
+
+    factors: Mapping[str, tuple[str, ...]]
+    """Those of several values, with the values in the order of the plan."""
+    effects: tuple[EffectTable, ...]
+    """One per transfer of final weights on all labels."""

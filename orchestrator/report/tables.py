@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from orchestrator.core.contract import JobKind
@@ -14,8 +14,9 @@ from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.comparisons import compared
+from orchestrator.report.factors import FactorLayout
 from orchestrator.report.inputs import Committed
-from orchestrator.report.results import Compute, Criterion, OnePass, Result, Row, Table, TablePlace
+from orchestrator.report.results import Compute, Criterion, FactorTable, OnePass, Result, Row, Table, TablePlace
 from orchestrator.report.statistics.intervals import bounds_of
 from orchestrator.report.statistics.summaries import SeedPair, Summary, summarize, summarize_runs
 from orchestrator.state.snapshot import JobView
@@ -25,15 +26,23 @@ Cells = dict[str, list[Job]]
 """Jobs by grid cell, in plan order; without a grid the only cell is ``""``."""
 Grouped = dict[TablePlace, dict[str, Cells]]
 """Cells by place and label space, in plan order."""
+SELECT_METRIC = "select_error"
+"""Error on the tenth of the training split that runs of a grid hold out, chosen by the samples' keys."""
+VALIDATION_METRIC = "val_error"
+"""Of the last epoch, whatever the report compares: the best epoch of a run is known only by looking at all of them."""
+_Address = tuple[str, str, str, str, str, str]
+NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 
 
-def group_transfers(jobs: Iterable[Job]) -> Grouped:
+def group_transfers(jobs: Iterable[Job], layout: FactorLayout) -> Grouped:
     """Every transfer job in its table, row and cell."""
     grouped: Grouped = {}
     for job in jobs:
         if job.kind in TRANSFER_KINDS:
-            spaces = grouped.setdefault(place_of(job), {})
-            cells = spaces.setdefault(str(job.facets["label_space"]), {})
+            place = place_of(job)
+            place, row = layout.address_of(job, place) or (place, str(job.facets["label_space"]))
+            spaces = grouped.setdefault(place, {})
+            cells = spaces.setdefault(row, {})
             cells.setdefault(str(job.facets.get("cell", "")), []).append(job)
     return grouped
 
@@ -86,12 +95,6 @@ def backbones_of(job: Job, jobs: Mapping[str, Job]) -> set[str]:
     return found
 
 
-SELECT_METRIC = "select_error"
-"""Error on the tenth of the training split that runs of a grid hold out, chosen by the samples' keys."""
-VALIDATION_METRIC = "val_error"
-"""Of the last epoch, whatever the report compares: the best epoch of a run is known only by looking at all of them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The selected cell."""
@@ -131,9 +134,6 @@ def mean_metric(results: Sequence[Result], metric: str) -> float | None:
     return math.fsum(values) / len(values) if values and all(map(math.isfinite, values)) else None
 
 
-_Address = tuple[str, str, str, str, str, str]
-
-
 class PublishedIndex:
     """Looks entries up and remembers which of them nobody asked for."""
 
@@ -165,9 +165,6 @@ def _address(entry: Published) -> _Address:
     return (*place, entry.checkpoint, entry.fraction, entry.cell)
 
 
-NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
-
-
 class TableBuilder:
     """Builds the tables of one plan; ``views`` is what the journal says of its jobs, where anybody asked it."""
 
@@ -177,9 +174,11 @@ class TableBuilder:
         committed: Mapping[str, Committed],
         views: Mapping[str, JobView],
         grouped: Grouped,
+        *,
+        layout: FactorLayout,
         prices: PriceTable | None = None,
     ) -> None:
-        self._prices = prices
+        self._prices, self._layout = prices, layout
         self._plan, self._committed, self._views, self._grouped = plan, committed, views, grouped
         self._jobs = plan.by_name()
         self._pretrains = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN]
@@ -256,7 +255,29 @@ class TableBuilder:
         )
         metric = self._plan.metric
         values = (found.metrics[metric] for row in table.rows for found in row.results)
-        return compared(table, bounds_of(metric, values))
+        bounds = bounds_of(metric, values)
+        cells = self._cells_of_rows(spaces)
+        if not cells:
+            return compared(table, bounds)
+        baseline = self._layout.baseline_row
+        factors = FactorTable(
+            **{field.name: getattr(table, field.name) for field in fields(table)},
+            row_factors=self._layout.rows,
+            row_values=tuple(tuple(cell[name] for name in self._layout.rows) for cell in cells.values()),
+        )
+        factors = replace(factors, baseline=baseline if baseline in cells else "", one_pass=None)
+        return compared(factors, bounds, lambda one, other: bool(self._layout.sharing(cells[one], cells[other])))
+
+    def _cells_of_rows(self, spaces: Mapping[str, Cells]) -> dict[str, Mapping[str, str]]:
+        """The values of every row of a table of combinations; empty for a table of label spaces."""
+        found = {}
+        for row, cells in spaces.items():
+            job = next(iter(cells.values()))[0]
+            values = self._layout.values_of(job)
+            if not self._layout.has_factor_rows or values is None:
+                return {}
+            found[row] = values
+        return found
 
     def _row(self, place: TablePlace, space: str, cells: Cells) -> Row:
         found = {cell: self.results(jobs) for cell, jobs in cells.items()}
@@ -268,8 +289,8 @@ class TableBuilder:
         results, jobs = found[cell], cells[cell]
         return Row(
             label_space=space,
-            series=self.series(space),
-            granularity=self.granularity(space, jobs),
+            series=self._series_of(space, jobs),
+            granularity=self.granularity(str(jobs[0].facets["label_space"]), jobs),
             num_expected=expected[cell],
             results=results,
             summary=self.summarize(results),
@@ -278,11 +299,21 @@ class TableBuilder:
             difference=None,
             absent=dict(Counter(why for job in jobs if (why := self._why_absent(job)) is not None)),
             compute=self._compute([job for some in cells.values() for job in some]),
-            published=self.published.find(place, space, is_headline=place in self._headlines),
+            published=self._published(place, jobs[0], is_headline=place in self._headlines),
             cell=selection.cell if selection else "",
             selected_by=selection.criterion if selection else None,
             others=tuple(result for other, some in found.items() if other != cell for result in some),
         )
+
+    def _series_of(self, row: str, jobs: Sequence[Job]) -> str:
+        """Of a combination, all but the value of the first factor of the rows: what one line holds fixed."""
+        values = self._layout.values_of(jobs[0]) if self._layout.has_factor_rows else None
+        return self.series(row) if values is None else ", ".join(values[name] for name in self._layout.rows[1:])
+
+    def _published(self, place: TablePlace, job: Job, *, is_headline: bool) -> Published | None:
+        """Of a row: it is addressed by the facets of its jobs, also where rows are combinations."""
+        place = replace(place, pretrain=str(job.facets.get("pretrain", "")))
+        return self.published.find(place, str(job.facets["label_space"]), is_headline=is_headline)
 
     def _num_val(self, spaces: Mapping[str, Cells]) -> int | None:
         """Validation samples of the runs of a table, where any of them says it; the fewest."""

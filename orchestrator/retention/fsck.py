@@ -1,7 +1,5 @@
 """Reports every object of a store that is missing, short or altered, and repairs what can be made again.
 
-Reports every object of a store that is missing, short or altered.
-
 ``check_store`` compares what records and manifests name; ``check_documents`` reads the documents of the control plane,
 which carry their own digests. What only a sweep's journal can tell is checked by ``check_sweep``.
 """
@@ -52,6 +50,15 @@ _DOCUMENTS = ("sweeps/", "controllers/", PINS, TRASH, SEARCHES)
 _MANY_DOCUMENTS = ("jobs/", METRICS, TRIALS)
 _OF_JOURNALS = re.compile(r"^sweeps/[^/]+/(journal/|snapshots/|report/|plan-|provenance-)")
 _WITH_NONCE = ("/lease.json", "/claim.json")
+_UNDECODABLE = (ControllerError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+_DISPENSABLE: Mapping[str, str] = {
+    r"sweeps/[^/]+/snapshots/[^/]+": "deleted; the sweep is read from its journal",
+    r"sweeps/[^/]+/notified\.json": "deleted; the journal is read again, and nothing is sent twice",
+    r"sweeps/[^/]+/tracking/[^/]+": "deleted; the runs are found again on the tracking server",
+    r"controllers/[^/]+/lease\.json": "deleted; the next controller starts above every epoch that the journals name",
+    r"jobs/[^/]+/claim\.json": "deleted; a cluster that works on the job claims it again",
+}
+"""Objects that the rest of the store makes up for, by their names, and what becomes of them."""
 
 
 class Problem(StrEnum):
@@ -214,9 +221,6 @@ def _check_identity(key: str, head: str, content: bytes) -> Iterator[Finding]:
         yield Finding(name=head, problem=Problem.ALTERED, named_by=head, detail=detail)
 
 
-_UNDECODABLE = (ControllerError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-
-
 @dataclass(slots=True)
 class SweepFindings:
     """What is wrong with a sweep, and what its journal tells of its revisions."""
@@ -308,16 +312,6 @@ def _check_snapshots(store: ObjectStore, sweep: str, found: SweepFindings) -> No
         is_known = stored.journal_sha256 and len(covered) == stored.next_sequence
         if is_known and covered[-1] != stored.journal_sha256:
             found.add(name, "it covers another journal than the sweep's")
-
-
-_DISPENSABLE: Mapping[str, str] = {
-    r"sweeps/[^/]+/snapshots/[^/]+": "deleted; the sweep is read from its journal",
-    r"sweeps/[^/]+/notified\.json": "deleted; the journal is read again, and nothing is sent twice",
-    r"sweeps/[^/]+/tracking/[^/]+": "deleted; the runs are found again on the tracking server",
-    r"controllers/[^/]+/lease\.json": "deleted; the next controller starts above every epoch that the journals name",
-    r"jobs/[^/]+/claim\.json": "deleted; a cluster that works on the job claims it again",
-}
-"""Objects that the rest of the store makes up for, by their names, and what becomes of them."""
 
 
 def repair(store: ObjectStore, finding: Finding, sweep: SweepFindings | None = None) -> str:

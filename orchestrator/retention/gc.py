@@ -1,25 +1,20 @@
 """Garbage collection: hide what no root reaches, and destroy what has been hidden for long enough.
 
-Two invariants make it safe while sweeps run:
+A *tombstone* says what was condemned, when, and the content of the records and manifests that were hidden. Nothing is
+copied: condemning a folder deletes its *heads* alone (``record.json``, ``manifest.json``), whose bytes are in the
+tombstone first, so putting the heads back undoes it. One object holds the tombstones of a whole batch. Invariants,
+which make it safe while sweeps run:
 
-1. What readers can see is hidden before it is destroyed, by deleting its record or manifest, and roots are read again
-   after the hiding: whoever asked for a key in the meantime gets it back. Whoever asks later finds it absent.
-2. Bytes are destroyed only if they were invisible *before* the roots were read that do not reach them. Whoever asks for
-   the key after that reading looks for its record after it too, finds none, and makes the artifact anew, under other
-   names.
-
-Everything is decided from the store alone, so an interrupted collection is continued by the next one. One that is
-suspended for longer than its lock looks at the lock again before every deletion; the single request that it may have
-been in the middle of does no harm either: what it hides late comes back, for whoever took its lock away keeps the
-tombstones of what lives on for another trash grace, and what it destroys late has been marked as past restoring.
-
-Tombstones: what was condemned, when, and the content of the records and manifests that were hidden.
-
-Nothing is copied. Condemning a folder deletes its *heads* alone (``record.json``, ``manifest.json``), whose bytes are
-in the tombstone first: readers no longer see the folder, and putting the heads back undoes it. The bytes go when
-the tombstone is old enough. One object holds the tombstones of a whole batch.
-
-One garbage collection at a time: a lease, so that a dead one does not block the next for long.
+- What readers can see is hidden before it is destroyed, and roots are read again after the hiding: whoever asked for a
+  key in the meantime gets it back. Whoever asks later finds it absent.
+- Bytes are destroyed only if they were invisible *before* the roots were read that do not reach them. Whoever asks for
+  the key after that reading looks for its record after it too, finds none, and makes the artifact anew, under other
+  names.
+- Everything is decided from the store alone, so an interrupted collection is continued by the next one.
+- One collection at a time, by a lease, so that a dead one does not block the next for long. One that is suspended for
+  longer than its lease looks at it again before every deletion. The request that it may have been in the middle of
+  does no harm: what it hides late comes back, for whoever took its lease away keeps the tombstones of what lives on
+  for another trash grace, and what it destroys late has been marked as past restoring.
 """
 
 from __future__ import annotations
@@ -70,6 +65,9 @@ from orchestrator.storage.trials import is_whole
 
 LOCK_DURATION_S = 300.0
 _RENEW_AFTER_S = 60.0
+_VERSION = 1
+_BATCH_UNITS = 256
+"""Folders between two readings of the roots; bounds memory, and the work that a crash repeats."""
 
 
 class CollectionBusyError(StorageError):
@@ -150,9 +148,6 @@ class CollectionLock:
             raise CollectionBusyError(message) from error
         self._etag = stat.etag
         self._renew_at_s = now_s + _RENEW_AFTER_S
-
-
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,10 +251,6 @@ class Trash:
     def _write(self, name: str, tombstones: Sequence[Tombstone]) -> None:
         document = {"version": _VERSION, "tombstones": [tombstone.to_json() for tombstone in tombstones]}
         self._store.put(name, seal(name, json.dumps(document, allow_nan=False).encode()))
-
-
-_BATCH_UNITS = 256
-"""Folders between two readings of the roots; bounds memory, and the work that a crash repeats."""
 
 
 class Collector:

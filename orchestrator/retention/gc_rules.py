@@ -37,6 +37,7 @@ from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
 _FOLDER_DEPTH = ARTIFACT_DEPTH + 2
 """Name parts of ``artifacts/<kind>/<key>/parts/<attempt>-<nonce>/`` and of a checkpoint's folder."""
+DAY_S = 86_400.0
 
 
 class Reason(StrEnum):
@@ -210,9 +211,6 @@ def _is_head(name: str) -> bool:
     is_record = len(parts) == ARTIFACT_DEPTH + 1 and parts[-1] == RECORD
     is_manifest = len(parts) == ARTIFACT_DEPTH + 3 and parts[-3] == "checkpoints" and parts[-1] == MANIFEST
     return is_record or is_manifest
-
-
-DAY_S = 86_400.0
 
 
 class GcAction(StrEnum):

@@ -32,6 +32,8 @@ PROBES = "probes/"
 TRASH = "trash/"
 LOCK = "trash/lock.json"
 RECORD, MANIFEST = "record.json", "manifest.json"
+NO_GROUP = "-"
+ALL_GROUPS = ""
 
 
 def folder_of(name: str, depth: int) -> str:
@@ -215,10 +217,6 @@ class Grouping:
     of_key: Callable[[str], Collection[str]]
     of_log: Callable[[str, str], Collection[str]]
     """From a sweep and a job's name."""
-
-
-NO_GROUP = "-"
-ALL_GROUPS = ""
 
 
 def measure_usage(store: ObjectStore, grouping: Grouping) -> dict[str, Usage]:

@@ -21,8 +21,15 @@ from orchestrator.core.contract import Resources
 from orchestrator.scheduling.demand import Amount, AttemptDemand, amount_of, count_workers, minus, times, total_of
 from orchestrator.state.nodes import Node
 
+Spread = tuple[tuple[int, int], ...]
+"""Places of nodes and how many workers each gets."""
+STARVING_AFTER_S = 6 * 3600.0
+"""A shape that nothing of it has started for so long gets nodes to itself, whatever the estimates say."""
+
 
 # ------------------------------------------------------------------------------------------------------------ the nodes
+
+
 @dataclass(slots=True, init=False)
 class Machines:
     """The nodes of a cluster as columns, those with the fewest GPUs first; or all of it as one pool.
@@ -70,8 +77,6 @@ class Machines:
 
 
 # --------------------------------------------------------------------------------------------------------- what is free
-Spread = tuple[tuple[int, int], ...]
-"""Places of nodes and how many workers each gets."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,8 +188,6 @@ def pack(num_workers: int, room: dict[int, int]) -> Spread | None:
 
 
 # --------------------------------------------------------------------------------------------------------- reservations
-STARVING_AFTER_S = 6 * 3600.0
-"""A shape that nothing of it has started for so long gets nodes to itself, whatever the estimates say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

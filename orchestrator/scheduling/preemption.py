@@ -24,10 +24,19 @@ from orchestrator.state.nodes import Node
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 
-# ---------------------------------------------------------------------------------------- for others of higher priority
 _NOBODY = -(10**9)  # below all priorities
 MIN_RUN_S = 600.0
 """An attempt whose job made room before is left alone for so long, and twice as long after each time."""
+GROWS_AFTER_S = 900.0
+"""An attempt that started later is not moved again to grow."""
+MIN_GROWTH = 1.5
+MIN_GAIN = 4.0
+"""Seconds that a larger size must save for each second that the restart costs."""
+MARGIN_S = 15.0
+"""An attempt that says it ends so long before its node does is left alone: a commit takes seconds."""
+
+
+# ---------------------------------------------------------------------------------------- for others of higher priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,11 +189,6 @@ def _pruned(stage: _Stage, chosen: list[Candidate]) -> list[Candidate]:
 
 
 # -------------------------------------------------------------------------------------------------------------- to grow
-GROWS_AFTER_S = 900.0
-"""An attempt that started later is not moved again to grow."""
-MIN_GROWTH = 1.5
-MIN_GAIN = 4.0
-"""Seconds that a larger size must save for each second that the restart costs."""
 
 
 def growths(
@@ -234,8 +238,6 @@ def _growth(
 
 
 # ---------------------------------------------------------------------------------------------------- off leaving nodes
-MARGIN_S = 15.0
-"""An attempt that says it ends so long before its node does is left alone: a commit takes seconds."""
 
 
 def withdrawals(

@@ -17,15 +17,11 @@ from typing import TypeAlias
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
+from orchestrator.planning.estimate.corrections import DurationCorrections, factor
+from orchestrator.planning.estimate.eta import longest_paths
 from orchestrator.planning.graph.plan import DurationClass, Job, Plan
 from orchestrator.scheduling.demand import AttemptDemand, DemandTable
-from orchestrator.scheduling.durations import (
-    MeasuredDurations,
-    correction,
-    estimate_s,
-    left_s,
-    longest_paths_ms,
-)
+from orchestrator.scheduling.durations import estimate_s, left_s
 from orchestrator.scheduling.fairness import Holdings
 from orchestrator.scheduling.placement import ExpectedEnd, Machines
 from orchestrator.scheduling.preflight import Preflight
@@ -33,12 +29,16 @@ from orchestrator.state.failure_policy import GiveUp, judge
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
-# ---------------------------------------------------------------------------------------------- failures that are alike
 Likeness: TypeAlias = tuple[JobKind, FailureKind, str]
 """Failures with the same likeness are one problem: kind of job, kind of failure and what its message says."""
 
 _PARTICULARS = re.compile(r"0x[0-9a-f]+|[0-9a-f]{16,}|\d+(?:\.\d+)?|(?:/[\w.@=+-]+)+|'[^']*'|\"[^\"]*\"")
 _MAX_TEXT = 120
+Ticket = tuple[int, int]
+"""A ready job in its queue: minus the milliseconds of its longest remaining path, and its place in the plan."""
+
+
+# ---------------------------------------------------------------------------------------------- failures that are alike
 
 
 def likeness_of(job: Job, failure: Failure) -> Likeness:
@@ -90,8 +90,6 @@ def _keep(names: set[str], name: str, count: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the index
-Ticket = tuple[int, int]
-"""A ready job in its queue: minus the milliseconds of its longest remaining path, and its place in the plan."""
 
 
 @dataclass(slots=True)
@@ -137,13 +135,13 @@ class SweepIndex:
         """When an attempt of the sweep ended last."""
         self._unmet = [len(job.needs) for job in plan.jobs]
         self._lost = [0] * len(plan.jobs)
-        self._measured: dict[DurationClass, MeasuredDurations] = {}
+        self._corrections = DurationCorrections()
         self._classes = [job.duration_class for job in plan.jobs]
         self._estimates_s = [estimate_s(job, durations) for job in plan.jobs]
-        self._steps: dict[DurationClass, int] = {}
+        self._steps: Mapping[DurationClass, int] = {}
         self.full_s = list(self._estimates_s)
         """Seconds of each job at full size, corrected by what was measured."""
-        self.paths_ms = longest_paths_ms(self.full_s, self.children)
+        self.paths_ms = self._longest_paths_ms()
         self.preflight = Preflight(plan.jobs, self.demands, self._estimates_s)
         for place in range(len(plan.jobs)):
             self._enter(place)
@@ -261,27 +259,30 @@ class SweepIndex:
         if view.num_attempts:
             self.proven[demand] = self.proven.get(demand, 0) + count
         if view.state is JobState.SUCCEEDED and view.ran_s:
-            measured = self._measured.setdefault(self._classes[place], MeasuredDurations())
-            measured.add(view.ran_s, self._estimates_s[place], count)
+            self._corrections.add(self._classes[place], view.ran_s, self._estimates_s[place], count)
         self.failures.count(job, view, count)
 
     def _correct(self) -> None:
-        steps = {alike: measured.steps for alike, measured in self._measured.items() if measured.steps}
+        steps = self._corrections.steps
         if steps == self._steps:
             return
         ready = [place for queue in self.queues.values() for _, place in queue]
         self._steps = steps
-        factors = {alike: correction(count) for alike, count in steps.items()}
+        factors = {alike: factor(count) for alike, count in steps.items()}
         self.endings = RememberedEnds()
         self.full_s = [
             estimate * factors.get(alike, 1.0) for estimate, alike in zip(self._estimates_s, self._classes, strict=True)
         ]
-        self.paths_ms = longest_paths_ms(self.full_s, self.children)
+        self.paths_ms = self._longest_paths_ms()
         self.queues = {}
         for place in ready:
             self.queues.setdefault(self.demands[place], []).append((-self.paths_ms[place], place))
         for queue in self.queues.values():
             queue.sort()
+
+    def _longest_paths_ms(self) -> list[int]:
+        """In whole milliseconds, so that queues are ordered alike wherever they are made."""
+        return longest_paths([int(seconds * 1000) for seconds in self.full_s], self.children)
 
 
 def _is_lost(state: JobState) -> bool:

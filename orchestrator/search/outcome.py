@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.core.contract import JobRequest, JobResult
 from orchestrator.search.log import TrialView
-from orchestrator.search.plan import Over, SearchPlan
+from orchestrator.search.search_plan import Over, SearchPlan
 from orchestrator.search.study import Study
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore

@@ -28,8 +28,8 @@ from orchestrator.search.log import (
     TrialView,
     apply_search_event,
 )
-from orchestrator.search.plan import SearchPlan
 from orchestrator.search.samplers import Answered
+from orchestrator.search.search_plan import SearchPlan
 from orchestrator.storage.layout import attempt_name, attempts_folder
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import seal

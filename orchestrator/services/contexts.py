@@ -31,6 +31,9 @@ from orchestrator.storage.open import check_store_uri
 from orchestrator.sweepfile.suggest import did_you_mean
 
 _LOCK_S = 10.0
+_WEB = {"http", "https"}
+_FLAGS = {"true", "false"}
+_RAY_ADDRESS = re.compile(r"(?:ray://)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}|auto|local")
 
 
 def set_context(path: Path, name: str, changes: Mapping[str, str]) -> dict[str, str]:
@@ -140,11 +143,6 @@ def _edited(path: Path) -> Iterator[TOMLDocument]:
             write_private(path, tomlkit.dumps(document))
     except (OSError, Timeout, TOMLKitError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be changed: {error}; repair it, or see who else writes it") from error
-
-
-_WEB = {"http", "https"}
-_FLAGS = {"true", "false"}
-_RAY_ADDRESS = re.compile(r"(?:ray://)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}|auto|local")
 
 
 def problem_of_value(name: str, value: str) -> str:

@@ -14,6 +14,7 @@ from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report, compute_report
 from orchestrator.report.comparisons import values_of
+from orchestrator.report.factors import FactorLayout
 from orchestrator.report.render.columns import describe_transfer
 from orchestrator.report.results import Table
 from orchestrator.report.statistics.summaries import noise_of
@@ -263,7 +264,7 @@ def _of_table(table: Table) -> Noise | None:
 
 
 def _jobs_of(plan: Plan, table: Table) -> list[Job]:
-    cells = group_transfers(plan.jobs)[table.place].values()
+    cells = group_transfers(plan.jobs, FactorLayout.of(plan))[table.place].values()
     return [job for some in cells for jobs in some.values() for job in jobs]
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UsageError
+from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.estimate.estimates import Estimates, estimate, known_accelerator, refusals
 from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule
@@ -21,6 +22,7 @@ from orchestrator.planning.estimate.power import weak_designs
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.estimate.volumes import DatasetSize
 from orchestrator.planning.graph.data_checks import long_clusterings, miscounted, missing_datasets, sorted_shards
+from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.diff import Change, PlanDiff
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
@@ -29,6 +31,13 @@ from orchestrator.sweepfile.values import ResolvedSweep
 
 _VAL_SHARE = 0.05
 """Of the training split, of data sets that do not say how large their validation split is."""
+_MAX_NAMED = 5
+_LABEL_WIDTH = 11
+_SOURCES = {
+    EstimateSource.HISTORY: "from results of the same model here",
+    EstimateSource.CALIBRATED: "from the model of speed, corrected by other results here",
+    EstimateSource.MODEL: "from the model of speed alone",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,7 @@ class Preview:
     def summary(self) -> dict[str, Any]:
         """The totals."""
         estimates, makespan = self.estimates, self.makespan
+        design = summarize_design(self.plan, self.found.dispositions, estimates)
         return {
             "counts": {disposition.value: number for disposition, number in self.counts.items()},
             "gpu_hours": estimates.gpu_hours,
@@ -84,6 +94,7 @@ class Preview:
             "problems": list(self.found.problems),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+            **({"design": asdict(design)} if design else {}),
         }
 
     def _job(self, name: str) -> dict[str, Any]:
@@ -156,20 +167,10 @@ def declared_sizes(sweep: ResolvedSweep) -> dict[str, DatasetSize]:
     return sizes
 
 
-_MAX_NAMED = 5
-_LABEL_WIDTH = 11
-
-
-_SOURCES = {
-    EstimateSource.HISTORY: "from results of the same model here",
-    EstimateSource.CALIBRATED: "from the model of speed, corrected by other results here",
-    EstimateSource.MODEL: "from the model of speed alone",
-}
-
-
 def preview_lines(preview: Preview) -> Iterator[str]:
     """Totals, and what they rest upon."""
     estimates = preview.estimates
+    yield from _design_lines(preview)
     if estimates.jobs:
         yield _labelled("to run", _work(estimates))
         yield from _wall_clock(preview)
@@ -184,6 +185,79 @@ def preview_lines(preview: Preview) -> Iterator[str]:
         )
         yield _labelled("", "and are reused: bump the kind's code_version if the change alters results")
     yield from preview.notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorCost:
+    """What a factor costs: the work of all cells that do not have its first value."""
+
+    factor: str
+    values: tuple[str, ...]
+    gpu_hours: float
+    cpu_hours: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesignSummary:
+    """The cells of a plan, and what each factor adds to its work."""
+
+    num_cells: int
+    num_shared: int
+    """Cells all of whose backbones are there already, or are pretrained once for several cells."""
+    factors: tuple[FactorCost, ...]
+
+
+def summarize_design(plan: Plan, dispositions: Mapping[str, Disposition], estimates: Estimates) -> DesignSummary | None:
+    """The design of a plan that compares more than label spaces; None for others."""
+    design = PlanDesign.of(plan)
+    if not design.has_factors:
+        return None
+    repeated = repeated_jobs(plan)
+    cells: dict[tuple[str, ...], bool] = {}
+    hours = {name: [0.0, 0.0] for name in design.varied}
+    for job in plan.jobs:
+        values = design.values_of(job) if job.kind in RESULT_KINDS else None
+        if values is None:
+            continue
+        if job.kind is JobKind.PRETRAIN and "baseline" not in job.facets:
+            cell, is_shared = tuple(values.values()), dispositions[job.name].is_reused or job.name in repeated
+            cells[cell] = cells.get(cell, True) and is_shared
+        if (estimated := estimates.jobs.get(job.name)) is None:
+            continue
+        for name in design.varied:
+            if values[name] != design.factors[name][0]:
+                hours[name][0] += estimated.gpu_hours
+                hours[name][1] += estimated.cpu_hours
+    return DesignSummary(
+        num_cells=len(cells),
+        num_shared=sum(cells.values()),
+        factors=tuple(
+            FactorCost(factor=name, values=design.factors[name], gpu_hours=gpu, cpu_hours=cpu)
+            for name, (gpu, cpu) in hours.items()
+        ),
+    )
+
+
+def _design_lines(preview: Preview) -> Iterator[str]:
+    """Cells, what they share, and which part of the work each factor is."""
+    design = summarize_design(preview.plan, preview.found.dispositions, preview.estimates)
+    if design is None:
+        return
+    sizes = " x ".join(f"{factor.factor} {len(factor.values)}" for factor in design.factors)
+    whole = 1
+    for factor in design.factors:
+        whole *= len(factor.values)
+    part = "" if whole == design.num_cells else f" of {whole}"
+    shared = f", {design.num_shared} of them shared with results or cells that are there" if design.num_shared else ""
+    yield _labelled("design", f"{design.num_cells}{part} cells ({sizes}){shared}")
+    estimates = preview.estimates
+    for factor in design.factors:
+        unit, hours, total = "GPU-hours", factor.gpu_hours, estimates.gpu_hours
+        if not total:
+            unit, hours, total = "core-hours", factor.cpu_hours, estimates.cpu_hours
+        if total:
+            values = f"{len(factor.values) - 1} further value{'s' * (len(factor.values) > 2)}"
+            yield _labelled("", f"{factor.factor}: {hours:,.2f} of {total:,.2f} {unit} for its {values}")
 
 
 def _labelled(label: str, text: str) -> str:

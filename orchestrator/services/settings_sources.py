@@ -21,6 +21,20 @@ from urllib.parse import urlsplit, urlunsplit
 from orchestrator.core.errors import SpecError
 from orchestrator.core.security.references import is_reference
 
+PROJECT_FILE = "orchestrator.toml"
+DOTENV_FILE = ".env"
+CHOICE = "context"
+"""Which context counts, in TOML files."""
+CONTEXTS = "contexts"
+"""Table of contexts in the user's file."""
+_USER_FILE = "orchestrator/config.toml"
+CONTEXT_VARIABLE = "ORCHESTRATOR_CONTEXT"
+CONTEXT_FLAG = "--context"
+NO_CONTEXT = "none"
+"""As the name of a context: none at all, whatever other places choose."""
+_HIDDEN = "***"
+_APPLIED: list[Resolved] = []
+
 
 class Code(StrEnum):
     """What a submit through a dashboard runs there."""
@@ -175,15 +189,6 @@ def as_reference(text: str) -> str:
     return text if text.startswith("${") else f"${{{text}}}"
 
 
-PROJECT_FILE = "orchestrator.toml"
-DOTENV_FILE = ".env"
-CHOICE = "context"
-"""Which context counts, in TOML files."""
-CONTEXTS = "contexts"
-"""Table of contexts in the user's file."""
-_USER_FILE = "orchestrator/config.toml"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
     """What a TOML file says."""
@@ -284,14 +289,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SpecError((f"{path}: cannot be read as TOML: {error}",)) from error
-
-
-CONTEXT_VARIABLE = "ORCHESTRATOR_CONTEXT"
-CONTEXT_FLAG = "--context"
-NO_CONTEXT = "none"
-"""As the name of a context: none at all, whatever other places choose."""
-_HIDDEN = "***"
-_APPLIED: list[Resolved] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,7 +422,8 @@ def take_flag(arguments: Sequence[str]) -> tuple[str, list[str]]:
     end = rest.index("--") if "--" in rest else len(rest)
     for position in range(end - 1, -1, -1):
         if rest[position] != f"{CONTEXT_FLAG}=" and rest[position].startswith(f"{CONTEXT_FLAG}="):
-            context = context or rest.pop(position).partition("=")[2]
+            named = rest.pop(position).partition("=")[2]
+            context = context or named
         elif rest[position] == CONTEXT_FLAG and position + 1 < end and rest[position + 1]:
             context = context or rest[position + 1]
             del rest[position : position + 2]

@@ -19,7 +19,7 @@ from orchestrator.scheduling.budgets import WARN_AT, overdue, time_left_s
 from orchestrator.services.costs import cost_document, cost_lines, hours_left, sweep_bill
 from orchestrator.services.eta import EtaTracker, durations_of, eta_of
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import restart_killed
+from orchestrator.services.stores import restart_killed
 from orchestrator.stack.description import read_description
 from orchestrator.state.snapshot import Attempt, Failure, JobView, Snapshot
 from orchestrator.state.spending import Bill

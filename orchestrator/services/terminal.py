@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
-_PIPE_WIDTH = 140
+PIPE_WIDTH = 140
+"""Of tables on a pipe, which has no width of its own."""
 
 
 def say(text: str) -> None:
@@ -14,10 +17,17 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
+def stderr_console() -> Console:
+    """For progress and messages. It honours NO_COLOR, and is plain on a pipe."""
+    from rich.console import Console  # a tenth of the time of commands that print one plain line
+
+    console = Console(stderr=True, highlight=False)
+    return console if console.is_terminal else Console(stderr=True, highlight=False, width=PIPE_WIDTH)
+
+
 def show(*renderables: RenderableType) -> None:
     """Tables and lines, as wide as the terminal."""
-    console = Console(stderr=True, highlight=False)
-    console = console if console.is_terminal else Console(stderr=True, highlight=False, width=_PIPE_WIDTH)
+    console = stderr_console()
     for renderable in renderables:
         console.print(renderable, markup=False)
 

@@ -25,7 +25,7 @@ from orchestrator.remote.dashboard import Dashboard
 from orchestrator.remote.job import start_job, wait_for_answer
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.settings_sources import Code
-from orchestrator.services.sources import ANSWER_S
+from orchestrator.services.stores import ANSWER_S
 from orchestrator.services.submit import SubmitAnswer, SubmitRequest, SubmitVerdict, deliver
 from orchestrator.services.terminal import confirmed, say
 from orchestrator.stack.attach import attach_cluster, detach

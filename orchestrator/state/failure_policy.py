@@ -20,6 +20,16 @@ from functools import lru_cache
 from orchestrator.core.errors import FailureKind
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 
+MAX_BACKOFF_S = 300.0
+JITTER = 0.25
+"""A wait is longer or shorter by up to this part: a thousand jobs that failed at once do not return at once."""
+MAX_LOSSES = 1000
+_WORKERS_PER_NODE = 4
+SAME_STEPS, SAME_PART = 20, 0.01
+"""Failures of numerics so many steps apart, or this part of the steps before, are the same one."""
+_MAX_QUOTED = 200
+"""Characters of a message that a reason quotes."""
+
 
 # ------------------------------------------------------------------------------------------------------------ the table
 class FailureAction(StrEnum):
@@ -65,16 +75,6 @@ class FailureRule:
     ends_wait: bool = False
     """Whether an attempt that waits for room may end so, which then means no more than that."""
 
-
-MAX_BACKOFF_S = 300.0
-JITTER = 0.25
-"""A wait is longer or shorter by up to this part: a thousand jobs that failed at once do not return at once."""
-MAX_LOSSES = 1000
-_WORKERS_PER_NODE = 4
-SAME_STEPS, SAME_PART = 20, 0.01
-"""Failures of numerics so many steps apart, or this part of the steps before, are the same one."""
-_MAX_QUOTED = 200
-"""Characters of a message that a reason quotes."""
 
 POLICY: dict[FailureKind, FailureRule] = {
     FailureKind.USER_ERROR: FailureRule(action=FailureAction.FAIL_JOB),

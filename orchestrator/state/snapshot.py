@@ -23,8 +23,17 @@ from orchestrator.state.events import Running
 from orchestrator.state.spending import PricedAllocation, ResourceUse, added, uses_of
 from orchestrator.state.transitions import JobState, SweepState
 
+KEPT_NUMERICS = 4
+_CHUNK = 64
+"""Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
+SNAPSHOT_VERSION = 4
+"""Raise it whenever the fold of the same events gives another state, or a state another meaning."""
+_APART = {"plan", "jobs"}
+
 
 # -------------------------------------------------------------------------------------------------------------- one job
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A live attempt: launched, and not known to have ended."""
@@ -91,9 +100,6 @@ class Failure:
     """Of a failure of numerics in training, the number of updates before the wrong one."""
 
 
-KEPT_NUMERICS = 4
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """One job of the current plan, as its journal tells it."""
@@ -142,8 +148,6 @@ class JobView:
 
 
 # ------------------------------------------------------------------------------------------------------------- all jobs
-_CHUNK = 64
-"""Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
 
 
 class JobTable(Mapping[str, JobView]):
@@ -312,9 +316,6 @@ class Snapshot:
 
 
 # ------------------------------------------------------------------------------------------------------ the stored form
-SNAPSHOT_VERSION = 4
-"""Raise it whenever the fold of the same events gives another state, or a state another meaning."""
-_APART = {"plan", "jobs"}
 
 
 def encode_snapshot(snapshot: Snapshot) -> dict[str, Any]:

@@ -34,6 +34,7 @@ RECORD_VERSION = 3
 _FIRST_SEALED_VERSION = 2
 _SEAL = "record_sha256"
 """Sha256 of the canonical JSON (RFC 8785) of the record without this field; those of version 1 have none."""
+_WHOLE_FLOAT_END = re.compile(r"\.0(?=[,}\]])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +100,6 @@ class Record:
             raise ValueError("it is not as it was written: its own sha256 does not match")
         parts = {name: Part(**part) for name, part in document["parts"].items()}
         return cls(**{**document, "parts": parts})
-
-
-_WHOLE_FLOAT_END = re.compile(r"\.0(?=[,}\]])")
 
 
 def _fits(seal: object, document: Mapping[str, Any]) -> bool:

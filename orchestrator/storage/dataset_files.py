@@ -17,6 +17,11 @@ from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.open import open_store, split_object_uri
 
 _NUMBER, _NAME = "class", "name"
+DATASET_FILE: Final = "dataset.json"
+CLASSES_FILE: Final = "classes.json"
+DATASET_VERSION: Final = 1
+NOT_LEVELS: Final = frozenset({"class", "name"})
+ClassRows = list[dict[str, Any]]
 
 
 def join_class_tables(tables: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[dict[str, Any]], list[list[int]]]:
@@ -45,14 +50,6 @@ def _check_same(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> 
         if row[level] != other[level]:
             message = f"class {name!r} is {row[level]!r} at level {level!r} in one data set and {other[level]!r} in "
             raise BadDataError(message + "another; correct one of the class tables")
-
-
-DATASET_FILE: Final = "dataset.json"
-CLASSES_FILE: Final = "classes.json"
-DATASET_VERSION: Final = 1
-NOT_LEVELS: Final = frozenset({"class", "name"})
-
-ClassRows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

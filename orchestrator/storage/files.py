@@ -35,6 +35,8 @@ _KINDS: Final = {
 }
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _HUB_SNAPSHOT: Final = re.compile(r"(?P<repository>.*/(?:datasets|models|spaces)--[^/]+)/snapshots/[^/]+(?:/.*)?")
+_PREFIX = "orc-scratch-"
+"""Of no other program: what is called so and locked by nobody is removed."""
 
 
 class NotRegularFileError(OSError):
@@ -138,10 +140,6 @@ def _handle(path: str | Path) -> Iterator[int]:
 
 def _real_path(handle: int) -> str:
     return os.readlink(f"/proc/self/fd/{handle}")  # noqa: PTH115 - a string is all that is wanted, 5 us earlier
-
-
-_PREFIX = "orc-scratch-"
-"""Of no other program: what is called so and locked by nobody is removed."""
 
 
 @contextmanager

@@ -1,19 +1,17 @@
 """The append-only log of a sweep, and states of the sweep at some points of it.
 
-The append-only log of a sweep: immutable segments, each written by ``put_if_absent`` at the next sequence number.
+Invariants:
 
-The sequence number is the fence: a writer that is behind meets a segment it did not write and must stop. Segments hold
-one JSON event per line after a header line with the writer's nonce, so equal events of two writers stay two contents.
-
-The header also holds the segment's seal (see ``seals``), the number of its events, and the sha256 of the segment
-before: a chain, so that a segment that was changed, cut, exchanged or put back from another time is never taken for
-the journal. Segments of earlier versions have none of that and are read as they are; the first one written after them
-names the last of them.
-
-States of a sweep at some points of its journal, so that a long journal need not be read from its beginning.
-
-They are a shortcut, never truth: each says which segments it covers and the sha256 of the last of them, is sealed (see
-``seals``), and may be deleted at any time. One that is damaged, or of another version, is passed over.
+- A segment is immutable and written by ``put_if_absent`` at the next sequence number. The number is the fence: a writer
+  that is behind meets a segment it did not write and must stop. A segment holds one JSON event per line after a header
+  line with the writer's nonce, so equal events of two writers stay two contents.
+- The header also holds the segment's seal (see ``seals``), the number of its events, and the sha256 of the segment
+  before: a chain, so that a segment that was changed, cut, exchanged or put back from another time is never taken for
+  the journal. Segments of earlier versions have none of that and are read as they are; the first one written after
+  them names the last of them.
+- Stored states save reading a long journal from its beginning. They are a shortcut, never truth: each says which
+  segments it covers and the sha256 of the last of them, is sealed (see ``seals``), and may be deleted at any time. One
+  that is damaged, or of another version, is passed over.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ from orchestrator.storage.seals import check_seal, seal
 KEPT = 2
 """The newest, and one more for readers that have just listed them, or should the newest be damaged."""
 _LOG = logging.getLogger(__name__)
+Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +101,6 @@ def parse_snapshot(name: str, content: bytes) -> StoredSnapshot:
     return StoredSnapshot(
         next_sequence=next_sequence, journal_sha256=str(told.get("journal_sha256", "")), document=document
     )
-
-
-Event = Mapping[str, Any]
 
 
 class JournalFencedError(ControllerError):

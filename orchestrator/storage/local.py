@@ -31,8 +31,8 @@ from orchestrator.core.errors import (
     TooLargeError,
 )
 from orchestrator.storage.bounds import check_size
-from orchestrator.storage.errors import named, our_errors, translated
 from orchestrator.storage.files import NotRegularFileError, is_inside, look_at, open_regular, real_folder, replaced_file
+from orchestrator.storage.os_errors import named, our_errors, translated
 from orchestrator.storage.protocol import ObjectStat, Scheme, check_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024

@@ -1,6 +1,6 @@
 """The logs of attempts in the store: their records, how they are written in segments, and how they are searched.
 
-What a log of an attempt says: one JSON object per line, complete in itself.
+A record is one JSON object per line, complete in itself:
 
     {"time":"2026-11-21T10:24:10.123456Z","level":"info","sweep":"s","job":"pretrain/a/seed0","attempt":1,"rank":0,
      "source":"stdout","message":"epoch 3"}
@@ -9,11 +9,9 @@ Fields stand in this order, so that a search need not parse lines that it can te
 such object is a record all the same: stacks that faulthandler writes from C, the end of a process that was killed
 within a line, and all of the plain logs of earlier versions.
 
-Text logs of attempts: segments while a process runs, one object once it has ended in good order.
-
-A log that is written anew every few seconds would cost its length each time. So what is new becomes a segment beside
-the log's name, ``rank0/<from>-<to>.log`` in bytes; a process that ends puts the whole log under its name and deletes
-the segments. Of a process that was killed the segments stay, and are its log.
+A log that is written anew every few seconds would cost its length each time. So while a process runs, what is new
+becomes a segment beside the log's name, ``rank0/<from>-<to>.log`` in bytes; a process that ends in good order puts the
+whole log under its name and deletes the segments. Of a process that was killed the segments stay, and are its log.
 """
 
 from __future__ import annotations
@@ -47,6 +45,15 @@ _CLASSIC = re.compile(
 _TRACEBACK = "Traceback (most recent call last):"
 _PLAIN_JSON = re.compile(rb"[A-Za-z0-9 _,:;=/<>@%!'-]+")
 """Bytes that stand for themselves within a JSON text."""
+_NAME = re.compile(
+    r"(?P<folder>logs/(?P<sweep>[^/]+)/(?P<job>.+)/(?P<attempt>\d+)(?:-(?P<digits>\w+))?)/rank(?P<rank>\d+)"
+    r"(?:\.log|/\d+-(?P<end>\d+)\.log)"
+)
+_NUM_THREADS = 16
+_NUM_AHEAD = 32
+"""Logs that are read before they are asked for: bounds what is in memory."""
+_SKEW_S = 600.0
+"""Clocks of nodes and of the store may differ by so much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,17 +278,6 @@ def _segments(store: ObjectStore, name: str) -> list[tuple[int, int]]:
 
 def _segment_name(name: str, start: int, end: int) -> str:
     return f"{name.removesuffix('.log')}/{start:012d}-{end:012d}.log"
-
-
-_NAME = re.compile(
-    r"(?P<folder>logs/(?P<sweep>[^/]+)/(?P<job>.+)/(?P<attempt>\d+)(?:-(?P<digits>\w+))?)/rank(?P<rank>\d+)"
-    r"(?:\.log|/\d+-(?P<end>\d+)\.log)"
-)
-_NUM_THREADS = 16
-_NUM_AHEAD = 32
-"""Logs that are read before they are asked for: bounds what is in memory."""
-_SKEW_S = 600.0
-"""Clocks of nodes and of the store may differ by so much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

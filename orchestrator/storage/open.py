@@ -22,13 +22,20 @@ from braceexpand import braceexpand
 from orchestrator.core.errors import StorageDeniedError, StorageError
 from orchestrator.storage.local import FILE
 from orchestrator.storage.protocol import ObjectStore, OpenableStore, check_name
-from orchestrator.storage.s3.scheme import S3, bucket_and_prefix
+from orchestrator.storage.s3 import S3, bucket_and_prefix
 
 VARIABLE = "ORCHESTRATOR_ALLOWED_URIS"
 """URIs between blanks or commas; empty: all are allowed. ``s3://`` allows all buckets."""
 
 _SERVERS = frozenset({"http", "https"})
 _LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+_SCHEMES = {scheme.name: scheme for scheme in (FILE, S3)}
+_SUPPORTED = ", ".join(scheme.example for scheme in _SCHEMES.values())
+_EXAMPLES = " or ".join(scheme.example for scheme in _SCHEMES.values())
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+MAX_EXPANDED: Final = 1_000_000
+"""Names that one pattern may stand for: a typing error must not fill the memory."""
+_RANGE = re.compile(r"\{(-?[0-9]{1,30})\.\.(-?[0-9]{1,30})")
 
 
 def check_allowed(uri: str) -> None:
@@ -78,12 +85,6 @@ def _is_below(uri: str, entry: str) -> bool:
 
 def _resolved(path: str) -> Path:
     return Path(unquote(path)).resolve()
-
-
-_SCHEMES = {scheme.name: scheme for scheme in (FILE, S3)}
-_SUPPORTED = ", ".join(scheme.example for scheme in _SCHEMES.values())
-_EXAMPLES = " or ".join(scheme.example for scheme in _SCHEMES.values())
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def open_store(uri: str) -> ObjectStore:
@@ -158,12 +159,6 @@ def _split(uri: str) -> SplitResult:
         message = f"store {uri!r} is refused: '..', '?', '#' and NUL could mean another place than it seems"
         raise StorageError(message)
     return parts
-
-
-MAX_EXPANDED: Final = 1_000_000
-"""Names that one pattern may stand for: a typing error must not fill the memory."""
-
-_RANGE = re.compile(r"\{(-?[0-9]{1,30})\.\.(-?[0-9]{1,30})")
 
 
 def expand_braces(pattern: str) -> tuple[str, ...]:

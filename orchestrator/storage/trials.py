@@ -1,13 +1,8 @@
 """The trials of a search job in the store: where its log lies, and what people can watch.
 
-Where the log of a search job lies: in a folder that its head, ``log.json``, names.
-
-A log that is begun anew gets a folder of its own, so that garbage collection may still be deleting the one before it:
-without its head a log is as if it had never been.
-
-What a search job tells of its trials while it runs: one small object each, rewritten at every change.
-
-The search's own log of questions and answers is the truth about it; these objects are for people to watch.
+The log lies in a folder that its head, ``log.json``, names, and is the truth about the search. A log that is begun anew
+gets a folder of its own, so that garbage collection may still be deleting the one before it: without its head a log is
+as if it had never been. Beside it, for people to watch, each trial is one small object, rewritten at every change.
 """
 
 from __future__ import annotations

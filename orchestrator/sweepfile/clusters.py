@@ -16,6 +16,8 @@ from orchestrator.sweepfile.recipe import Decoder, Deviations, Interpolation, Me
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Clustering, Dataset, Embedding, LabelSpace, Model, Pretrain
 
+WHOLE_SET = "dataset"
+
 
 class SweptBackbone(Strict):
     """A backbone that this sweep pretrains."""
@@ -80,8 +82,6 @@ class ClustersSpec(OneRule):
 
 
 # ------------------------------------------------------------------------------------------------- what they resolve to
-
-WHOLE_SET = "dataset"
 
 
 def resolve_clusters(

@@ -39,6 +39,17 @@ from orchestrator.sweepfile.values import Dataset
 
 Jobs = Annotated[int, Field(ge=1, le=10_000)]
 _JOBS = "Jobs that share the writing of its shards. Changes no key but their own."
+_MIXTURE = "a mixture"
+_CONVERTED = "a conversion"
+_BUILTIN, _EXTERNAL = "a built-in data set", "external shards"  # no key of a sweep.yaml, or errors would point there
+_NOT_ASKED: Final = frozenset({"listing", "shard_mib", "shuffle"})
+BUILTIN_VERSION = 1
+_SCANS_OF_DIGITS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
+"""Scans of the digits 0 to 9 inside scikit-learn."""
+WRITER_VERSION = 1  # as in workloads.convert.write, which a test compares
+_LISTED = ("num_train", "num_val", "num_classes", "multi_label")
+ReadClassTable = Callable[[Dataset], Sequence[Mapping[str, Any]]]
+"""The class table of a data set, which may take the data plane to make."""
 
 
 class SyntheticHierarchy(Strict):
@@ -220,11 +231,6 @@ class MixtureSpec(Strict):
         return self
 
 
-_MIXTURE = "a mixture"
-_CONVERTED = "a conversion"
-_BUILTIN, _EXTERNAL = "a built-in data set", "external shards"  # no key of a sweep.yaml, or errors would point there
-
-
 def _form(value: object) -> str:
     """Which member of the union a value is meant to be."""
     if isinstance(value, MixtureSpec) or (isinstance(value, Mapping) and "mixture" in value):
@@ -271,7 +277,6 @@ class Survey:
 
 
 Surveys = Mapping[str, Survey]
-_NOT_ASKED: Final = frozenset({"listing", "shard_mib", "shuffle"})
 
 
 def source_arguments(entry: ConversionSpec) -> dict[str, Any]:
@@ -282,10 +287,6 @@ def source_arguments(entry: ConversionSpec) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------- built-in data sets, and shards that others wrote
-
-BUILTIN_VERSION = 1
-_SCANS_OF_DIGITS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
-"""Scans of the digits 0 to 9 inside scikit-learn."""
 
 
 def digits_split(val_fraction: float) -> tuple[int, int]:
@@ -436,9 +437,6 @@ def _check_patches(path: Path, entry: SyntheticHierarchy, complaints: Complaints
 
 # ----------------------------------------------------------------------- shards that jobs of the sweep make of a source
 
-WRITER_VERSION = 1  # as in workloads.convert.write, which a test compares
-_LISTED = ("num_train", "num_val", "num_classes", "multi_label")
-
 
 def resolve_conversion(name: str, entry: ConvertedShards, survey: Survey, complaints: Complaints) -> Dataset:
     """The data set with the levels and sizes that its listing has, or that the file declares in its place."""
@@ -509,9 +507,6 @@ def _check_source(path: Path, entry: ConvertedShards, found: Mapping[str, Any], 
 
 
 # ------------------------------------------------------------------------------------------------------------- mixtures
-
-ReadClassTable = Callable[[Dataset], Sequence[Mapping[str, Any]]]
-"""The class table of a data set, which may take the data plane to make."""
 
 
 def resolve_mixture(

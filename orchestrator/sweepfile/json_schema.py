@@ -75,7 +75,8 @@ def build_schema() -> Schema:
         "title": "sweep.yaml of pretraining-orchestrator",
         **root,
         "required": ["version", "name"],
-        "if": {"not": {"required": ["include"]}},  # included files may hold any part
+        # Included files may hold any part, and simulations need no backbones.
+        "if": {"not": {"anyOf": [{"required": ["include"]}, {"required": ["simulate"]}]}},
         "then": {"required": [*root["required"]]},
         "properties": properties,
         "definitions": complete,

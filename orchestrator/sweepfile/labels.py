@@ -23,6 +23,9 @@ from orchestrator.sweepfile.values import Dataset, LabelSpace
 AtLeastTwo = Annotated[int, Field(ge=2)]
 ClassName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
 Synset = Annotated[str, Field(pattern=r"^n\d{8}$")]
+Definition = Mapping[str, Any]
+_LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
+_TAXONOMIC_CLASS = "taxonomic_class"  # what the rank "class" is called where `class` numbers the leaf classes
 
 
 class RandomIds(Strict):
@@ -176,8 +179,6 @@ class LabelEntry(OneRule):
 
 # ------------------------------------------------------------------------------------------- how many classes they have
 
-Definition = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
@@ -251,9 +252,6 @@ def _has_many_targets(space: Definition) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------- what they resolve to
-
-_LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
-_TAXONOMIC_CLASS = "taxonomic_class"  # what the rank "class" is called where `class` numbers the leaf classes
 
 
 class CountClasses(Protocol):

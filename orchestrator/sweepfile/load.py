@@ -8,21 +8,29 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from orchestrator.core.code import editable_digest
 from orchestrator.core.errors import SpecError
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
-from orchestrator.sweepfile.parse.canonical import canonical_text
 from orchestrator.sweepfile.parse.document import Changes, read_document
-from orchestrator.sweepfile.parse.tree import MAX_BYTES, parse_tree, too_large
-from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.parse.tree import MAX_BYTES, implicit_scalars, parse_tree, too_large
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
+from orchestrator.sweepfile.simulate import SimulationSources
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import count_classes, read_table, survey_datasets
-from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
+from orchestrator.sweepfile.survey import check_simulations, count_classes, read_table, survey_datasets
+from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep, validate_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
+
+OBJECTIVES = "pretraining_orchestrator.objectives"
+LABEL_SPACES = "pretraining_orchestrator.label_spaces"
+SIMULATIONS = "pretraining_orchestrator.simulations"
+MEASURES = "pretraining_orchestrator.measures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,17 @@ class Loaded:
     """What is kept with the sweep: its file where that says all of it, else the canonical form."""
     scales: tuple[str, ...]
     """Which scales the file has itself; what it includes is not looked at."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what this language, or another reader of YAML, would take for something else than text."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401 - PyYAML's signature
+        return True
+
+
+for _tag, _pattern, _first in implicit_scalars():
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
 
 
 def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> tuple[ResolvedSweep, str]:
@@ -53,11 +72,6 @@ def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = ""
     return loaded.sweep, loaded.text
 
 
-def canonical_yaml(reference: str, overrides: Sequence[str] = (), *, scale: str = "") -> str:
-    """The canonical form of a sweep.yaml: one that plans the same and needs no other file. Arguments as above."""
-    return load_all(reference, Changes(overrides=overrides, scale=scale)).canonical
-
-
 def load_all(reference: str, changes: Changes) -> Loaded:
     """As ``load_sweep``, with both texts."""
     path = find_sweep(reference)
@@ -67,15 +81,40 @@ def load_all(reference: str, changes: Changes) -> Loaded:
         text, shown, changes=changes, environment=os.environ, read_text=lambda name: read_text(name, name)
     )
     tree = document.tree
-    spec = validate(SweepSpec, tree.value, tree)
+    spec = validate_sweep(tree)
     surveys, objectives = survey_datasets(spec, tree), InstalledPlugins(OBJECTIVES)
     labels = LabelSources(
         count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES), kmeans=_kmeans()
     )
-    sweep = resolve_sweep(spec, tree, shipped_recipes(), surveys, objectives=objectives, labels=labels)
+    simulations = SimulationSources(check=check_simulations, plugins=InstalledSimulations())
+    sweep = resolve_sweep(
+        spec,
+        tree,
+        shipped_recipes(),
+        surveys,
+        objectives=objectives,
+        labels=labels,
+        simulations=simulations,
+        measures=InstalledPlugins(MEASURES),
+    )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
     return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
+
+
+def canonical_text(document: Mapping[str, Any], recipes: Mapping[str, Mapping[str, Any]]) -> str:
+    """The canonical form of a sweep.yaml: complete in itself, without includes, variables, overrides and scales.
+
+    Args:
+        document: as ``Document.portable``: ``${env:NAME}`` stays, so that nothing of a machine gets into it.
+        recipes: those that the sweep names, without bases; they are written out, whatever later releases ship.
+    """
+    order = [field.alias or name for name, field in SweepSpec.model_fields.items()]
+    complete = {**document, "recipes": {name: dict(recipes[name]) for name in sorted(recipes)}}
+    if not recipes:
+        del complete["recipes"]
+    sections = {name: complete[name] for name in order if name in complete}
+    return yaml.dump(sections, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | None = None) -> ResolvedSweep:
@@ -85,7 +124,7 @@ def parse_sweep(text: str, file: str, recipes: RecipeBook, surveys: Surveys | No
         SpecError: every problem found, one line each.
     """
     tree = read_document(text, file).tree
-    return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, recipes, surveys)
+    return resolve_sweep(validate_sweep(tree), tree, recipes, surveys)
 
 
 def read_text(path: str, shown: str) -> str:
@@ -173,10 +212,6 @@ def _shown_path(path: Path) -> str:
         return str(path)
 
 
-OBJECTIVES = "pretraining_orchestrator.objectives"
-LABEL_SPACES = "pretraining_orchestrator.label_spaces"
-
-
 class InstalledPlugins(Mapping[str, str]):
     """Entry points of one group: name -> ``<distribution>==<version>:<name>``, which is what identities hold.
 
@@ -187,18 +222,33 @@ class InstalledPlugins(Mapping[str, str]):
         self._group = group
 
     @cached_property
-    def _found(self) -> Mapping[str, str]:
-        return {
-            point.name: f"{point.dist.name}=={point.dist.version}:{point.name}"
-            for point in entry_points(group=self._group)
-            if point.dist is not None
-        }
+    def points(self) -> Mapping[str, EntryPoint]:
+        """By name."""
+        return {point.name: point for point in entry_points(group=self._group) if point.dist is not None}
 
     def __getitem__(self, name: str) -> str:
-        return self._found[name]
+        point = self.points[name]
+        return f"{point.dist.name}=={point.dist.version}:{name}" if point.dist is not None else name
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self.points)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self.points)
+
+
+class InstalledSimulations(Mapping[str, tuple[str, str]]):
+    """Simulations of other packages: name -> what identities hold, and the digest of editable sources."""
+
+    def __init__(self) -> None:
+        self._plugins = InstalledPlugins(SIMULATIONS)
+
+    def __getitem__(self, name: str) -> tuple[str, str]:
+        point = self._plugins.points[name]
+        return self._plugins[name], editable_digest(point.dist, point.module) if point.dist is not None else ""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plugins)
+
+    def __len__(self) -> int:
+        return len(self._plugins)

@@ -18,6 +18,26 @@ from orchestrator.sweepfile.values import Model
 
 # What the data plane passes to timm itself; a test keeps this equal to its list.
 RESERVED_KWARGS = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
+# The same rule as workloads.models.batchnorm, which a test compares.
+DEFAULT_NORM_GROUP = 64
+# Arguments that change neither which images a network takes nor its layers; with any other, only the data plane knows.
+_HARMLESS = frozenset(
+    {
+        "attn_drop_rate",
+        "drop_path_rate",
+        "drop_rate",
+        "init_values",
+        "mlp_ratio",
+        "num_heads",
+        "patch_drop_rate",
+        "pos_drop_rate",
+        "proj_drop_rate",
+        "qk_norm",
+        "qkv_bias",
+    }
+)
+# Networks whose patch size is of a stem that pads, or of one branch that sees enlarged images.
+_TAKE_LARGE_PATCHES = ("crossvit", "visformer", "xcit")
 
 
 def _not_reserved(name: str) -> str:
@@ -81,27 +101,6 @@ class InitialSpec(Strict):
 
 
 # ----------------------------------------------------------------------------------------------- what planning can tell
-
-# The same rule as workloads.models.batchnorm, which a test compares.
-DEFAULT_NORM_GROUP = 64
-# Arguments that change neither which images a network takes nor its layers; with any other, only the data plane knows.
-_HARMLESS = frozenset(
-    {
-        "attn_drop_rate",
-        "drop_path_rate",
-        "drop_rate",
-        "init_values",
-        "mlp_ratio",
-        "num_heads",
-        "patch_drop_rate",
-        "pos_drop_rate",
-        "proj_drop_rate",
-        "qk_norm",
-        "qkv_bias",
-    }
-)
-# Networks whose patch size is of a stem that pads, or of one branch that sees enlarged images.
-_TAKE_LARGE_PATCHES = ("crossvit", "visformer", "xcit")
 
 
 def check_model(path: Path, model: Model, table: ModelTable, complaints: Complaints) -> None:

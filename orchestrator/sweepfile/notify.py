@@ -27,6 +27,9 @@ _ADDRESS = re.compile(r"[^@\s<>,;:\"\\()\[\]]{1,64}@[A-Za-z0-9.-]{1,255}")
 _SERVER = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _REFERENCES = "${env:NAME}, ${file:/path} or another reference of docs/security.md, which the controller reads"
+_Occasion = Literal["finished", "failed", "stalled", "budget"]
+_MEANT_FOR_IT = re.compile(r"(?i)notif|hook|slack|mail|smtp")
+_NAMED = re.compile(r"\$\{(?P<where>[a-z-]+):(?P<name>[^}#]+)(?:#[^}]*)?\}")
 
 
 def _reference(text: str) -> str:
@@ -94,9 +97,6 @@ class EmailSpec(Strict):
             message = "without TLS everybody on the way reads it, the password too; write security: starttls or tls"
             raise PydanticCustomError("refused", message)
         return self
-
-
-_Occasion = Literal["finished", "failed", "stalled", "budget"]
 
 
 class NotifySpec(Strict):
@@ -184,9 +184,6 @@ def _email(entry: EmailSpec) -> Email:
 
 
 # --------------------------------------------------------------------------- which secrets a channel of a sweep may use
-
-_MEANT_FOR_IT = re.compile(r"(?i)notif|hook|slack|mail|smtp")
-_NAMED = re.compile(r"\$\{(?P<where>[a-z-]+):(?P<name>[^}#]+)(?:#[^}]*)?\}")
 
 
 def check_channel_of_sweep(channel: Channel) -> None:

@@ -104,6 +104,11 @@ class PolicySpec(Strict):
     users: list[str] = Field(
         default_factory=list, description="Who may pause, cancel or change the sweep besides who submitted it."
     )
+    expectations: Literal["report", "fail"] = Field(
+        "report",
+        description="fail: a submit ends with exit code 104 if an expectation of a simulation does not hold, or has "
+        "too few seeds.",
+    )
 
     @field_validator("priority", mode="before")
     @classmethod
@@ -142,6 +147,7 @@ def resolve_policy(spec: PolicySpec, groups: ResourceGroups, complaints: Complai
         deadline_s=moment_s(deadline),
         time_limit_s=duration_s(deadline),
         users=tuple(spec.users),
+        fails_on_expectations=spec.expectations == "fail",
     )
 
 

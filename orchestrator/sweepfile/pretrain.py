@@ -5,23 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.sweepfile.checkpoints import CheckpointsSpec, resolve_checkpoints, resolve_keep
 from orchestrator.sweepfile.datasets import SubsetSpec
-from orchestrator.sweepfile.fields import Name, Seed, Strict
+from orchestrator.sweepfile.fields import Name, Seed, Strict, refuse_unread
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import RecipeResolver
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.values import InitialBackbone, LabelSpace, Model, Pretrain
+from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, InitialBackbone, LabelSpace, Model, Pretrain
 
 SAME = "same"
+_ONE, _NAMED = "one block", "named blocks"  # no key of a sweep.yaml, or errors would point there
+_OUTSIDE = {"artifact", "uri", "sha256", "timm"}
+"""Fields of initial weights that no job of this sweep makes."""
+Backbone = tuple[str, str, int]
+"""Block, label space and seed of a backbone that the sweep pretrains."""
+RESERVED_FACTORS: Mapping[str, str] = {
+    BLOCK_FACTOR: "named blocks are values of this factor; call it otherwise",
+    LABELS_FACTOR: "label spaces are values of this factor; call it otherwise",
+    "seed": "pretraining seeds are what all comparisons are averaged over; call it otherwise",
+}
+"""Names that no factor of a file can have, and why."""
 
 
 class BackboneInitSpec(InitialSpec):
@@ -51,6 +62,11 @@ class BackboneInitSpec(InitialSpec):
         return self
 
 
+Scalar = str | int | float
+FactorValues = Scalar | list[Scalar] | dict[str, dict[str, Any]]
+"""Of a factor: the block's own value, values of a field, or what each value changes."""
+
+
 class PretrainSpec(Strict):
     """The backbones: label spaces x seeds."""
 
@@ -65,9 +81,23 @@ class PretrainSpec(Strict):
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Pretraining seeds.")
     subset: SubsetSpec | None = Field(None, description="Part of the training split to train on; default: all.")
     checkpoints: CheckpointsSpec = Field(CheckpointsSpec(), description="How often it is saved, and what of it stays.")
+    factors: dict[str, FactorValues] = Field(
+        default_factory=dict,
+        description="What is compared besides label spaces, by name. A value is a partial block that is merged over "
+        "this one (optimizer: {sgd: {}, lamb: {recipe: {optimizer: lamb}}}); a list gives values of the field at a "
+        "path (recipe.lr: [0.1, 0.4]); text says which value this block is. Changes no key.",
+    )
+    design: Literal["full", "one_at_a_time"] | list[dict[str, Scalar]] = Field(
+        "full",
+        description="Cells to run: all combinations of the factors' values; one_at_a_time: the first values, and each "
+        "other value beside the first ones; or a list of combinations, which have the first value of what they leave "
+        "out. At most 1,000 cells.",
+    )
 
-
-_ONE, _NAMED = "one block", "named blocks"  # no key of a sweep.yaml, or errors would point there
+    @model_validator(mode="after")
+    def _has_factors_for_its_design(self) -> Self:
+        refuse_unread(self, ("design",), "without 'factors' of several values")
+        return self
 
 
 def _form(value: object) -> str:
@@ -82,9 +112,6 @@ PretrainBlocks = Annotated[
 ]
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
-
-_OUTSIDE = {"artifact", "uri", "sha256", "timm"}
-"""Fields of initial weights that no job of this sweep makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +149,7 @@ def resolve_pretrain(
         initial_from=_initial_from(spec.init),
         keep=resolve_keep(spec.checkpoints.keep, recipe, (*path, "checkpoints", "keep"), complaints),
         checkpoints=resolve_checkpoints(spec.checkpoints),
+        factors={name: str(value) for name, value in spec.factors.items()},
     )
 
 
@@ -156,9 +184,6 @@ def _globs(
 
 
 # ----------------------------------------------------------------------------------------- backbones that need others
-
-Backbone = tuple[str, str, int]
-"""Block, label space and seed of a backbone that the sweep pretrains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,21 @@ GivenRecipe = str | Recipe
 Objectives = Mapping[str, str]
 """Installed objectives: name -> ``<distribution>==<version>:<name>``."""
 
+TRAINING = "training"
+"""Protocol of what is neither a probe nor nearest neighbours: all else that trains."""
+LOOK_FIELDS = ("resize", "interpolation", "decoder", "mean", "std", "precision")
+"""How images are seen before they become features; where a recipe leaves one open, as in the pretraining."""
+Holdout = Annotated[float, Field(gt=0, le=0.5)]
+_UNREAD_BY: Final[Mapping[PartialReader, str]] = {
+    PartialReader.PROBE: (
+        "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or choose finetune"
+    ),
+    PartialReader.CACHED: (
+        "is ignored by features: cached, which were computed once, of whole images; remove it, or use features: online"
+    ),
+}
+
+
 # ------------------------------------------------------------------------------------------------- fields of a training
 
 
@@ -159,11 +174,6 @@ class RecipeSpec(_TrainingFields):
 
 # ----------------------------------------------------------------------------- recipes of probes and nearest neighbours
 
-TRAINING = "training"
-"""Protocol of what is neither a probe nor nearest neighbours: all else that trains."""
-LOOK_FIELDS = ("resize", "interpolation", "decoder", "mean", "std", "precision")
-"""How images are seen before they become features; where a recipe leaves one open, as in the pretraining."""
-
 
 def _distinct(values: list[Any]) -> list[Any]:
     """The values, if none stands there twice."""
@@ -176,7 +186,6 @@ def _distinct(values: list[Any]) -> list[Any]:
 Strengths = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), AfterValidator(_distinct)]
 Counts = Annotated[list[Count], Field(min_length=1), AfterValidator(_distinct)]
 Views = Annotated[list[Literal["center", "mirrored"]], Field(min_length=1), AfterValidator(_distinct)]
-Holdout = Annotated[float, Field(gt=0, le=0.5)]
 
 
 class ProbeSpec(RecipeSpec):
@@ -266,15 +275,6 @@ def schema_of(recipe: Mapping[str, Any], protocol: str = "") -> type[RecipeSpec 
 
 
 # ---------------------------------------------------------------------------------------- fields that nothing reads
-
-_UNREAD_BY: Final[Mapping[PartialReader, str]] = {
-    PartialReader.PROBE: (
-        "is ignored by protocol: probe, which trains a linear head on a frozen backbone; remove it, or choose finetune"
-    ),
-    PartialReader.CACHED: (
-        "is ignored by features: cached, which were computed once, of whole images; remove it, or use features: online"
-    ),
-}
 
 
 def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:

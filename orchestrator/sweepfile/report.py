@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from difflib import get_close_matches
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.metrics import METRICS
 from orchestrator.core.security.urls import forbidden_host
-from orchestrator.sweepfile.fields import Count, Fraction, Strict
+from orchestrator.sweepfile.fields import Count, Fraction, Name, Strict
+from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.values import Pretrain
+from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, Pretrain
+
+_NEARLY: Final = 0.85
+"""Similarity of names, of ``difflib``, from which on one is taken for a slip of the other."""
 
 
 class PublishedSpec(Strict):
@@ -34,10 +40,19 @@ class PublishedSpec(Strict):
 class ReportSpec(Strict):
     """The answer."""
 
-    baseline: str | None = Field(
-        None, description="Label space to compare with: pretrained on the target's own labels."
+    rows: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        description="Factors whose combinations are the rows of a table (optimizer, labels); default: those of "
+        "'factors', and 'labels' where there are none. The other factors make tables of their own.",
     )
-    metric: Literal["val_error", "best_val_error"] = Field("val_error", description="What is compared.")
+    baseline: str | dict[str, str | int | float] | None = Field(
+        None,
+        description="Label space to compare with: pretrained on the target's own labels. Or by factor the value to "
+        "compare with ({optimizer: sgd, mix: none}).",
+    )
+    metric: Name = Field(
+        "val_error", description="What is compared: any metric that the records of the transfers hold."
+    )
     published: list[PublishedSpec] = Field(
         default_factory=list, description="Numbers of papers, shown beside those of this sweep."
     )
@@ -74,12 +89,63 @@ class TrackingSpec(Strict):
         return uri
 
 
-def resolve_baseline(spec: ReportSpec, pretrained: Sequence[str], complaints: Complaints) -> str:
-    """The label space that others are compared with; empty without one."""
-    if spec.baseline is not None and pretrained and spec.baseline not in pretrained:
-        hint = did_you_mean(spec.baseline, pretrained)
-        complaints.add(("report", "baseline"), f"'{spec.baseline}' is not pretrained in this sweep: {hint}")
-    return spec.baseline or ""
+def resolve_baseline(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints: Complaints) -> dict[str, str]:
+    """By factor the value that others are compared with; empty without a baseline."""
+    if spec.baseline is None:
+        return {}
+    pretrained = [name for pretrain in pretrains for name in pretrain.labels]
+    if isinstance(spec.baseline, str):
+        _check_baseline_space(("report", "baseline"), spec.baseline, pretrained, complaints)
+        return {LABELS_FACTOR: spec.baseline}
+    factors = _factors(pretrains)
+    for name, value in spec.baseline.items():
+        where: Path = ("report", "baseline", name)
+        if name not in factors:
+            complaints.add(where, f"'{name}' is no factor of this sweep: {did_you_mean(name, factors)}")
+        elif name == LABELS_FACTOR:
+            _check_baseline_space(where, str(value), pretrained, complaints)
+        elif str(value) not in factors[name]:
+            complaints.add(where, f"'{value}' is no value of '{name}': {did_you_mean(str(value), factors[name])}")
+    return {name: str(value) for name, value in spec.baseline.items()}
+
+
+def _check_baseline_space(path: Path, space: str, pretrained: Sequence[str], complaints: Complaints) -> None:
+    if pretrained and space not in pretrained:
+        complaints.add(path, f"'{space}' is not pretrained in this sweep: {did_you_mean(space, pretrained)}")
+
+
+def check_metric(spec: ReportSpec, complaints: Complaints) -> None:
+    """Complain of a metric that is nearly one that we record; others are of plug-ins, which nobody here knows."""
+    name = spec.metric
+    if name in METRICS or any(name.startswith(f"{known}_") for known in METRICS):
+        return
+    near = get_close_matches(name, METRICS, n=1, cutoff=_NEARLY)
+    if near:
+        message = f"'{name}' is nearly the name of a metric; write {near[0]}, or call a metric of your own otherwise"
+        complaints.add(("report", "metric"), message)
+
+
+def resolve_rows(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints: Complaints) -> tuple[str, ...]:
+    """The factors of the rows; empty where the file does not say them."""
+    factors, rows = _factors(pretrains), spec.rows or []
+    complaints.refuse_repeats(("report", "rows"), rows)
+    for position, name in enumerate(rows):
+        if name not in factors:
+            message = f"'{name}' is no factor of this sweep: {did_you_mean(name, factors)}"
+            complaints.add(("report", "rows", position), message)
+    return tuple(rows)
+
+
+def _factors(pretrains: Sequence[Pretrain]) -> dict[str, list[str]]:
+    """Values by factor, as ``planning.graph.design`` finds them in the plan."""
+    found: dict[str, list[str]] = {}
+    for pretrain in pretrains:
+        for name, value in pretrain.factors.items():
+            found.setdefault(name, []).append(value)
+    named = [pretrain.name for pretrain in pretrains if pretrain.name and pretrain.initial_from is None]
+    if not found and len(named) > 1:
+        found[BLOCK_FACTOR] = named
+    return {**found, LABELS_FACTOR: [name for pretrain in pretrains for name in pretrain.labels]}
 
 
 def check_published(

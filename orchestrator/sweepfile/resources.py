@@ -88,8 +88,10 @@ class ResourceGroups(Strict):
     cluster: ResourcesSpec = Field(ResourcesSpec(), description="Of cluster jobs: k-means.")
     pretrain: ResourcesSpec = Field(ResourcesSpec(), description="Of pretrain jobs.")
     transfer: ResourcesSpec = Field(ResourcesSpec(), description="Of finetune, probe and knn jobs.")
+    analyze: ResourcesSpec = Field(ResourcesSpec(), description="Of analyze jobs: measures of features, on CPUs.")
+    simulate: ResourcesSpec = Field(ResourcesSpec(), description="Of theory jobs: blocks of seeds of a simulation.")
 
-    @field_validator("data", "cluster")
+    @field_validator("data", "cluster", "analyze", "simulate")
     @classmethod
     def _runs_alone(cls, data: ResourcesSpec) -> ResourcesSpec:
         if data.num_workers > 1:

@@ -29,6 +29,8 @@ from orchestrator.sweepfile.values import LabelSpace, Pretrain, Search, Transfer
 
 Ends = Annotated[list[float], Field(min_length=2, max_length=2)]
 WholeEnds = Annotated[list[int], Field(min_length=2, max_length=2)]
+DEFAULT_TRIALS: Final = 16
+_JUDGED = "knn and probes solved by lbfgs choose on held-out samples themselves: there is nothing to search"
 
 
 class AshaSpec(Strict):
@@ -117,9 +119,6 @@ class SearchSpec(OneRule):
 
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
-
-DEFAULT_TRIALS: Final = 16
-_JUDGED = "knn and probes solved by lbfgs choose on held-out samples themselves: there is nothing to search"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

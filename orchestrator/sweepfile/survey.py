@@ -33,6 +33,18 @@ from orchestrator.sweepfile.sweep import SweepSpec
 from orchestrator.sweepfile.values import Dataset, ResolvedSweep
 
 Found = TypeVar("Found")
+_LISTING_TIMEOUT_S: Final = 7200.0
+_PATHS: Final = ("source", "labels", "root")
+_FIELDS: Final = {
+    "split": "splits",
+    **{name.replace("_", "-"): name for name in ("val_fraction", "labels", "separator", "path_column", "label_column")},
+    "follow-links": "follow_links: true",
+}
+_FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
+_LABELS_TIMEOUT_S = 300.0
+_COUNTING = "label spaces could not be counted"
+_TASKS = {"changes": "validation images could not be compared"}
+"""What a command failed to do, where that is not counting."""
 
 
 def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
@@ -122,16 +134,6 @@ def _at(path: TreePath, read: Callable[[], Found]) -> Found:
 
 # --------------------------------------------------------------------------------------------------- sources to convert
 
-_LISTING_TIMEOUT_S: Final = 7200.0
-_PATHS: Final = ("source", "labels", "root")
-
-_FIELDS: Final = {
-    "split": "splits",
-    **{name.replace("_", "-"): name for name in ("val_fraction", "labels", "separator", "path_column", "label_column")},
-    "follow-links": "follow_links: true",
-}
-_FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
-
 
 def with_absolute_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as jobs need them, which run in other directories."""
@@ -165,11 +167,6 @@ def _absolute(path: str) -> str:
 
 # ---------------------------------------------------------------------------------------------- classes of label spaces
 
-_LABELS_TIMEOUT_S = 300.0
-_COUNTING = "label spaces could not be counted"
-_TASKS = {"changes": "validation images could not be compared"}
-"""What a command failed to do, where that is not counting."""
-
 
 def count_classes(dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]) -> Sequence[Counted]:
     """See ``CountClasses``. Raises ``UserError``: the data plane does not answer."""
@@ -202,6 +199,17 @@ def ask_labels(verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
         late=f"{task} within {_LABELS_TIMEOUT_S:g} s; look at the files and images they name",
         failed=lambda why: f"{task}: {why}",
         request=json.dumps(request),
+    )
+
+
+def check_simulations(asked: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What the data plane says of simulations and their parameters. Raises ``UserError``: it does not answer."""
+    return _ask(
+        ["workloads.theory", "check"],
+        limit_s=_LABELS_TIMEOUT_S,
+        late=f"simulations were not loaded within {_LABELS_TIMEOUT_S:g} s; look at what they do when they are imported",
+        failed=lambda why: f"simulations cannot be checked: {why}",
+        request=json.dumps({"simulations": asked}),
     )
 
 

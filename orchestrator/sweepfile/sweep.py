@@ -18,6 +18,7 @@ from pydantic import Field
 from orchestrator.core.errors import StorageError
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS
 from orchestrator.storage.open import check_store_uri
+from orchestrator.sweepfile.analyze import AnalysisSpec, resolve_analysis
 from orchestrator.sweepfile.clusters import check_embeddings
 from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture, thinned
 from orchestrator.sweepfile.fields import Name, Strict
@@ -28,7 +29,7 @@ from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_no
 from orchestrator.sweepfile.parse.tree import Tree
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
-from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.problems import Complaints, validate
 from orchestrator.sweepfile.recipe import (
     Objectives,
     RecipeBook,
@@ -37,9 +38,17 @@ from orchestrator.sweepfile.recipe import (
     check_labels_of,
     check_recipe_on,
 )
-from orchestrator.sweepfile.report import ReportSpec, TrackingSpec, check_published, resolve_baseline
+from orchestrator.sweepfile.report import (
+    ReportSpec,
+    TrackingSpec,
+    check_metric,
+    check_published,
+    resolve_baseline,
+    resolve_rows,
+)
 from orchestrator.sweepfile.resources import ComputeSpec, ResourceGroups, resolve_resources
 from orchestrator.sweepfile.search import check_searches
+from orchestrator.sweepfile.simulate import SimulateSpec, SimulationSources, resolve_simulations
 from orchestrator.sweepfile.transfer import (
     RecipeUse,
     TransferSpec,
@@ -48,7 +57,15 @@ from orchestrator.sweepfile.transfer import (
     uses_of,
     with_baselines,
 )
-from orchestrator.sweepfile.values import Dataset, LabelSpace, Pretrain, ResolvedSweep, Transfer
+from orchestrator.sweepfile.values import (
+    LABELS_FACTOR,
+    AnalysisPlan,
+    Dataset,
+    LabelSpace,
+    Pretrain,
+    ResolvedSweep,
+    Transfer,
+)
 
 
 class SweepSpec(Strict):
@@ -68,6 +85,13 @@ class SweepSpec(Strict):
     transfer: list[TransferSpec] = Field(
         default_factory=list, description="How every backbone is measured; none: they are only pretrained."
     )
+    analyze: list[AnalysisSpec] = Field(
+        default_factory=list, description="What is measured of the features of every backbone."
+    )
+    simulate: dict[Name, SimulateSpec] = Field(
+        default_factory=dict,
+        description="Simulations by name; a sweep of them alone needs no datasets, labels and pretrain.",
+    )
     report: ReportSpec = Field(ReportSpec(), description="What is compared, and with what.")
     resources: ResourceGroups = Field(ResourceGroups(), description="What attempts occupy. Changes no key.")
     compute: ComputeSpec = Field(ComputeSpec(), description="How training computes. Changes no key.")
@@ -79,6 +103,24 @@ class SweepSpec(Strict):
     )
 
 
+class SimulationSweepSpec(SweepSpec):
+    """A sweep.yaml without backbones."""
+
+    datasets: dict[Name, DatasetSpec] = Field(default_factory=dict, description="None is needed.")
+    labels: dict[Name, LabelEntry] = Field(default_factory=dict, description="None is needed.")
+    pretrain: PretrainBlocks = Field(default_factory=dict, description="None is needed.")
+
+
+_BACKBONE_BLOCKS = ("datasets", "labels", "pretrain", "transfer")
+
+
+def validate_sweep(tree: Tree) -> SweepSpec:
+    """The schema's form of a file. Raises ``SpecError``: one line for each problem."""
+    value = tree.value if isinstance(tree.value, Mapping) else {}
+    only_simulates = bool(value.get("simulate")) and not any(block in value for block in _BACKBONE_BLOCKS)
+    return validate(SimulationSweepSpec if only_simulates else SweepSpec, tree.value, tree)
+
+
 def resolve_sweep(
     spec: SweepSpec,
     tree: Tree,
@@ -87,6 +129,8 @@ def resolve_sweep(
     *,
     objectives: Objectives | None = None,
     labels: LabelSources | None = None,
+    simulations: SimulationSources | None = None,
+    measures: Mapping[str, str] | None = None,
 ) -> ResolvedSweep:
     """Resolve a schema-valid sweep.
 
@@ -97,6 +141,8 @@ def resolve_sweep(
         surveys: what external data sets are.
         objectives: installed losses of other packages.
         labels: what counts classes, and installed label spaces of other packages.
+        simulations: what checks parameters, and installed simulations of other packages.
+        measures: installed measures of other packages.
 
     Raises:
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
@@ -104,8 +150,10 @@ def resolve_sweep(
     complaints = Complaints(tree)
     book = Recipes(spec.recipes, recipes, tree, complaints)
     recipe_resolver = RecipeResolver(book, {} if objectives is None else objectives, tree, complaints)
-    sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
-    return replace(sweep, recipes=book.used)
+    simulated = resolve_simulations(spec.simulate, simulations or SimulationSources(), complaints)
+    resolver = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints, measures=measures or {})
+    sweep = resolver.resolve()
+    return replace(sweep, recipes=book.used, simulations=simulated)
 
 
 class _Resolver:
@@ -118,8 +166,10 @@ class _Resolver:
         surveys: Surveys,
         labels: LabelSources | None,
         complaints: Complaints,
+        *,
+        measures: Mapping[str, str],
     ) -> None:
-        self._spec, self._labels = spec, labels
+        self._spec, self._labels, self._measures = spec, labels, measures
         self._recipes = recipes
         self._surveys = surveys
         self._complaints = complaints
@@ -150,8 +200,11 @@ class _Resolver:
         workers = {group: getattr(spec.resources, group).num_workers for group in ("pretrain", "transfer")}
         check_searches(transfer, pretrains, labels, workers, self._complaints)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
+        analyses = self._analyses(datasets, labels, pretrains)
         transfers = [entry.name for entry in spec.transfer]
-        baseline = resolve_baseline(spec.report, pretrained, self._complaints)
+        baseline = resolve_baseline(spec.report, pretrains, self._complaints)
+        check_metric(spec.report, self._complaints)
+        rows = resolve_rows(spec.report, pretrains, self._complaints)
         check_published(spec.report, transfers, pretrains, self._complaints)
         self._check_store()
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
@@ -165,7 +218,9 @@ class _Resolver:
             labels=labels,
             pretrains=pretrains,
             transfer=transfer,
-            baseline=baseline,
+            baseline=baseline.pop(LABELS_FACTOR, ""),
+            baseline_values=baseline,
+            rows=rows,
             metric=spec.report.metric,
             resources={kind: resolve_resources(asked) for kind, asked in resources.items()},
             num_workers={kind: asked.num_workers for kind, asked in resources.items()},
@@ -177,6 +232,7 @@ class _Resolver:
             published=tuple(entry.model_dump(exclude_none=True) for entry in spec.report.published),
             policy=policy,
             notify=notify,
+            analyses=analyses,
         )
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -192,6 +248,23 @@ class _Resolver:
         return tuple(
             resolve_transfer(position, entry, labels, self._recipes, self._complaints, pretrains=pretrains)
             for position, entry in enumerate(self._spec.transfer)
+        )
+
+    def _analyses(
+        self, datasets: Mapping[str, Dataset], labels: Mapping[str, LabelSpace], pretrains: Sequence[Pretrain]
+    ) -> tuple[AnalysisPlan, ...]:
+        self._complaints.refuse_repeats(("analyze",), [entry.name for entry in self._spec.analyze], "name")
+        return tuple(
+            resolve_analysis(
+                position,
+                entry,
+                datasets=datasets,
+                labels=labels,
+                pretrains=pretrains,
+                plugins=self._measures,
+                complaints=self._complaints,
+            )
+            for position, entry in enumerate(self._spec.analyze)
         )
 
     def _check_models(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:

@@ -30,7 +30,14 @@ from orchestrator.sweepfile.search import (
     with_grace,
 )
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, Search, Transfer
+from orchestrator.sweepfile.values import BLOCK_FACTOR, Cell, LabelSpace, Pretrain, Search, Transfer
+
+MAX_CELLS: Final = 1000
+_UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
+Grid = Mapping[str, Sequence[Any]]
+SELECT_HOLDOUT: Final = 0.1
+"""Of the training samples, where a grid is selected on them and its recipe says nothing else."""
+_KEEPING: Final = "pretrain.checkpoints.keep.epochs"
 
 
 class TransferSpec(Strict):
@@ -84,10 +91,6 @@ class TransferSpec(Strict):
 
 
 # ---------------------------------------------------------------------------------------------------------------- grids
-
-MAX_CELLS: Final = 1000
-_UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
-Grid = Mapping[str, Sequence[Any]]
 
 
 def grid_cells(
@@ -162,10 +165,6 @@ def _problems(path: Path, given: GivenRecipe, grid: Grid, known: Sequence[str]) 
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
 
-SELECT_HOLDOUT: Final = 0.1
-"""Of the training samples, where a grid is selected on them and its recipe says nothing else."""
-_KEEPING: Final = "pretrain.checkpoints.keep.epochs"
-
 
 def resolve_transfer(
     position: int,
@@ -192,8 +191,8 @@ def resolve_transfer(
         complaints.add((*path, "target"), f"'{entry.target}' is not a label space of this sweep: {hint}")
     complaints.refuse_repeats((*path, "seeds"), [str(seed) for seed in entry.seeds])
     _check_fractions(path, entry, complaints)
-    measured = _measured((*path, "pretrain"), entry.pretrain, pretrains, complaints)
-    _check_epochs((*path, "from_checkpoints"), entry.from_checkpoints or (), measured, complaints)
+    measured = measured_blocks((*path, "pretrain"), entry.pretrain, pretrains, complaints)
+    check_epochs((*path, "from_checkpoints"), entry.from_checkpoints or (), measured, complaints)
     search, cells = _search_and_cells(
         path, entry, recipes, complaints, measured=measured, target=labels.get(entry.target)
     )
@@ -211,7 +210,7 @@ def resolve_transfer(
         select_on=(entry.select_on or "train") if entry.grid is not None or search is not None else "",
         baselines=tuple(dict.fromkeys(entry.baselines or ())),
         pretrains=tuple(pretrain.name for pretrain in measured),
-        labels=_chosen_labels((*path, "labels"), entry.labels, measured, complaints),
+        labels=chosen_labels((*path, "labels"), entry.labels, measured, complaints),
     )
 
 
@@ -320,7 +319,7 @@ def _subset_seed(entry: TransferSpec) -> int | None:
     return entry.subset.seed if entry.subset is not None and is_given else None
 
 
-def _measured(
+def measured_blocks(
     path: Path, wanted: Sequence[str] | None, pretrains: Sequence[Pretrain], complaints: Complaints
 ) -> list[Pretrain]:
     """The blocks that a transfer names; all of them where it names none."""
@@ -329,7 +328,12 @@ def _measured(
     names = [pretrain.name for pretrain in pretrains if pretrain.name]
     found: dict[str, Pretrain] = {}
     for position, glob in enumerate(wanted):
-        matches = {block.name: block for block in pretrains if block.name and fnmatchcase(block.name, glob)}
+        # The name of a block with factors means all of its cells.
+        matches = {
+            block.name: block
+            for block in pretrains
+            if block.name and any(fnmatchcase(name, glob) for name in (block.name, block.factors.get(BLOCK_FACTOR, "")))
+        }
         if not matches:
             hint = did_you_mean(glob, names) if names else "the only block has no name; remove this"
             complaints.add((*path, position), f"'{glob}' matches no block of pretrain: {hint}")
@@ -337,7 +341,7 @@ def _measured(
     return list(found.values())
 
 
-def _chosen_labels(
+def chosen_labels(
     path: Path, wanted: Sequence[str] | None, measured: Sequence[Pretrain], complaints: Complaints
 ) -> tuple[str, ...] | None:
     """The label spaces that a transfer names, of those that its blocks pretrain; None where it names none."""
@@ -354,7 +358,8 @@ def _chosen_labels(
     return tuple(found)
 
 
-def _check_epochs(path: Path, epochs: Sequence[int], measured: Sequence[Pretrain], complaints: Complaints) -> None:
+def check_epochs(path: Path, epochs: Sequence[int], measured: Sequence[Pretrain], complaints: Complaints) -> None:
+    """Complain of epochs of which a block keeps no weights."""
     complaints.refuse_repeats(path, [str(epoch) for epoch in epochs])
     for position, epoch in enumerate(epochs):
         for pretrain in measured:

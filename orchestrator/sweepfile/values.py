@@ -11,9 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from orchestrator.core.contract import JobKind, Resources
+
+BLOCK_FACTOR = "block"
+"""The factor whose values are the named blocks of ``pretrain:``."""
+LABELS_FACTOR = "labels"
+"""The factor whose values are the label spaces of the pretraining."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +157,8 @@ class Pretrain:
     baselines: tuple[str, ...] = ()
     """Label spaces that are pretrained for the baselines of transfers alone."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    factors: Mapping[str, str] = field(default_factory=dict)
+    """By factor the value that this block is; never identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +243,108 @@ class Transfer:
         return self.search is not None and self.search.over != "recipe"
 
 
+Level: TypeAlias = bool | int | float | str
+"""One value of a factor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What a paper claims of a simulation: some numbers that follow from means, each between ``low`` and ``high``."""
+
+    rule: str
+    """``mean`` of each cell, ``slope``, ``ratio``, ``ordering``, ``monotone`` over a factor, or ``closed_form``."""
+    of: str = ""
+    """The factor; empty for ``mean`` and ``closed_form``."""
+    log: bool = False
+    """Of a slope: logarithms of the factor and of the metric."""
+    levels: tuple[Level, ...] = ()
+    """Of a ratio: numerator and denominator; of an ordering: from the lowest mean to the highest."""
+    other_metric: str = ""
+    """Of a closed form: what the mean is divided by."""
+    low: float | None = None
+    high: float | None = None
+    where: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
+    """Levels by factor that it is about; a factor that is missing: all."""
+    metric: str = ""
+    """Empty = the simulation's."""
+    paper: float | None = None
+    source: str = ""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``dataclasses.asdict``."""
+        where = {name: tuple(levels) for name, levels in document["where"].items()}
+        return cls(**{**document, "levels": tuple(document["levels"]), "where": where})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedCell:
+    """One combination of levels."""
+
+    factors: Mapping[str, Level]
+    parameters: Mapping[str, Any]
+    """Complete: those of all cells, the levels, and defaults."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``k=2,labels=coarse``; empty without factors."""
+        return cell_name(self.factors)
+
+
+def cell_name(factors: Mapping[str, Level]) -> str:
+    """Name of a combination of levels, whatever the order in which a sweep file gives its factors."""
+    return ",".join(f"{factor}={factors[factor]}" for factor in sorted(factors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Every combination of factors, over the same seeds."""
+
+    name: str
+    run: str
+    """Name of a shipped one, or ``<distribution>==<version>:<name>``."""
+    factors: Mapping[str, tuple[Level, ...]]
+    cells: tuple[SimulatedCell, ...]
+    first_seed: int
+    num_seeds: int
+    per_job: int
+    metric: str
+    sources: str = ""
+    """Digest of the sources, where the package is installed editable; else empty."""
+    expectations: tuple[Expectation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisPlan:
+    """What is measured of the features of backbones."""
+
+    name: str
+    measures: Mapping[str, Mapping[str, Any]]
+    """Parameters by measure, with every default filled in."""
+    dataset: str = ""
+    """Whose images are embedded; empty = those that a backbone was pretrained on."""
+    split: str = "val"
+    of: str = ""
+    """Label space of the original classes; empty = the leaf classes."""
+    pretrains: tuple[str, ...] = ("",)
+    """Names of the blocks whose backbones are analysed."""
+    labels: tuple[str, ...] | None = None
+    """Label spaces whose backbones are analysed; None = all that a block pretrains."""
+    checkpoints: tuple[int, ...] = ()
+    """Epochs of the pretraining; empty = its final weights."""
+    between: tuple[str, ...] = ()
+    """What the backbones that one job compares differ in; empty = one job for each backbone."""
+
+    def spaces(self, pretrain: Pretrain) -> tuple[str, ...]:
+        """Label spaces of a block whose backbones are analysed."""
+        return tuple(name for name in pretrain.labels if self.labels is None or name in self.labels)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Splits whose features it reads."""
+        return ("train", "val") if "clp" in self.measures else (self.split,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSweep:
     """A whole sweep.yaml, resolved. ``store`` and ``tracking_uri`` are empty when the project's defaults apply."""
@@ -261,9 +370,15 @@ class ResolvedSweep:
     """``best``: MLflow's model registry gets the best backbone; empty: it gets none."""
     published: tuple[Mapping[str, Any], ...] = ()
     """Printed numbers for the report (fields of ``Published``)."""
+    rows: tuple[str, ...] = ()
+    """Factors whose combinations are the rows of the report's tables; empty: its default."""
+    baseline_values: Mapping[str, str] = field(default_factory=dict)
+    """By factor the value that others are compared with; that of label spaces is ``baseline``."""
     recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Recipes that it names, by name, with the fields of their bases."""
     notify: tuple[Channel, ...] = ()
+    simulations: tuple[Simulation, ...] = ()
+    analyses: tuple[AnalysisPlan, ...] = ()
 
     def pretrain(self, name: str) -> Pretrain:
         """The block of a name. Raises ``KeyError``."""
@@ -280,6 +395,7 @@ class ResolvedSweep:
             for name in pretrain.labels
             if (not item.searches_backbones and item.measures(name)) or (item.baselines and name == item.target)
         }
+        needed |= {name for item in self.analyses if pretrain.name in item.pretrains for name in item.spaces(pretrain)}
         return tuple(name for name in pretrain.labels if name in needed)
 
 
@@ -323,6 +439,8 @@ class Policy:
     """Seconds after submission from which on nothing is started."""
     users: tuple[str, ...] = ()
     """Who may give the sweep orders besides its owner."""
+    fails_on_expectations: bool = False
+    """Whether a submit ends with an error where an expectation of a simulation does not hold."""
 
     @property
     def gpu_hour_budget(self) -> float | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 from orchestrator.core.errors import ControllerError, StorageError
 from orchestrator.planning.graph.plan import Plan
@@ -19,13 +18,12 @@ from orchestrator.sweeps.quotas import Quotas, change_quotas, read_quotas, write
 from orchestrator.sweeps.request_handling import check_plan
 from orchestrator.sweeps.requests import (
     Consent,
-    Envelope,
     Ownership,
-    Submit,
+    SubmitFields,
     cancel,
     current_user,
-    new_envelope,
     new_message_id,
+    new_submit,
     pause,
     post,
     resume,
@@ -67,24 +65,12 @@ __all__ = [
 ]
 
 
-def submit(
-    store: ObjectStore,
-    plan: Plan,
-    spec_text: str,
-    cluster: str,
-    *,
-    ownership: Ownership = Ownership.KEEP,
-    provenance: Mapping[str, Any] | None = None,
-    message_id: str = "",
-    **envelope: Unpack[Envelope],
-) -> str:
+def submit(store: ObjectStore, plan: Plan, spec_text: str, cluster: str, **options: Unpack[SubmitFields]) -> str:
     """Ask the controller of ``cluster`` to run a plan; returns the message's id, found in ``Snapshot.handled`` later.
 
     A plan that differs from the sweep's current one becomes its next revision; the same plan gives failed jobs another
     chance. ``sender`` (default: this user) becomes the owner of a new sweep; a message to a sweep of somebody else is
-    refused unless its plan lists the sender among ``policy.users`` or ``consent`` is ``FORCE``. ``provenance`` is what
-    the client knows of where the plan comes from (``tracking.provenance.capture``); it is kept with the revision.
-    Who may have to send the same submit twice gives it a ``message_id``: it is followed once.
+    refused unless its plan lists the sender among ``policy.users`` or ``consent`` is ``FORCE``.
 
     Raises:
         ControllerError: the sweep is unfinished and belongs to another cluster, or the plan cannot run on this store.
@@ -94,16 +80,9 @@ def submit(
     problem = check_plan(plan, sweep=plan.sweep, store_uri=store.uri)
     if problem:
         raise ControllerError(problem)
-    if ownership is Ownership.KEEP:
+    message = new_submit(plan, spec_text, cluster, options)
+    if message.ownership is Ownership.KEEP:
         _check_owner(store, plan.sweep, cluster)
-    message = Submit(
-        **(new_envelope(envelope) | ({"message_id": message_id} if message_id else {})),
-        cluster=cluster,
-        plan=plan.to_json(),
-        spec_text=spec_text,
-        ownership=ownership,
-        provenance=provenance or {},
-    )
     post(store, plan.sweep, message)
     return message.message_id
 

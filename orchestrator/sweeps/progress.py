@@ -21,10 +21,14 @@ from orchestrator.storage.bounds import PROGRESS_BYTES
 from orchestrator.storage.layout import nodes_name, progress_name, publication_name
 from orchestrator.storage.protocol import ObjectStore
 
-# -------------------------------------------------------------------------------------------------- progress of a sweep
 WRITE_EVERY_S = 1.0
 SLOW_FROM = 1.5
 """A rank is slow whose own time per step is so many times that of the others."""
+_UNCOMPILED = " runs without torch.compile, although compute.compile asks for it: its log says why"
+PRESENCE_EVERY_S = 5.0
+
+
+# -------------------------------------------------------------------------------------------------- progress of a sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +139,6 @@ class ProgressBoard:
         return line is not None and bool(line.attempt_id)
 
 
-_UNCOMPILED = " runs without torch.compile, although compute.compile asks for it: its log says why"
-
-
 def _first(found: Sequence[str], what: str) -> list[str]:
     """One line for all of them."""
     others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -171,7 +172,6 @@ def read_progress(store: ObjectStore, sweep: str) -> Mapping[str, LiveProgress]:
 
 
 # --------------------------------------------------------------------------------------------------- nodes of a cluster
-PRESENCE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -345,6 +345,22 @@ class Envelope(TypedDict, total=False):
     """None = the clock's."""
 
 
+class SubmitFields(Envelope, total=False):
+    """What a submit may say besides its plan: fields of ``Submit``, those of its envelope included."""
+
+    ownership: Ownership
+    provenance: Mapping[str, Any] | None
+    """What is known of where the plan comes from (``tracking.provenance.capture``); it is kept with the revision."""
+    message_id: str
+    """Of who may have to send the same submit twice: it is followed once. Empty = a new one."""
+
+
+def new_submit(plan: Plan, spec_text: str, cluster: str, options: SubmitFields) -> Submit:
+    """The message of a submit."""
+    said = {name: value for name, value in options.items() if name != "now" and value}
+    return Submit(**(new_envelope(options) | said), cluster=cluster, plan=plan.to_json(), spec_text=spec_text)
+
+
 def cancel(store: ObjectStore, sweep: str, *, jobs: Collection[str] | None = None, **envelope: Unpack[Envelope]) -> str:
     """Ask for the end of a sweep, or only of some jobs (names, or patterns as of a shell); returns the message's id.
 

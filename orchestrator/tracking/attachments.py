@@ -1,8 +1,7 @@
 """What the run of a sweep carries besides its state: its origin, its report, and the registered best backbone.
 
-What the run of a sweep carries besides its state: where it was submitted from, and its report.
-
-The best backbone of a finished sweep in MLflow's model registry, if the sweep asks for it (``register: best``).
+The backbone is registered in MLflow's model registry once the sweep has finished, if it asks for that
+(``register: best``).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from statistics import fmean
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.metrics import better_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning
@@ -35,6 +35,10 @@ from orchestrator.tracking.server import ModelVersion, TrackingServer
 _PARTS = ("backbone.safetensors", "model.json")
 FOLDER = "backbone"
 """Of the run's artifacts, where the registered files are."""
+_DIFF = "uncommitted.diff"
+_LOG = logging.getLogger(__name__)
+_MAX_NOTE_CHARACTERS = 7500
+"""MLflow keeps 8000 characters of a tag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class Best:
 
     job: Job
     error: float
-    """Mean over its transfer seeds, in [0, 1]."""
+    """Mean of the metric over its transfer seeds; errors are in [0, 1]."""
     metric: str
     transfer: str
 
@@ -64,8 +68,9 @@ def best_backbone(plan: Plan, report: Report) -> Best | None:
             by_backbone.setdefault(backbone.name, []).append(result.metrics[report.metric])
     if not by_backbone:
         return None
-    error, name = min((fmean(errors), name) for name, errors in by_backbone.items())
-    return Best(job=jobs[name], error=error, metric=report.metric, transfer=report.headlines[0].transfer)
+    sign = report.headlines[0].better.sign
+    error, name = min((sign * fmean(errors), name) for name, errors in by_backbone.items())
+    return Best(job=jobs[name], error=sign * error, metric=report.metric, transfer=report.headlines[0].transfer)
 
 
 def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best, run_id: str) -> None:
@@ -77,13 +82,14 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
     """
     facets = {name: str(value) for name, value in best.job.facets.items()}
     tags = {**facets, "sweep": plan.sweep, "key": best.job.key, best.metric: f"{best.error:.6g}"}
+    what = better_of(best.metric).best.capitalize()
     version = ModelVersion(
         name=plan.sweep,
         run_id=run_id,
         folder=FOLDER,
         tags={**tags, "transfer": best.transfer, "store": store.uri},
         unless_tagged=("key", best.job.key),
-        description=f"Lowest {best.metric} under the transfer {best.transfer!r}; timm reads it",
+        description=f"{what} {best.metric} under the transfer {best.transfer!r}; timm reads it",
     )
     if server.has_version(version):
         return
@@ -105,12 +111,6 @@ def _backbone_of(jobs: Mapping[str, Job], result: Result) -> Job | None:
             return job
         waiting += [need for need in job.needs if jobs[need].kind not in {JobKind.LABELS, JobKind.INDEX}]
     return None
-
-
-_DIFF = "uncommitted.diff"
-_LOG = logging.getLogger(__name__)
-_MAX_NOTE_CHARACTERS = 7500
-"""MLflow keeps 8000 characters of a tag."""
 
 
 class Attachments:

@@ -1,8 +1,7 @@
 """What the run of a job says besides its state: parameters, tags, data sets, results and metrics.
 
-Parameters, tags and data sets of the runs of jobs: what people filter, group and compare by; pure.
-
-What the run of a job says besides its state: read from records and metric segments, many jobs at once.
+Parameters, tags and data sets, by which people filter, group and compare runs, follow from the plan alone. Results and
+metrics are read from records and metric segments, many jobs at once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.report.inputs import MetricLine, MetricSegment, list_segments, read_segment
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.artifacts import Record, read_record
@@ -27,6 +26,28 @@ from orchestrator.tracking.draft import DatasetUse, MetricPoint, generated_diges
 _MAX_PARAM_CHARACTERS = 6000
 _BACKBONE = "backbone.safetensors"
 _SPLIT = "num_train"
+_NUM_READERS = 16
+"""Objects read at once: on S3 each takes tens of milliseconds, whatever its size."""
+_REUSED_TAG = "reused_from"
+_SYSTEM_METRICS = frozenset(
+    {
+        "images_per_s",
+        "data_wait",
+        "data_wait_ms",
+        "cache_hit_rate",
+        "store_gib_per_epoch",
+        "mfu",
+        "gpu_memory_gib",
+        "gpu_memory",
+        "gpu_utilization",
+        "cpu_s",
+        "memory_gib",
+    }
+)
+"""Shown on the page `System metrics` of a run: about the machine, not about the result."""
+_MEASURED = ("setup_s", "train_s", "work_s", "compile_s")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 def sweep_params(plan: Plan) -> dict[str, str]:
@@ -42,6 +63,8 @@ def job_params(job: Job, granularity: int | None, digest: str = "") -> dict[str,
     """
     parameters = dict(job.identity["parameters"])
     model, recipe = parameters.pop("model", {}), parameters.pop("recipe", {})
+    if job.kind is JobKind.THEORY:
+        recipe = parameters.pop("parameters")
     found: dict[str, Any] = {**parameters, **recipe, **_model_params(model), **_label_space(job), **job.facets}
     found |= {"key": job.key, "dataset_digest": digest}
     if granularity is not None:
@@ -111,30 +134,6 @@ def _model_params(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-_NUM_READERS = 16
-"""Objects read at once: on S3 each takes tens of milliseconds, whatever its size."""
-_REUSED_TAG = "reused_from"
-_SYSTEM_METRICS = frozenset(
-    {
-        "images_per_s",
-        "data_wait",
-        "data_wait_ms",
-        "cache_hit_rate",
-        "store_gib_per_epoch",
-        "mfu",
-        "gpu_memory_gib",
-        "gpu_memory",
-        "gpu_utilization",
-        "cpu_s",
-        "memory_gib",
-    }
-)
-"""Shown on the page `System metrics` of a run: about the machine, not about the result."""
-_MEASURED = ("setup_s", "train_s", "work_s", "compile_s")
-Given = TypeVar("Given")
-Found = TypeVar("Found")
 
 
 class RecordCache:
@@ -242,7 +241,8 @@ class ContentReader:
         if record is None:
             return {}
         reused = {} if record.sweep == self._plan.sweep else {_REUSED_TAG: f"{record.sweep}/{record.job}"}
-        return {**artifact_tags(job, record, self._store.uri), **reused}
+        factors = {name: str(value) for name, value in job.facets.items() if name.startswith(FACTOR_PREFIX)}
+        return {**artifact_tags(job, record, self._store.uri), **reused, **factors}
 
     def _granularity(self, job: Job) -> int | None:
         """Number of classes of the label space that a job makes or was pretrained on, once it is known."""

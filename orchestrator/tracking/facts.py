@@ -20,6 +20,12 @@ from orchestrator.sweeps.ledger import read_plan
 
 RunIdentity = tuple[str, str]
 """Name and key of a job: what one run on the tracking server stands for."""
+SWEEP_JOB = "(sweep)"
+"""In place of a job's name, the run of the sweep itself; no job can be called so."""
+SWEEP_RUN: RunIdentity = (SWEEP_JOB, "")
+_MAX_TAG_CHARACTERS = 4000
+SUPERSEDED = "superseded"
+"""In the tag ``state``, instead of the job's state: a later revision of the sweep has no such job, or another key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +84,6 @@ class TimelineReader:
 
     def _plan(self, event: PlanAccepted) -> Plan:
         return read_plan(self._store, self._sweep, event.revision, event.documents)
-
-
-SWEEP_JOB = "(sweep)"
-"""In place of a job's name, the run of the sweep itself; no job can be called so."""
-SWEEP_RUN: RunIdentity = (SWEEP_JOB, "")
-_MAX_TAG_CHARACTERS = 4000
-SUPERSEDED = "superseded"
-"""In the tag ``state``, instead of the job's state: a later revision of the sweep has no such job, or another key."""
 
 
 class RunStatus(StrEnum):

@@ -1,9 +1,8 @@
 """Addresses of the pages of MLflow, and views of them that compare label spaces.
 
-A view of MLflow's pages that compares label spaces, kept as a tag of the experiment so that a link opens it.
-
-MLflow's pages share views this way themselves: the state of the page in JSON, in the tag ``mlflow.sharedViewState.KEY``
-of the experiment, opened by ``?viewStateShareKey=KEY``. Each sweep has a view of its own in its experiment.
+A view is kept as a tag of the experiment, so that a link opens it. MLflow's pages share views this way themselves: the
+state of the page in JSON, in the tag ``mlflow.sharedViewState.KEY``, opened by ``?viewStateShareKey=KEY``. Each sweep
+has a view of its own in its experiment.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
-from orchestrator.planning.graph.plan import Plan
+from orchestrator.core.metrics import Better, better_of
+from orchestrator.planning.graph.design import PlanDesign
+from orchestrator.planning.graph.plan import FACTOR_PREFIX, Plan
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.facts import SUPERSEDED, SWEEP_JOB
 from orchestrator.tracking.memory import Memory, MemoryFile
@@ -46,12 +47,15 @@ def _view(plan: Plan) -> dict[str, Any]:
             f"tags.sweep = '{plan.sweep}' AND tags.state != '{SUPERSEDED}' AND params.{compared} LIKE '%'"
         ),
         "orderByKey": f"metrics.`{plan.metric}`",
-        "orderByAsc": True,
+        "orderByAsc": better_of(plan.metric) is Better.LOWER,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "modelVersionFilter": "All Runs",
         "datasetsFilter": [],
-        "selectedColumns": [*(f"params.`{name}`" for name in _FACETS), f"metrics.`{plan.metric}`"],
+        "selectedColumns": [
+            *(f"params.`{name}`" for name in (*_factor_params(plan), *_FACETS)),
+            f"metrics.`{plan.metric}`",
+        ],
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": _charts(plan),
         "isAccordionReordered": True,  # else by name
@@ -59,11 +63,18 @@ def _view(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _factor_params(plan: Plan) -> tuple[str, ...]:
+    """Parameters that say the values of factors, of those with several values."""
+    varied = PlanDesign.of(plan).varied
+    known = {name for job in plan.jobs for name in job.facets}
+    return tuple(name for factor in varied if (name := f"{FACTOR_PREFIX}{factor}") in known)
+
+
 def _charts(plan: Plan) -> list[dict[str, Any]]:
     metric = plan.metric
     transfers = {job.facets["transfer"] for job in plan.jobs if "transfer" in job.facets}
     # Not the level: those of random ids are numbers, which MLflow leaves out of an axis of words.
-    axes = [*(["transfer"] if len(transfers) > 1 else []), "label_space", "granularity"]
+    axes = [*(["transfer"] if len(transfers) > 1 else []), *_factor_params(plan), "label_space", "granularity"]
     return [
         {
             **_chart("PARALLEL", _LEVELS, f"{metric} by label space"),

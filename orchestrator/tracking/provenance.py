@@ -22,6 +22,10 @@ from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 
+_TIMEOUT_S = 10.0
+_MAX_DIFF_BYTES = 1_000_000
+_MAX_UNTRACKED = 1000
+
 
 def installed_packages() -> dict[str, str]:
     """Versions of all installed distributions by their normalised names, sorted (PEP 503).
@@ -44,11 +48,6 @@ def requirements_text(packages: dict[str, str]) -> str:
 def _is_inside_package(folder: Path) -> bool:
     """Whether a folder that distributions lie in, or the one above it, is an importable package."""
     return any((one / "__init__.py").is_file() for one in (folder, folder.parent))
-
-
-_TIMEOUT_S = 10.0
-_MAX_DIFF_BYTES = 1_000_000
-_MAX_UNTRACKED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """The publisher: brings a tracking server from what it shows to what is true of the sweeps of a store, never back.
 
-Publishing until there is nothing more to publish, through any outage of the tracking server.
+Invariants:
 
-The trials of search jobs as runs below the run of their job.
-
-The facts of all runs of a sweep. Most jobs have not changed since the last look, and cost one comparison.
+- It goes on until there is nothing more to publish, through any outage of the tracking server.
+- A job that has not changed since the last look, as most have not, costs one comparison.
+- Trials of a search are runs below the run of their job.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ _STATUS = {
     TrialState.STOPPED: RunStatus.KILLED,
     TrialState.FAILED: RunStatus.FAILED,
 }
+_BATCH = 500
+"""Runs per transaction: larger ones are hardly faster, and keep other writers waiting."""
+_SAVE_EVERY_S = 5.0
+_LOG = logging.getLogger(__name__)
+_MAX_BACKOFF_S = 60.0
+_SOON_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +161,6 @@ class FactsCache:
 def _superseded(timeline: Timeline, identity: RunIdentity, status: RunStatus | None) -> RunFacts:
     snapshot = timeline.snapshot
     return superseded_facts(snapshot.sweep, identity, status, snapshot.accepted_at_s)
-
-
-_BATCH = 500
-"""Runs per transaction: larger ones are hardly faster, and keep other writers waiting."""
-_SAVE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,11 +458,6 @@ class Publisher:
 
     def _reader(self, sweep: str) -> TimelineReader:
         return self._readers.setdefault(sweep, TimelineReader(self._store, sweep))
-
-
-_LOG = logging.getLogger(__name__)
-_MAX_BACKOFF_S = 60.0
-_SOON_S = 0.1
 
 
 class PublishesSweeps(Protocol):

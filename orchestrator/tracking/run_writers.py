@@ -1,14 +1,9 @@
 """Two ways to write runs: through the interface of MLflow, or straight into the tables of its database.
 
-Runs written through MLflow's own interface: a few calls for each, several runs at once over HTTP.
-
-Many runs at once, straight into the tables of an MLflow database, in one transaction for each batch.
-
-MLflow's own interface writes one run per call, in several transactions. Where its database can be reached, this module
-writes the rows that those calls would write. What a batch leaves behind equals what MLflow leaves (a test compares the
-tables), and a batch is there as a whole or not at all.
-
-It is used only where ``known_tables`` finds the tables to be exactly those that this module knows.
+MLflow's own interface writes one run per call, in several transactions, over HTTP several runs at once. Where its
+database can be reached, the rows that those calls would write are written here, many runs in one transaction. What such
+a batch leaves behind equals what MLflow leaves (a test compares the tables), and a batch is there as a whole or not at
+all. The tables are written only where ``known_tables`` finds them to be exactly those that this module knows.
 """
 
 from __future__ import annotations
@@ -39,6 +34,25 @@ _NO_END = 0
 
 _DATABASE_REFUSAL = "BAD_REQUEST"
 """As an error code: what the database says no to, which is not always the caller's fault."""
+Row = dict[str, Any]
+_BUSY_TIMEOUT_MS = 20_000
+"""How long a SQLite connection waits for another writer; MLflow's own figure."""
+_MAX_NAME_CHARACTERS = 250
+DIALECTS = ("sqlite", "postgresql")
+"""Databases whose INSERT ... ON CONFLICT this module writes."""
+COLUMNS = {
+    "runs": "run_uuid name source_type source_name entry_point_name user_id status start_time end_time deleted_time "
+    "source_version lifecycle_stage artifact_uri experiment_id",
+    "tags": "key value run_uuid",
+    "params": "key value run_uuid",
+    "metrics": "key value timestamp step is_nan run_uuid",
+    "latest_metrics": "key value timestamp step is_nan run_uuid",
+    "datasets": "dataset_uuid experiment_id name digest dataset_source_type dataset_source dataset_schema "
+    "dataset_profile",
+    "inputs": "input_uuid source_type source_id destination_type destination_id step",
+    "input_tags": "input_uuid name value",
+}
+"""The columns that these tables have in the releases of MLflow that this module was tested with."""
 
 
 class OneByOneWriter:
@@ -184,27 +198,6 @@ def _is_refusal(error: Exception) -> bool:
         "RESOURCE_DOES_NOT_EXIST",
         _DATABASE_REFUSAL,
     }
-
-
-Row = dict[str, Any]
-_BUSY_TIMEOUT_MS = 20_000
-"""How long a SQLite connection waits for another writer; MLflow's own figure."""
-_MAX_NAME_CHARACTERS = 250
-DIALECTS = ("sqlite", "postgresql")
-"""Databases whose INSERT ... ON CONFLICT this module writes."""
-COLUMNS = {
-    "runs": "run_uuid name source_type source_name entry_point_name user_id status start_time end_time deleted_time "
-    "source_version lifecycle_stage artifact_uri experiment_id",
-    "tags": "key value run_uuid",
-    "params": "key value run_uuid",
-    "metrics": "key value timestamp step is_nan run_uuid",
-    "latest_metrics": "key value timestamp step is_nan run_uuid",
-    "datasets": "dataset_uuid experiment_id name digest dataset_source_type dataset_source dataset_schema "
-    "dataset_profile",
-    "inputs": "input_uuid source_type source_id destination_type destination_id step",
-    "input_tags": "input_uuid name value",
-}
-"""The columns that these tables have in the releases of MLflow that this module was tested with."""
 
 
 def known_tables() -> dict[str, Table] | None:

@@ -1,6 +1,6 @@
 """The one place that talks to MLflow. Every failure is a ``TrackingError``, and none touches the truth about a sweep.
 
-Whether what answers at a tracking URI is an MLflow that we can talk to; asked once, before anything is written.
+Whether what answers at a tracking URI is an MLflow that we can talk to is asked once, before anything is written.
 """
 
 from __future__ import annotations
@@ -27,6 +27,23 @@ if TYPE_CHECKING:
 _MAX_CAUSE_CHARACTERS = 300
 _READ_ONLY = ("readonly database", "read-only", "permission denied")
 _FORBIDDEN = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}
+OLDEST_SERVER = 2
+"""Major version; the interface that the publisher uses is the same since then."""
+_LOG = logging.getLogger(__name__)
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_DISABLE_AGENT_HINT": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "GIT_PYTHON_REFRESH": "quiet",
+    # The publisher has its own retries; MLflow's defaults (7 retries of 120 s) would hide an outage for minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+_NUM_HTTP_THREADS = 8
+_OWNER_TAG = "owner"
+_OWNER = "pretraining-orchestrator"
+_DELETED = "deleted"
 
 
 class TrackingError(OrchestratorError):
@@ -79,10 +96,6 @@ def _remedy(error: Exception) -> str:
     if any(sign in text for sign in _READ_ONLY):
         return "let the publisher write there, or name another tracking.uri"
     return ""
-
-
-OLDEST_SERVER = 2
-"""Major version; the interface that the publisher uses is the same since then."""
 
 
 def check_server(uri: str) -> None:
@@ -160,23 +173,6 @@ def missing_driver(uri: str, error: ImportError) -> str:
         f"the program that talks to {urlsplit(uri).scheme} databases is not installed ({error}); for PostgreSQL: "
         "pip install 'pretraining-orchestrator[postgres]'"
     )
-
-
-_LOG = logging.getLogger(__name__)
-_QUIET = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_DISABLE_AGENT_HINT": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "GIT_PYTHON_REFRESH": "quiet",
-    # The publisher has its own retries; MLflow's defaults (7 retries of 120 s) would hide an outage for minutes.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-}
-_NUM_HTTP_THREADS = 8
-_OWNER_TAG = "owner"
-_OWNER = "pretraining-orchestrator"
-_DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

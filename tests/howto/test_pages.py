@@ -9,20 +9,23 @@ import pytest
 
 from tests.howto.pages import FOLDER, blocks, follow
 
-SHORT = ("cluster", "grids")
+SHORT = ("cluster", "factors", "grids")
 """Pages that neither train nor read images: seconds."""
 LONG = (
     "compare",
     "export",
     "first-sweep",
     "label-spaces",
+    "likeness",
     "mlflow",
     "own-data",
     "power",
     "resume",
     "samples",
     "share-backbones",
+    "simulate",
     "steer",
+    "structure",
 )
 TIMEOUT_S = 900.0
 _LINK = re.compile(r"\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")

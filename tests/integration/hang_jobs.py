@@ -23,6 +23,7 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     for _ in range(STEPS):
         ranks.barrier()
         context.activity.stage = "train"
+    context.report(Progress(phase="train", step=2, total_steps=2))  # travels with the activity, so both are known
     (folder / f"pid{context.rank}").write_text(str(os.getpid()))
     if context.rank == 1:
         with context.activity.during(Activity(parameters["doing"])):

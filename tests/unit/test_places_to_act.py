@@ -13,7 +13,7 @@ from botocore.exceptions import ProfileNotFound
 from orchestrator.core.contract import Resources
 from orchestrator.services.settings import UNKNOWN_STORE
 from orchestrator.services.status import MAX_CHARACTERS, brief_reason
-from orchestrator.storage.s3.answers import translate
+from orchestrator.storage.s3.responses import translate
 from tests.commands import run_command
 from tests.scripted_sweep import World, make_job
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.core.contract import Progress, Resources
+from orchestrator.core.contract import JobKind, Progress, Resources
+from orchestrator.planning.estimate.corrections import DurationCorrections
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.services.eta import time_left_of
 from orchestrator.state.snapshot import Attempt, JobTable, JobView, Snapshot
@@ -61,3 +62,18 @@ def test_time_left_of_overdue_job_is_not_negative() -> None:
 
 def test_time_left_of_sweep_without_a_plan_is_nothing() -> None:
     assert time_left_of(Snapshot(sweep="s"), {}, ONE_GPU, progress={}, now=0.0).seconds == 0
+
+
+def test_corrections_are_sums_of_a_class_else_of_its_kind_and_what_is_taken_out_leaves_nothing() -> None:
+    found, small, large = DurationCorrections(), (JobKind.PRETRAIN, "small"), (JobKind.PRETRAIN, "large")
+    found.add(small, 30.0, 10.0)
+    found.add(small, 30.0, 50.0)
+    found.add(large, 200.0, 100.0)
+    assert found.ratio(small) == 1.0  # the median of 3 and 0.6 would say 1.8
+    assert found.ratio(large) == 2.0
+    assert found.ratio((JobKind.PRETRAIN, "unseen")) == 260 / 160
+    assert found.ratio((JobKind.PROBE, "small")) == 1.0
+    assert found.by_kind == {"pretrain": 260 / 160}
+    found.add(large, 200.0, 100.0, -1)
+    assert found.ratio(large) == 1.0
+    assert set(found.steps) <= {small}

@@ -11,9 +11,10 @@ from orchestrator.report.build import build_report
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import caveats
 from orchestrator.report.render.curves import curve_points
-from orchestrator.report.render.files import REPORT_FILES, render_files, save_report
+from orchestrator.report.render.files import render_files, save_report
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.testing.memory_store import MemoryStore
+from tests.report_sweeps import REPORT_FILES
 from tests.sample_sweep import BASELINE, ERROR, GRANULARITY, commit, sample_metrics, sample_plan
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

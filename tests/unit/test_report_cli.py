@@ -13,9 +13,8 @@ from orchestrator.cli.output import TableForm
 from orchestrator.core.errors import NotFoundError, UserError
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job
-from orchestrator.report.render.files import REPORT_FILES
 from orchestrator.storage.local import LocalStore
-from tests.report_sweeps import accept, renamed
+from tests.report_sweeps import REPORT_FILES, accept, renamed
 from tests.sample_sweep import commit, sample_plan
 
 LOST = "finetune/superclass/levels/depth2/seed1/seed0"

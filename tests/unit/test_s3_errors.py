@@ -18,7 +18,7 @@ from orchestrator.core.errors import (
     StorageTimeoutError,
     UnsupportedStoreError,
 )
-from orchestrator.storage.s3.answers import NoBucketError, OutOfRangeError, translate, translated_errors
+from orchestrator.storage.s3.responses import NoBucketError, OutOfRangeError, translate, translated_errors
 
 WHAT = "put_object s3://bucket/key"
 SECRET = "AKIDSECRET"  # noqa: S105 - of nobody

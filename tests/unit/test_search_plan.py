@@ -8,7 +8,7 @@ from orchestrator.core.contract import JobKind, Resources
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.commands import FailJob
-from orchestrator.search.plan import SearchPlan, combined
+from orchestrator.search.search_plan import SearchPlan, combined
 from orchestrator.state.nodes import Node
 from orchestrator.sweepfile.load import load_sweep
 from tests.integration.search_jobs import SWEEP, search_request

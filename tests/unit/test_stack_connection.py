@@ -12,8 +12,8 @@ import pytest
 from orchestrator.cli.commands.watch import look_while
 from orchestrator.controller.calls import CallsLostError, ServiceCalls, ServiceSettings
 from orchestrator.core.errors import ClusterError, StorageError
-from orchestrator.services import sources
 from orchestrator.services import stack_transport as module
+from orchestrator.services import stores
 from orchestrator.services.settings import Settings
 from orchestrator.services.stack_transport import StackTransport
 from orchestrator.services.status import SweepStatus
@@ -175,18 +175,18 @@ def test_store_on_the_s3_server_of_a_killed_stack_is_waited_for(stack, tmp_path,
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
     monkeypatch.setattr("orchestrator.stack.start._launch", launch)
-    monkeypatch.setattr(sources, "is_initialised", is_there)
+    monkeypatch.setattr(stores, "is_initialised", is_there)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-    assert not sources.revive_killed_store("s3://orchestrator/x")  # the stack has no such server
+    assert not stores.revive_killed_store("s3://orchestrator/x")  # the stack has no such server
     write_stack(tmp_path, replace(stack, s3_url=url))
-    assert not sources.revive_killed_store("s3://orchestrator/x")  # it runs
+    assert not stores.revive_killed_store("s3://orchestrator/x")  # it runs
     write_stack(tmp_path, replace(stack, pid=ended_pid(), s3_url=url))
-    assert not sources.revive_killed_store("file:///x")
+    assert not stores.revive_killed_store("file:///x")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://s3.example.org")
-    assert not sources.revive_killed_store("s3://orchestrator/x")  # on another server
+    assert not stores.revive_killed_store("s3://orchestrator/x")  # on another server
     assert not launched
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-    assert sources.open_existing_store("s3://orchestrator/x").uri == "s3://orchestrator/x"
+    assert stores.open_existing_store("s3://orchestrator/x").uri == "s3://orchestrator/x"
     assert launched == [True]
     assert "the stack starts again" in capsys.readouterr().err
 

@@ -192,6 +192,7 @@ def test_override_of_several_values_makes_named_blocks() -> None:
         "model": {"name": "test_vit", "image_size": 32},
         "labels": ["levels/*"],
         "recipe": {"epochs": 2, "lr": 0.2},
+        "factors": {"lr": "0.2", "name": "test_vit"},
     }
 
 
@@ -200,7 +201,11 @@ def test_override_of_several_values_multiplies_one_named_block() -> None:
         TEXT[: TEXT.index("pretrain:")] + "pretrain: {a: {model: {name: x}}, b: {}}\n" + TEXT[TEXT.index("transfer:") :]
     )
     blocks = read(text.replace("rate: 1e-3, ", ""), "pretrain.a.model.name=x,y").tree.value["pretrain"]
-    assert blocks == {"b": {}, "a_name-x": {"model": {"name": "x"}}, "a_name-y": {"model": {"name": "y"}}}
+    assert blocks == {
+        "b": {},
+        "a_name-x": {"model": {"name": "x"}, "factors": {"name": "x"}},
+        "a_name-y": {"model": {"name": "y"}, "factors": {"name": "y"}},
+    }
 
 
 @pytest.mark.parametrize(

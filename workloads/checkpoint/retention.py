@@ -21,6 +21,7 @@ KEPT = "kept"
 _LOWER_IS_BETTER = ("val_error", "val_loss")
 
 PartsOf = Callable[[Checkpoint], Mapping[str, bytes]]
+_WEIGHTS: Final = "backbone.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +178,6 @@ def _end_of(epoch: int, calendar: Steps) -> int:
         )
         raise UserError(message)
     return step
-
-
-_WEIGHTS: Final = "backbone.safetensors"
 
 
 def read_backbone(store: ObjectStore, record: Record, parameters: Mapping[str, Any]) -> bytes:

@@ -21,6 +21,22 @@ import torch
 from torch import Tensor
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_LENGTH_BYTES = 8
+_ALIGNMENT_BYTES = 8
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+Layout = list[tuple[str, torch.dtype, torch.Size]]
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,23 +105,6 @@ class Snapshot:
         training.wait_event(self._arrived)
 
 
-_LENGTH_BYTES = 8
-_ALIGNMENT_BYTES = 8
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-Layout = list[tuple[str, torch.dtype, torch.Size]]
-
-
 class SafetensorsImage:
     """The file of one set of tensors; made anew only when their names, types or shapes change."""
 
@@ -171,9 +170,6 @@ def _plan(layout: Layout) -> tuple[bytes, dict[str, int]]:
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % _ALIGNMENT_BYTES)
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header, offsets
-
-
-_LOG = logging.getLogger(__name__)
 
 
 class HostFile:

@@ -50,6 +50,8 @@ from workloads.labels.spaces import LEAF_LEVEL
 __all__ = ["CONVERTERS", "index", "listing", "sample", "shard", "stats", "verify"]
 
 Arguments = Mapping[str, Any]
+_SHARD_SUFFIX = ".tar"
+_NUMBERED = re.compile(r"([^{},]*?)([0-9]+)\.tar")
 
 
 def shard(arguments: Arguments) -> dict[str, Any]:
@@ -228,10 +230,6 @@ def _sizes(counts: Sequence[int], names: Sequence[str]) -> dict[str, float]:
         "max": int(per_node.max()),
         "empty": int((per_node == 0).sum()),
     }
-
-
-_SHARD_SUFFIX = ".tar"
-_NUMBERED = re.compile(r"([^{},]*?)([0-9]+)\.tar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

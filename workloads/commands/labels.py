@@ -23,6 +23,8 @@ from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.spaces import make_label_map
 from workloads.labels.taxonomy import check_chains, find_parents, table_digest
 
+_ROWS_AT_ONCE = 1 << 18
+
 
 def count(request: Mapping[str, Any]) -> dict[str, Any]:
     """The number of classes of each of ``spaces``, or why it does not fit the data set.
@@ -74,9 +76,6 @@ def _counted(space: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:
         return {"problem": str(error)}
     several = isinstance(label_map, ClassLabels) and label_map.targets.ndim > 1
     return {"num_classes": label_map.num_classes, "multi_label": several, "space": definition}
-
-
-_ROWS_AT_ONCE = 1 << 18
 
 
 def describe_spaces(request: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:

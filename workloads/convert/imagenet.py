@@ -36,6 +36,11 @@ _KIT_BYTES = 64 * 1024**2
 _MAT_HEADER_BYTES, _MAT_COMPRESSED = 128, 15
 _WHOLE_21K = ("winter21_whole.tar", "fall11_whole.tar", "winter21_whole", "fall11_whole", "imagenet21k_train", "train")
 _VAL_21K = ("imagenet21k_val", "val")
+_MAX_HEADER_BYTES = 16 * 1024**2
+"""Names and notes of a member; a broken header claims terabytes, or less than nothing."""
+TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error)
+"""What ``tarfile`` raises for archives that are none. ``ValueError``: numbers and encodings in notes."""
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,13 +282,6 @@ def _first(source: Path, names: tuple[str, ...]) -> Path | None:
     if not source.is_dir():
         return source if source.name in names else None
     return next((source / name for name in names if (source / name).exists()), None)
-
-
-_MAX_HEADER_BYTES = 16 * 1024**2
-"""Names and notes of a member; a broken header claims terabytes, or less than nothing."""
-TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error)
-"""What ``tarfile`` raises for archives that are none. ``ValueError``: numbers and encodings in notes."""
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,14 @@ from workloads.runtime.publish import publish
 _LISTING_PART: Final = "listing.json"
 _ROOTS: Final = ("source", "root")
 """Of a request: what containers are stored relative to, since sources may lie elsewhere on the day they are read."""
+CONVERTERS: Final[Mapping[str, Callable[[ConvertRequest], Conversion]]] = {
+    "imagefolder": imagefolder.convert,
+    "imagenet1k": imagenet.convert_1k,
+    "imagenet21k": imagenet.convert_21k,
+    "inat2021": inat.convert,
+    "csv": tabular.convert_csv,
+    "parquet": tabular.convert_parquet,
+}
 
 
 def listing_digest(conversion: Conversion) -> str:
@@ -208,16 +216,6 @@ def open_listed(request: JobRequest, context: ExecutionContext) -> ListedShards:
     listing = Listing.open(context.store, request.inputs["listing"], context.cache, location["convert"])
     layout = ShardLayout(shard_bytes=asked["shard_bytes"], shuffle_seed=asked["shuffle_seed"])
     return ListedShards(listing, layout)
-
-
-CONVERTERS: Final[Mapping[str, Callable[[ConvertRequest], Conversion]]] = {
-    "imagefolder": imagefolder.convert,
-    "imagenet1k": imagenet.convert_1k,
-    "imagenet21k": imagenet.convert_21k,
-    "inat2021": inat.convert,
-    "csv": tabular.convert_csv,
-    "parquet": tabular.convert_parquet,
-}
 
 
 def list_source(arguments: Mapping[str, Any]) -> Conversion:

@@ -36,6 +36,7 @@ _FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF")
 START_OF_JPEG: Final = b"\xff\xd8\xff"
 _KEPT_BUFFER_BYTES: Final = 16 * 1024**2
 _RGB: Final = 3
+_REMEDY: Final = "give the job a GPU (resources.<group>.gpus: 1), or use decoder: turbo, which needs none"
 
 
 class DecoderName(StrEnum):
@@ -208,9 +209,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         values: NDArray[Any] = np.asarray(image)
         image = Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8))
     return image.convert("RGB")
-
-
-_REMEDY: Final = "give the job a GPU (resources.<group>.gpus: 1), or use decoder: turbo, which needs none"
 
 
 class NvJpegDecoder:

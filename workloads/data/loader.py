@@ -40,6 +40,13 @@ __all__ = ["Batch", "EvalLoader", "SampleSource", "TrainLoader"]
 
 _MAX_REPLACEMENTS: Final = 16
 _EVAL_SHARDS_AHEAD: Final = 16
+WINDOW_BYTES: Final = 128 * MIB
+_MAX_DEPTH: Final = 4
+_CHUNK_BYTES: Final = 8 * 3 * 224**2
+_MIN_CHUNK, _MAX_CHUNK = 8, 64
+"""Samples of one task. Eight photographs are 10 ms of work: handing them out costs nothing, no worker waits long.
+Small images are many to a task, or the queue would cost more than they do."""
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -273,14 +280,6 @@ def _batch(planned: PlannedBatch, labels: SplitTargets, source: SampleSource) ->
     )
 
 
-WINDOW_BYTES: Final = 128 * MIB
-_MAX_DEPTH: Final = 4
-_CHUNK_BYTES: Final = 8 * 3 * 224**2
-_MIN_CHUNK, _MAX_CHUNK = 8, 64
-"""Samples of one task. Eight photographs are 10 ms of work: handing them out costs nothing, no worker waits long.
-Small images are many to a task, or the queue would cost more than they do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlannedBatch:
     """A batch whose samples are known and whose pixels may still be missing."""
@@ -367,9 +366,6 @@ class _Pool:
 def _chunk_samples(batch: PlannedBatch) -> int:
     square_bytes = batch.squares_BHWC.nbytes // max(len(batch), 1)
     return max(_MIN_CHUNK, min(_MAX_CHUNK, _CHUNK_BYTES // max(square_bytes, 1)))
-
-
-Item = TypeVar("Item")
 
 
 class Prefetcher(Generic[Item]):

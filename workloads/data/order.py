@@ -28,6 +28,8 @@ from workloads.runtime.streams import Purpose, Stage, permutation, random_words,
 
 _SHARDS = 0  # detail of the stream that permutes an epoch's shards; block b has the detail b + 1
 _KEPT_BLOCKS = 4  # consecutive batches touch one or two blocks
+WINDOW: Final = 10_000
+"""Positions of which each component has its exact share, in random places; so weights count in ten-thousandths."""
 
 
 class Order(Protocol):
@@ -245,10 +247,6 @@ def rank_slice(start: int, stop: int, *, rank: int, world_size: int, group_size:
         raise UserError(message + "every rank needs at least one whole group; lower the workers or the norm_group")
     first, last = rank * num_groups // world_size, (rank + 1) * num_groups // world_size
     return start + first * group_size, start + last * group_size
-
-
-WINDOW: Final = 10_000
-"""Positions of which each component has its exact share, in random places; so weights count in ten-thousandths."""
 
 
 class MixtureOrder:

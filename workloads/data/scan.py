@@ -28,11 +28,40 @@ from workloads.data.reasons import BadSample, BadSampleError, Reason, printable
 __all__ = ["IMAGE_ERRORS", "IMAGE_EXTENSIONS", "MAX_PIXELS", "ShardTable", "scan_shard"]
 
 IMAGE_EXTENSIONS: Final = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm")
+SPARE_IMAGE_EXTENSIONS: Final = ("gif", "jpe", "jfif", "pnm", "pbm", "apng")
+"""Count as images only in samples that have none of the others, so that a preview beside a photograph stays ignored."""
 _MAX_LABEL_BYTES: Final = 1024**2
 _KEY_AND_EXTENSION = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+_FOLDER_AS_KEY = re.compile(r"((?:.*/)?[^./]+/)\.([^./]+)", re.DOTALL)
+"""``a/.jpg`` and ``a/.cls``, which webdataset groups under the key ``a/``."""
+_METADATA = re.compile(r"__[^/]*__(/|$)")
+"""Members and folders that webdataset's reader skips as its own: ``__meta__/a.json``, not ``__shard__.json``."""
 _NUMBERED_IMAGE = re.compile(rf"[0-9]+\.(?:{'|'.join(IMAGE_EXTENSIONS)})")
 """What is left of ``img.0.png`` behind its key ``img``: its writer took it for a sample of its own."""
 _NUM_SHOWN: Final = 3
+CLASS_EXTENSION: Final = "cls"
+METADATA_EXTENSION: Final = "json"
+TEXT_EXTENSION: Final = "txt"
+LABEL_EXTENSIONS: Final = frozenset({CLASS_EXTENSION, METADATA_EXTENSION, TEXT_EXTENSION})
+_READ_EXTENSIONS: Final = frozenset({*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS})
+"""What a sample must not have as a link, a device or a sparse file."""
+_FIELDS: Final = ("labels", "class", "cls", "label")
+"""Fields of a sample's JSON that may name its classes; the first one that is there counts."""
+_MAX_DIGITS: Final = 18
+_PYTHON_INTEGER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
+"""What ``int`` reads, by which webdataset decodes a class."""
+_KEPT_BYTES: Final = 64 * 1024
+_BLOCK_BYTES: Final = 512
+_PADDING_BYTES: Final = 1024**2
+_MAX_READ_BYTES: Final = 512 * 1024**2
+"""No member that a scan reads as a whole is as large; a broken header may claim any size."""
+_COMPRESSIONS: Final = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\0": ("xz", "unxz"),
+}
+"""What the first bytes of a compressed file are, with the program that undoes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,6 +104,8 @@ class _Sample:
     """(offset, length, check) of each image."""
     labels: dict[str, bytes] = field(default_factory=dict)
     extensions: set[str] = field(default_factory=set)
+    spare_images: list[tuple[int, int, int] | BadSampleError] = field(default_factory=list)
+    """The same of ``SPARE_IMAGE_EXTENSIONS``, or what is wrong with it."""
     other_images: list[str] = field(default_factory=list)
     """Members whose names end as an image's do, behind more than one dot; the first few."""
     error: BadSampleError | None = None
@@ -120,18 +151,18 @@ def _last_of(name: str, samples: dict[str, _Sample]) -> str:
 
 
 def _take(samples: dict[str, _Sample], stream: ShardStream, member: tarfile.TarInfo, check: ImageCheck) -> None:
-    match = _KEY_AND_EXTENSION.fullmatch(member.name)
-    if member.isdir() or match is None or member.name.startswith("__"):
-        return  # folders, files without an extension and webdataset's own metadata are not samples
-    key, extension = match[1], match[2].lower()
+    found = _key_and_extension(member)
+    if found is None:
+        return
+    key, extension = found
     sample = samples.setdefault(key, _Sample())
     try:
         _check_member(sample, member, extension)
         if extension in IMAGE_EXTENSIONS:
-            encoded = content_of(stream, member)  # first: of a damaged archive, what is cut off is no image
-            sample.images.append((member.offset_data, member.size, check_of(encoded)))
-            check_image(encoded, check)
-        elif extension in LABEL_EXTENSIONS:
+            _take_image(sample.images, stream, member, check)
+        elif extension in SPARE_IMAGE_EXTENSIONS:
+            _take_spare(sample, stream, member, check)
+        elif extension in LABEL_EXTENSIONS and not _is_long_caption(member, extension):
             sample.labels[extension] = content_of(stream, member)
         elif _NUMBERED_IMAGE.fullmatch(extension) and len(sample.other_images) < _NUM_SHOWN:
             sample.other_images.append(member.name)
@@ -139,8 +170,46 @@ def _take(samples: dict[str, _Sample], stream: ShardStream, member: tarfile.TarI
         sample.error = sample.error or error
 
 
+def _key_and_extension(member: tarfile.TarInfo) -> tuple[str, str] | None:
+    """None of what belongs to no sample.
+
+    That is: folders, webdataset's metadata, hidden files, files without an extension, and what is no file and
+    would be no image and no class if it were one (the label of a GNU tar, a link to a caption).
+    """
+    if member.isdir() or _METADATA.match(member.name):
+        return None
+    match = _KEY_AND_EXTENSION.fullmatch(member.name)
+    if match is None:
+        match = _FOLDER_AS_KEY.fullmatch(member.name)
+        if match is None or match[2].lower() not in _READ_EXTENSIONS:
+            return None
+    key, extension = match[1], match[2].lower()
+    return (key, extension) if member.isreg() or extension in _READ_EXTENSIONS else None
+
+
+def _take_image(
+    images: list[tuple[int, int, int]], stream: ShardStream, member: tarfile.TarInfo, check: ImageCheck
+) -> None:
+    encoded = content_of(stream, member)  # first: of a damaged archive, what is cut off is no image
+    images.append((member.offset_data, member.size, check_of(encoded)))
+    check_image(encoded, check)
+
+
+def _take_spare(sample: _Sample, stream: ShardStream, member: tarfile.TarInfo, check: ImageCheck) -> None:
+    if member.issparse() or member.size > MAX_IMAGE_BYTES:
+        return
+    images: list[tuple[int, int, int]] = []
+    try:
+        _take_image(images, stream, member, check)
+    except BadSampleError as error:
+        sample.spare_images.append(error)
+    else:
+        sample.spare_images.extend(images)
+
+
 def _check_member(sample: _Sample, member: tarfile.TarInfo, extension: str) -> None:
-    if not member.isreg() or member.issparse():
+    is_read = extension in _READ_EXTENSIONS
+    if is_read and (not member.isreg() or member.issparse()):
         message = f"has the member {member.name!r}, which is a link, a device or sparse; samples must be plain files"
         raise BadSampleError(Reason.NOT_A_PLAIN_FILE, message)
     if member.name.startswith("/") or ".." in member.name.split("/"):
@@ -149,13 +218,23 @@ def _check_member(sample: _Sample, member: tarfile.TarInfo, extension: str) -> N
         raise BadSampleError(Reason.DUPLICATE_KEY, f"has the member .{extension} twice; keys must be unique")
     sample.extensions.add(extension)
     limit = MAX_IMAGE_BYTES if extension in IMAGE_EXTENSIONS else _MAX_LABEL_BYTES
-    if extension in {*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS} and member.size > limit:
+    if is_read and member.size > limit and not _is_long_caption(member, extension):
         message = f"has the member .{extension} of {member.size} bytes; at most {limit} are read"
         raise BadSampleError(Reason.TOO_LARGE, message)
 
 
+def _is_long_caption(member: tarfile.TarInfo, extension: str) -> bool:
+    """A text of more than a megabyte names no class."""
+    return extension == TEXT_EXTENSION and member.size > _MAX_LABEL_BYTES
+
+
 def _labels_of(sample: _Sample, rule: ClassRule) -> Labels:
     """Raises ``BadSampleError``: what was found wrong while its members were read, or is missing now."""
+    for spare in sample.spare_images if not sample.images else ():
+        if isinstance(spare, BadSampleError):
+            sample.error = sample.error or spare
+        else:
+            sample.images.append(spare)
     if sample.error is not None:
         raise sample.error
     if len(sample.images) != 1:
@@ -192,7 +271,9 @@ def _table(
         try:
             labels = _labels_of(sample, rule)
         except BadSampleError as error:
-            bad.append(BadSample(place=f"{name}:{key}", reason=error.reason, message=error.message))
+            # Hidden files, and metadata such as __meta__.json: webdataset makes samples of them, seldom meant ones.
+            if not key.endswith("/") and not key.startswith("__"):
+                bad.append(BadSample(place=f"{name}:{key}", reason=error.reason, message=error.message))
         else:
             kept.append((key.encode(errors="surrogateescape"), sample.images[0], labels))
     subset_names = tuple(sorted({labels.subset for _, _, labels in kept if labels.subset is not None}))
@@ -218,15 +299,6 @@ def _table(
 
 def _hash(key: bytes) -> int:
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
-
-
-CLASS_EXTENSION: Final = "cls"
-METADATA_EXTENSION: Final = "json"
-TEXT_EXTENSION: Final = "txt"
-LABEL_EXTENSIONS: Final = frozenset({CLASS_EXTENSION, METADATA_EXTENSION, TEXT_EXTENSION})
-_FIELDS: Final = ("labels", "class", "cls", "label")
-"""Fields of a sample's JSON that may name its classes; the first one that is there counts."""
-_MAX_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +404,9 @@ def _leaf(token: Any, rule: ClassRule) -> int:  # noqa: ANN401 - whatever a JSON
         if named is not None:
             return named
     is_number = isinstance(token, int) and not isinstance(token, bool)
-    if not is_number and not (isinstance(token, str) and len(token) <= _MAX_DIGITS and _is_integer(token)):
+    if not is_number and not (
+        isinstance(token, str) and len(token) <= _MAX_DIGITS and _PYTHON_INTEGER.fullmatch(token)
+    ):
         shown = repr(token)[:48]
         raise BadSampleError(
             Reason.BAD_CLASS, f"has the class {shown}, neither an integer nor a name of the class table"
@@ -342,22 +416,6 @@ def _leaf(token: Any, rule: ClassRule) -> int:  # noqa: ANN401 - whatever a JSON
         message = f"has the class {leaf}; the class table has 0 to {rule.num_classes - 1}"
         raise BadSampleError(Reason.CLASS_OUT_OF_RANGE, message)
     return leaf
-
-
-_KEPT_BYTES: Final = 64 * 1024
-_BLOCK_BYTES: Final = 512
-_PADDING_BYTES: Final = 1024**2
-_MAX_READ_BYTES: Final = 512 * 1024**2
-"""No member that a scan reads as a whole is as large; a broken header may claim any size."""
-
-
-_COMPRESSIONS: Final = {
-    b"\x1f\x8b": ("gzip", "gunzip"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
-    b"BZh": ("bzip2", "bunzip2"),
-    b"\xfd7zXZ\0": ("xz", "unxz"),
-}
-"""What the first bytes of a compressed file are, with the program that undoes it."""
 
 
 class DamagedArchiveError(Exception):

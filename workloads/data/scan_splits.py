@@ -31,6 +31,10 @@ _MANY_SUBSETS = 1000
 
 Tick = Callable[[int, int], None]
 """Called with (shards scanned, shards in all); may raise to stop."""
+CHUNK_BYTES: Final = 8 * MIB
+_MIN_POOL_BYTES: Final = 64 * MIB
+"""Below this a pool's start (0.3 s per process) costs more than it saves."""
+_QUEUED_PER_PROCESS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +190,6 @@ def _finish(split: SplitColumns, planned: Sequence[Shard], subset_names: tuple[s
 
 def _entry(shard: Shard) -> ShardEntry:
     return ShardEntry(name=shard.name, size_bytes=shard.size_bytes, sha256=shard.sha256, num_samples=shard.num_samples)
-
-
-CHUNK_BYTES: Final = 8 * MIB
-_MIN_POOL_BYTES: Final = 64 * MIB
-"""Below this a pool's start (0.3 s per process) costs more than it saves."""
-_QUEUED_PER_PROCESS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,9 @@ from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 
 SAMPLES_PER_SHARD = 512
 _MODE = 0o444
+_MANIFEST: Final = "manifest.json"
+_NUM_THREADS: Final = 16
+"""Manifests that are read at once: it is waiting, not work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +93,6 @@ def _png(image: NDArray[np.uint8]) -> bytes:
     buffer = BytesIO()
     Image.fromarray(image).save(buffer, format="PNG")
     return buffer.getvalue()
-
-
-_MANIFEST: Final = "manifest.json"
-_NUM_THREADS: Final = 16
-"""Manifests that are read at once: it is waiting, not work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

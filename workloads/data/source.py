@@ -26,6 +26,8 @@ from workloads.data.reasons import BadSampleError
 DEFAULT_CACHE_BYTES: Final = 512 * MIB
 _EAGER_READS: Final = 8
 """Samples that do not wait for whole shards after a start: a few workers begin at once."""
+SplitId = tuple[str, str, PixelSpec]
+"""(index key, split, how its pixels are made)."""
 
 
 class SampleSource:
@@ -158,10 +160,6 @@ class SampleSource:
         lengths = split.lengths[ordinals].astype(np.int64)
         checks = None if split.checks is None else split.checks[ordinals]
         return self.shards.read_batch(split.shard_of(ordinals), split.offsets[ordinals], lengths, checks)
-
-
-SplitId = tuple[str, str, PixelSpec]
-"""(index key, split, how its pixels are made)."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -27,6 +27,8 @@ from workloads.runtime.arrays import from_npy_bytes, npy_bytes
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 
 FEATURES_PART: Final = "features.json"
+_MANIFEST: Final = "manifest.json"
+_FEATURES: Final = re.compile(r"features-(\d{12})-(\d{12})\.npy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,10 +98,6 @@ def _mapped(cache: ObjectCache, record: Record, part: str) -> NDArray[np.float16
     path = cache.path(part_object(record, part), size_bytes=stored.size_bytes, digests=stored.digests)
     features_PD: NDArray[np.float16] = np.load(path, mmap_mode="r", allow_pickle=False)
     return features_PD
-
-
-_MANIFEST: Final = "manifest.json"
-_FEATURES: Final = re.compile(r"features-(\d{12})-(\d{12})\.npy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,9 @@ from workloads.runtime.publish import publish
 from workloads.runtime.ranks import Ranks, check_same_request
 from workloads.train.evaluate import EVAL_BATCH_SIZE, EvalInputs, EvalLevel, eval_levels
 
+Poll = Callable[[int], None]
+"""Given the number of passes over the data so far; raises ``PreemptedError`` when asked to stop."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
@@ -143,8 +146,6 @@ class Measured:
     parts: Mapping[str, bytes] = field(default_factory=dict)
 
 
-Poll = Callable[[int], None]
-"""Given the number of passes over the data so far; raises ``PreemptedError`` when asked to stop."""
 Measure = Callable[[JobRequest, CachedSamples, Poll], Measured]
 
 

@@ -46,6 +46,11 @@ from workloads.solvers.kmeans import (
 _LOG = logging.getLogger(__name__)
 _CLUSTERS_PART: Final = "clusters.json"
 _SPLITS: Final = ("train", "val")
+LADDER: Final = (2, 8, 32, 64, 128, 256, 512, 1024)
+"""Numbers of clusters per superclass that the rebalanced variant chooses from."""
+_IN_MEMORY_BYTES: Final = 2 * GIB
+"""Of all groups that are clustered at the same time; larger ones are read from the disk's cache block by block."""
+OpenSearch = Callable[[int], Search]
 
 
 def run_cluster(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -184,14 +189,6 @@ def _commit(
 
 def _targets_part(split: str) -> str:
     return f"targets/{split}.npy"
-
-
-LADDER: Final = (2, 8, 32, 64, 128, 256, 512, 1024)
-"""Numbers of clusters per superclass that the rebalanced variant chooses from."""
-_IN_MEMORY_BYTES: Final = 2 * GIB
-"""Of all groups that are clustered at the same time; larger ones are read from the disk's cache block by block."""
-
-OpenSearch = Callable[[int], Search]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

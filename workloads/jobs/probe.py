@@ -38,6 +38,8 @@ from workloads.train.task import JobContext, TrainInputs
 
 _OF_FEATURES: Final = 1
 """Detail that tells the masks of a frozen backbone's dropout from those of an update."""
+_MAX_REPLACEMENTS = 16
+_NONE = -1
 
 
 def run_online_probe(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -224,10 +226,6 @@ def run_probe(request: JobRequest, context: ExecutionContext) -> JobResult:
     if recipe.get("features") != "cached":
         return run_online_probe(request, context)
     return run_cached_probe(request, context) if recipe["solver"] == "sgd" else run_logistic_probe(request, context)
-
-
-_MAX_REPLACEMENTS = 16
-_NONE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -47,6 +47,10 @@ from workloads.train.samples import LabelledSamples, LabelledSplit
 from workloads.train.schedule import Calendar
 from workloads.train.task import JobContext, Task
 
+_OPTIONAL = ("rewinds", "notes", "bad_samples")
+"""Of a record's summary: only there if there is something to say."""
+Metrics = Mapping[str, float]
+
 
 class TrainedModel(Task, Protocol):
     """A task that knows its whole network."""
@@ -71,8 +75,6 @@ class TrainedModel(Task, Protocol):
         """Samples that are evaluated without being validation, each once on some rank."""
 
 
-_OPTIONAL = ("rewinds", "notes", "bad_samples")
-"""Of a record's summary: only there if there is something to say."""
 TaskFactory = Callable[[JobContext, LabelledSamples], TrainedModel]
 
 
@@ -277,9 +279,6 @@ def _hashes(task: TrainedModel) -> dict[str, str]:
 def _all_weights(task: TrainedModel) -> Mapping[str, Tensor]:
     parts = {"backbone": task.backbone, "head": task.head}
     return {f"{part}.{name}": tensor for part, module in parts.items() for name, tensor in module.state_dict().items()}
-
-
-Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

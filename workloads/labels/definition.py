@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, Final
 
 from orchestrator.core.errors import UserError
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.wordnet import Synset, WordNet, open_wordnet
+from workloads.runtime.plugins import load_plugin
 
 ClassTable = Sequence[Mapping[str, Any]]
 """Row c describes leaf class c with ``class``, ``name`` and one column per level."""
 
 WORDNET_FILE = "wordnet"
 TABLE_FILE = "table"
+GROUP: Final = "pretraining_orchestrator.label_spaces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +79,13 @@ def _class_number(reference: object, known: Mapping[str, int | None], num_classe
     return number
 
 
-GROUP: Final = "pretraining_orchestrator.label_spaces"
-
-
 def plugin_labels(definition: Mapping[str, Any], classes: ClassTable) -> ClassLabels:
     """The space of ``{"name": "<distribution>==<version>:<entry point>", "arguments": {...}}``.
 
     Raises:
         UserError: it is not installed in this version, or gives no label space.
     """
-    make = _load(definition["name"])
+    make = load_plugin("label space", GROUP, definition["name"])
     try:
         found = make(list(classes), dict(definition["arguments"]))
     except Exception as error:
@@ -100,22 +98,6 @@ def named_labels(found: Sequence[Sequence[str]]) -> ClassLabels:
     target_of: dict[str, int] = {}
     sets = [sorted({target_of.setdefault(name, len(target_of)) for name in names}) for names in found]
     return ClassLabels.of_sets(sets, list(target_of))
-
-
-def _load(name: str) -> Any:  # noqa: ANN401 - foreign code
-    package, _, entry = name.partition(":")
-    project, _, version = package.partition("==")
-    try:
-        installed = distribution(project)
-    except PackageNotFoundError as error:
-        raise UserError(f"the label space {entry!r} comes from {project}, which is not installed here") from error
-    if installed.version != version:
-        message = f"the label space {entry!r} was planned with {project} {version}; {installed.version} is installed: "
-        raise UserError(message + "install that version, or plan again")
-    points = [point for point in installed.entry_points if (point.group, point.name) == (GROUP, entry)]
-    if not points:
-        raise UserError(f"{project} {version} has no label space {entry!r} (group {GROUP})")
-    return points[0].load()
 
 
 def _labels(found: Any, name: str, num_classes: int) -> ClassLabels:  # noqa: ANN401 - foreign values

@@ -36,6 +36,7 @@ from workloads.runtime.streams import Purpose, Stage, random_words, seed_sequenc
 LABEL_MAP_PART: Final = "label_map.json"
 _BY_CLASS_PART: Final = "targets.npy"
 _BY_SAMPLE_FOLDER: Final = "targets"
+_GROUPS_PART: Final = "groups.npy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,9 +188,6 @@ def write_document(writer: ArtifactWriter, form: str, **fields: object) -> None:
 def numbered(num_classes: int) -> tuple[str, ...]:
     """Names of classes that have none."""
     return tuple(str(target) for target in range(num_classes))
-
-
-_GROUPS_PART: Final = "groups.npy"
 
 
 class Draw(StrEnum):

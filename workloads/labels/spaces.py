@@ -25,6 +25,9 @@ __all__ = ["ClassTable", "level_names", "make_label_map"]
 
 Definition = Mapping[str, Any]
 _MODIFIERS = frozenset({"base", "classes"})
+LEAF_LEVEL: Final = "leaf"
+"""The level that every data set has: its leaf classes. A column of this name takes precedence."""
+Space = TypeVar("Space", bound=LabelMap)
 
 
 def make_label_map(
@@ -150,12 +153,6 @@ _RULES: Mapping[str, Callable[[Any, Definition, LabelInputs], LabelMap]] = {
     "taxonomy": _taxonomy,
     "wordnet": _wordnet,
 }
-
-
-LEAF_LEVEL: Final = "leaf"
-"""The level that every data set has: its leaf classes. A column of this name takes precedence."""
-
-Space = TypeVar("Space", bound=LabelMap)
 
 
 def leaf_labels(classes: ClassTable) -> ClassLabels:

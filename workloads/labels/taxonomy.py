@@ -1,13 +1,12 @@
 """Levels of a taxonomy, and the parents of the classes of a label space on them.
 
-Levels are columns of a class table, be it the data set's own, a file's, or the parts of folder names.
+Levels are columns of a class table (the data set's own, a taxonomy's file, or the parts of folder names), and for
+WordNet every further step upwards. Invariants:
 
-A level counts where the space refines it: which of its nodes a sample has follows from the sample's class alone.
-Which levels there are follows from the definition, the class table and the files, never from a sweep's other entries:
-columns of the class table, columns of a taxonomy's own table, and for WordNet every further step upwards.
-
-Parts of the artifact of a ``labels`` job: ``parents.json`` with ``levels``, a list of ``name`` and ``class_names``, and
-for the level at position i the array ``parents/<i>.npy``. Artifacts of earlier versions have neither.
+- Which levels there are follows from the definition, the class table and the files, never from a sweep's other entries.
+- A level counts where the space refines it: which of its nodes a sample has follows from the sample's class alone.
+- Parts of the artifact of a ``labels`` job: ``parents.json`` with ``levels``, a list of ``name`` and ``class_names``,
+  and for the level at position i the array ``parents/<i>.npy``. Artifacts of earlier versions have neither.
 """
 
 from __future__ import annotations
@@ -43,6 +42,8 @@ _LIST_KEYS: Final = ("categories", "classes", "rows")
 _SHOWN: Final = 5
 
 Row = Mapping[str, Any]
+PARENTS_PART: Final = "parents.json"
+Definition = Mapping[str, Any]
 
 
 def level_names(classes: ClassTable) -> list[str]:
@@ -263,11 +264,6 @@ def _completed(row: dict[str, Any]) -> dict[str, Any]:
     if "species" not in row and row.get("genus") and row.get("specific_epithet"):
         row = {**row, "species": f"{row['genus']} {row['specific_epithet']}"}
     return row
-
-
-PARENTS_PART: Final = "parents.json"
-
-Definition = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -23,6 +23,25 @@ from torch import Tensor, nn, uint8
 
 from orchestrator.core.errors import UserError
 
+# Where training scripts keep their tensors, averaged ones first, as timm takes them.
+_CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "module")
+_ZIP = b"PK\x03\x04"
+_READ_ERRORS = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    struct.error,
+)
+"""All that torch's restricted reader raises on bytes that nobody wrote with ``torch.save``."""
+_TERMINAL_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_REFUSED = re.compile(r"unsupported (?:global:? (?:global )?|class )(\S+)", re.IGNORECASE)
+
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     """Sha256 over tensors in name order: name, dtype, shape, bytes."""
@@ -50,26 +69,6 @@ def decode_tensors(content: bytes) -> dict[str, Tensor]:
 def num_parameters(module: nn.Module) -> int:
     """How many trainable numbers a module has."""
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-# Where training scripts keep their tensors, averaged ones first, as timm takes them.
-_CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "module")
-_ZIP = b"PK\x03\x04"
-_READ_ERRORS = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    struct.error,
-)
-"""All that torch's restricted reader raises on bytes that nobody wrote with ``torch.save``."""
-_TERMINAL_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_REFUSED = re.compile(r"unsupported (?:global:? (?:global )?|class )(\S+)", re.IGNORECASE)
 
 
 def decode_weights(content: bytes, name: str) -> dict[str, Tensor]:

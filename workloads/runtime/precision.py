@@ -30,6 +30,12 @@ from workloads.runtime.enums import Precision
 _LOG = logging.getLogger(__name__)
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _MAX_NOTE = 300
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# https://docs.nvidia.com/cuda/cublas/#results-reproducibility; the first is also what Hopper GPUs use by default.
+_REPRODUCIBLE_WORKSPACES = (":4096:8", ":16:8")
+Member = TypeVar("Member", bound=StrEnum)
+_NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"
+_AUTOCAST_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 class CompileMode(StrEnum):
@@ -108,16 +114,6 @@ def _failures() -> tuple[type[Exception], ...]:
     from torch._inductor.exc import CppCompileError
 
     return (TorchDynamoException, CppCompileError)
-
-
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-# https://docs.nvidia.com/cuda/cublas/#results-reproducibility; the first is also what Hopper GPUs use by default.
-_REPRODUCIBLE_WORKSPACES = (":4096:8", ":16:8")
-Member = TypeVar("Member", bound=StrEnum)
-_NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"
-
-
-_AUTOCAST_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 class ArithmeticRecipe(Protocol):

@@ -12,6 +12,8 @@ from orchestrator.core.code import package_digest
 from orchestrator.core.contract import JobRequest, JobResult
 from orchestrator.storage.artifacts import ArtifactWriter
 
+_STARTED_S: ContextVar[float | None] = ContextVar("started_s", default=None)
+
 
 def publish(
     writer: ArtifactWriter, request: JobRequest, *, metrics: Mapping[str, float], summary: Mapping[str, Any]
@@ -25,9 +27,6 @@ def publish(
     told = {**summary, "measured": {**measured, **summary.get("measured", {})}} if measured else summary
     outcome = writer.commit(now=time.time(), metrics=metrics, summary=told, package_digest=package_digest())
     return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=outcome, metrics=metrics)
-
-
-_STARTED_S: ContextVar[float | None] = ContextVar("started_s", default=None)
 
 
 @contextmanager

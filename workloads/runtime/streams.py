@@ -25,6 +25,7 @@ class Stage(IntEnum):
     PROBE = 2
     DATASET = 3
     LABELS = 4
+    ANALYZE = 5
 
 
 class Purpose(IntEnum):
@@ -45,6 +46,8 @@ class Purpose(IntEnum):
     INIT_BACKBONE = 16
     INIT_HEAD = 17
     DROPOUT = 18
+    CHANCE = 19
+    ANALYZED_SAMPLES = 20
 
 
 def seed_sequence(seed: int, stage: Stage, purpose: Purpose, *details: int) -> np.random.SeedSequence:

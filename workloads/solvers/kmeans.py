@@ -39,6 +39,11 @@ MAX_CAREFULLY_SEEDED: Final = 2048
 _MIN_PROGRESS: Final = 1e-5
 """Relative gain of an iteration below which it was the last one: far below what tells two seeds apart."""
 _MAX_REPAIRS: Final = 8
+Tick = Callable[[], None]
+_SCORES: Final = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Distances that are held at once, per call."""
+_MAX_ROWS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
+_MIN_ROWS: Final = 256
 
 
 class Points(Protocol):
@@ -75,9 +80,6 @@ class Clusters:
     def sizes(self) -> NDArray[np.int64]:
         """Points (K,) of each."""
         return np.bincount(self.ids_N, minlength=len(self.centroids_KD))
-
-
-Tick = Callable[[], None]
 
 
 def kmeans(
@@ -237,12 +239,6 @@ def _seeds(points: Points, num_clusters: int, seed: int, stream: tuple[int, ...]
     chosen, _ = kmeans_plusplus(sample_SD, num_clusters, random_state=state)
     centroids_KD: NDArray[np.float32] = chosen.astype(np.float32)
     return centroids_KD
-
-
-_SCORES: Final = {"cpu": 1 << 21, "cuda": 1 << 27}
-"""Distances that are held at once, per call."""
-_MAX_ROWS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
-_MIN_ROWS: Final = 256
 
 
 class Library(StrEnum):

@@ -45,6 +45,13 @@ EVAL_BATCH_SIZE: Final = 256
 
 _FLUSH_BATCHES = 32
 """Batches whose outcomes stay on the device before the host waits for them."""
+TOP = 5
+"""A prediction among so many largest logits counts as right in ``val_top5_error``."""
+_TOTALS = ("num_samples", "wrong", "top_wrong")
+LARGE_LOGITS: Final = 2**25
+"""Logits that exist at a time, at most, unless one sample alone has more: 128 MiB in float32."""
+_LOG = logging.getLogger(__name__)
+_WRONG, _RIGHT = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +177,6 @@ def _misses(predicted_B: Tensor, targets: Tensor, coarser_K: Tensor) -> Tensor:
     return is_wrong(coarser_K[predicted_B], coarse_targets)
 
 
-TOP = 5
-"""A prediction among so many largest logits counts as right in ``val_top5_error``."""
-
-_TOTALS = ("num_samples", "wrong", "top_wrong")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
     """What one batch of an evaluation gives; tensors may lie on a device. ``None`` = not applicable."""
@@ -294,11 +295,6 @@ class EvalSums:
         np.add.at(self._per_class[1], targets_B[wrong_B], 1)
 
 
-LARGE_LOGITS: Final = 2**25
-"""Logits that exist at a time, at most, unless one sample alone has more: 128 MiB in float32."""
-_LOG = logging.getLogger(__name__)
-
-
 class EvalForward:
     """A model in evaluation mode. What it learns of the device's memory holds for its own life."""
 
@@ -335,9 +331,6 @@ class EvalForward:
                 torch.cuda.empty_cache()
             self._most = size = -(-size // 2)
             _LOG.warning("evaluation does not fit into memory; %d samples go through the network at a time", size)
-
-
-_WRONG, _RIGHT = 1, 2
 
 
 class OutcomeTally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from torch import nn
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import OutOfMemoryError, UserError
+from orchestrator.storage.files import replaced_file
 from workloads.data.order import rank_slice
 from workloads.models.batchnorm import batchnorm_layers, resolve_norm_group
 from workloads.runtime.ranks import Ranks
@@ -31,6 +31,8 @@ _USABLE_SHARE = 0.92
 """Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""
 # What exceptions of CUDA libraries say that are not torch.OutOfMemoryError.
 _TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
+_PAIR = 2
+"""Samples that are mixed with each other."""
 
 
 class DeviceMemory(Protocol):
@@ -196,9 +198,8 @@ class MicroBatchMemory:
         # Losing it costs one more search: no reason to fail a job.
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self._file.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps({"setting": self._setting, "known": asdict(known)}), encoding="utf-8")
-            fresh.replace(self._file)
+            with replaced_file(self._file) as file:
+                file.write(json.dumps({"setting": self._setting, "known": asdict(known)}).encode())
 
 
 def chosen_micro_batch(
@@ -231,10 +232,6 @@ def chosen_micro_batch(
     if known.failed_at:
         largest, retries = min(largest, halved(known.failed_at, 1, unit)), 0
     return even_micro_batch(share, halved(min(largest, share), retries, unit), unit)
-
-
-_PAIR = 2
-"""Samples that are mixed with each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ _LARS_EPS = 1e-8
 _LARS_TRUST = 0.001
 _GROUP = "group_step"
 """Entry of a step counter that an optimiser keeps per group (timm's LAMB), under the group's first parameter."""
+Groups = list[dict[str, Any]]
+"""Parameters that learn, as ``torch.optim`` takes them."""
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
@@ -30,10 +32,6 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     trust coefficient 0.001; AdamW arXiv:1711.05101, algorithm 2.
     """
     return OPTIMIZERS[recipe.optimizer](recipe, _parameter_groups(recipe, model))
-
-
-Groups = list[dict[str, Any]]
-"""Parameters that learn, as ``torch.optim`` takes them."""
 
 
 def _sgd(recipe: Recipe, groups: Groups) -> Optimizer:

@@ -22,6 +22,9 @@ from workloads.train.task import Task
 
 _TREND_STEPS: Final = 50
 """Steps over which the running mean of gradient norms forgets, and the fewest before it is trusted."""
+_NAMED_SAMPLES = 8
+_HELD: Final = 2
+"""With a state every n updates, one of the two newest is at least n updates back, or the run has just begun."""
 
 
 @dataclass(slots=True)
@@ -158,9 +161,6 @@ def _in_force(rewinds: Iterable[Rewind]) -> list[Rewind]:
     return kept
 
 
-_NAMED_SAMPLES = 8
-
-
 class FailedUpdateError(Exception):
     """An update whose numbers are wrong; the training loop catches it."""
 
@@ -201,10 +201,6 @@ def failure_message(job: str, step: int, reason: str, samples: Sequence[str]) ->
         "back with recipe.on_numerics: {rewind: n}; samples of the batch, those without a finite loss first: "
         f"{', '.join(samples)}"
     )
-
-
-_HELD: Final = 2
-"""With a state every n updates, one of the two newest is at least n updates back, or the run has just begun."""
 
 
 class RewindPoints:

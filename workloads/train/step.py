@@ -38,6 +38,14 @@ from workloads.train.task import TrainInputs
 
 LossOf = Callable[[Tensor, Targets], tuple[Tensor, Tensor]]
 """Inputs (B, ...) and targets to the losses (B,) in float32 and the number of wrong predictions."""
+# The first bucket is small, so that sending begins early; a large one amortises latency. Sizes of DDP's defaults.
+# Part of the numerics: another layout adds in another order.
+_FIRST_BUCKET_BYTES: Final = 1024**2
+_BUCKET_BYTES: Final = 25 * 1024**2
+_REMEMBERED_STEPS: Final = 20
+"""Steps over which the running means forget, and the fewest before a rank is called slow."""
+PER_RANK: Final = 2
+"""Numbers that each rank adds to the sums: seconds of computing, seconds of waiting for its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +135,6 @@ class Update:
 def _mean_share(layout: Layout, ranks: Ranks) -> float:
     """Samples of a step on a rank on average, by those on this one."""
     return layout.batch_size / (ranks.world_size * max(1, layout.share))
-
-
-# The first bucket is small, so that sending begins early; a large one amortises latency. Sizes of DDP's defaults.
-# Part of the numerics: another layout adds in another order.
-_FIRST_BUCKET_BYTES: Final = 1024**2
-_BUCKET_BYTES: Final = 25 * 1024**2
 
 
 @dataclass(slots=True, eq=False)
@@ -251,12 +253,6 @@ def _like(parameter: Parameter, piece: Tensor) -> Tensor:
     """A piece of the bucket in the parameter's own memory layout, which fused optimisers walk through beside it."""
     layout = torch.empty_like(parameter)  # dense, in the parameter's order of dimensions
     return piece.as_strided(layout.shape, layout.stride())
-
-
-_REMEMBERED_STEPS: Final = 20
-"""Steps over which the running means forget, and the fewest before a rank is called slow."""
-PER_RANK: Final = 2
-"""Numbers that each rank adds to the sums: seconds of computing, seconds of waiting for its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

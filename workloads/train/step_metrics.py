@@ -34,6 +34,14 @@ from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import Ranks
 from workloads.train.safety import Reading
 
+_REPORT_EVERY_S: Final = 0.3
+_SHORTEST_S: Final = 1e-9
+Item = TypeVar("Item")
+_COUNTS: Final = ("cache_hits", "cache_misses", "bytes_from_store")
+_GIB: Final = 1024**3
+_FORWARD_PASSES_PER_STEP = 3
+_OPERATIONS_PER_MAC = 2
+
 
 class StepMetrics:
     """A queue of steps whose sums are under way; at most one, once ``put`` has returned."""
@@ -146,11 +154,6 @@ class MetricsLog:
             self._store.put(name, content)
 
 
-_REPORT_EVERY_S: Final = 0.3
-_SHORTEST_S: Final = 1e-9
-Item = TypeVar("Item")
-
-
 class Clock:
     """Measures images and waiting, since the last lap and in all."""
 
@@ -225,10 +228,6 @@ class Clock:
         return True
 
 
-_COUNTS: Final = ("cache_hits", "cache_misses", "bytes_from_store")
-_GIB: Final = 1024**3
-
-
 class ReadStats:
     """Differences of a loader's sums between lines of metrics; what validation reads is not among them."""
 
@@ -260,10 +259,6 @@ class ReadStats:
             self._epoch_bytes = 0.0
             found |= self.of_last_epoch
         return found
-
-
-_FORWARD_PASSES_PER_STEP = 3
-_OPERATIONS_PER_MAC = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ from workloads.train.step import LossOf
 from workloads.train.task import JobContext, Task
 
 _FOLDER = "micro-batches"
+Example = Callable[[int], tuple[Tensor, Targets]]
+"""Inputs and targets of so many made-up samples, on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +120,6 @@ class MicroBatchSearch:
     def _example(self, num_samples: int) -> tuple[Tensor, Targets]:
         batch = self.task.trial_batch(num_samples)
         return batch.inputs, batch.targets
-
-
-Example = Callable[[int], tuple[Tensor, Targets]]
-"""Inputs and targets of so many made-up samples, on the device."""
 
 
 class WarmupStep:

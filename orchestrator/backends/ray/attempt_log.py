@@ -52,6 +52,13 @@ _WARNING = re.compile(r"\b\w*Warning: ")
 _TRACEBACK = "Traceback (most recent call last):"
 _BETWEEN = ("\nDuring handling of the above exception", "\nThe above exception was the direct cause")
 """How ``traceback`` joins the tracebacks of a chain."""
+STACKS_SIGNAL = signal.SIGUSR2
+_WRITTEN_WITHIN_S = 3.0
+_PY_SPY_TIMEOUT_S = 10.0
+_SLOWER = 1.03
+_SLOWEST_S = 30.0
+_MERGED_BYTES = 32 * 1024**2
+"""Longer logs stay in segments: to join them would read and send all of it again."""
 
 
 class PrintedRecords:
@@ -112,11 +119,6 @@ class PrintedRecords:
         shown = next((part for part in reversed(line.split("\r")) if part), "")
         level = "warning" if self._source == STDERR and _WARNING.search(shown) else "info"
         self._add(self._now(), level, self._source, shown)
-
-
-STACKS_SIGNAL = signal.SIGUSR2
-_WRITTEN_WITHIN_S = 3.0
-_PY_SPY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +198,6 @@ def _py_spy(pid: int) -> bytes:
     except (OSError, subprocess.TimeoutExpired):
         return b""
     return b"\n" + told.stdout if told.returncode == 0 else b""
-
-
-_SLOWER = 1.03
-_SLOWEST_S = 30.0
-_MERGED_BYTES = 32 * 1024**2
-"""Longer logs stay in segments: to join them would read and send all of it again."""
 
 
 _in_handler = threading.local()

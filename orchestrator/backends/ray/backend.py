@@ -10,10 +10,18 @@ from dataclasses import replace
 
 import ray
 
-from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Placement
+from orchestrator.backends.protocol import (
+    ANYWHERE,
+    PLACING_WORKERS,
+    RECONNECTING,
+    AttemptReport,
+    AttemptStatus,
+    Capacity,
+    Placement,
+)
 from orchestrator.backends.ray.capacity import ClusterCapacity, fits
 from orchestrator.backends.ray.digest import code_digest, current_digests, other_code
-from orchestrator.backends.ray.gang.mailbox import COORDINATOR, PLACING, GangShape
+from orchestrator.backends.ray.gang.mailbox import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import (
     LinkState,
     PendingKill,
@@ -27,7 +35,7 @@ from orchestrator.backends.ray.link import (
     stacks_of,
     worker_node_ids,
 )
-from orchestrator.backends.ray.node_checks import NodeChecks
+from orchestrator.backends.ray.node_check_tasks import NodeChecks
 from orchestrator.backends.ray.placement_groups import OrphanedPlacementGroups, remove_reservation
 from orchestrator.backends.ray.runner.runner import (
     ANY_SITE,
@@ -377,7 +385,7 @@ class RayBackend:
     def _report_unknown(self, attempt_id: str) -> AttemptReport:
         if any(link.state is LinkState.FOUND for link in self._alive()):
             return AttemptReport(
-                attempt_id=attempt_id, status=AttemptStatus.RUNNING, progress=Progress(phase="reconnecting")
+                attempt_id=attempt_id, status=AttemptStatus.RUNNING, progress=Progress(phase=RECONNECTING)
             )
         # Of one that waited for room, nobody knows whether it had come: it is taken to have waited to its end.
         return replace(lost(attempt_id, "no runner of this cluster has it"), placed_for_s=None)
@@ -391,7 +399,7 @@ def _waits_for_room(link: RunnerLink) -> bool:
 def _is_placing(link: RunnerLink) -> bool:
     """Whether not all workers of its gang are up."""
     is_here = link.gang is not None and link.state is not LinkState.GONE
-    return is_here and link.report.get("progress", {}).get("phase") == PLACING
+    return is_here and link.report.get("progress", {}).get("phase") == PLACING_WORKERS
 
 
 def _left_unnoticed(link: RunnerLink) -> bool:

@@ -37,6 +37,11 @@ _ZONE_OF_RAY = "ray.io/availability-zone"
 """Ray fills it in from a variable of the node's environment, which Kubernetes sites set."""
 _SUFFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LOG = logging.getLogger(__name__)
+_READ_EVERY_S = 2.0
+_MAY_COME_BACK_S = 3600.0
+"""A node that is gone for longer does not come back."""
+_ROUNDING = 1e-6
+_ACCELERATOR_RESOURCE = "accelerator_type:"
 
 
 def growth() -> tuple[Node, ...] | None:
@@ -134,13 +139,6 @@ def _quantity(text: str | float) -> float:
         if written.endswith(suffix):
             return float(written.removesuffix(suffix)) * factor
     return float(written.removesuffix("m")) / 1000.0 if written.endswith("m") else float(written)
-
-
-_READ_EVERY_S = 2.0
-_MAY_COME_BACK_S = 3600.0
-"""A node that is gone for longer does not come back."""
-_ROUNDING = 1e-6
-_ACCELERATOR_RESOURCE = "accelerator_type:"
 
 
 class ClusterCapacity:

@@ -14,16 +14,17 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus
+from orchestrator.backends.protocol import ANYWHERE, PLACING, PLACING_WORKERS, AttemptReport, AttemptStatus
 from orchestrator.backends.ray.attempt_log import LoggedProcess, examine
 from orchestrator.backends.ray.deaths import Death, death_of
-from orchestrator.backends.ray.gang.mailbox import PLACING, GangShape
+from orchestrator.backends.ray.gang.mailbox import GangShape
 from orchestrator.backends.ray.runner.runner import MAX_WAIT_S, RunnerAnswer, RunnerDescription
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.core.errors import FailureKind
 
-_PLACING_RUNNER = "placing"
-"""Phase of an attempt whose runner is not up, or has not taken it yet."""
+REPORT_WAIT_S = 1.0
+"""How long a runner holds a question for news; its answer then brings the newest progress."""
+_LOG = logging.getLogger(__name__)
 
 
 def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
@@ -61,7 +62,7 @@ def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
         return replace(
             lost(attempt_id, f"runner {link.name} does not have it", link.node), placed_for_s=placed_for_s(link)
         )
-    progress = progress or Progress(phase=_PLACING_RUNNER)
+    progress = progress or Progress(phase=PLACING)
     return AttemptReport(
         attempt_id=attempt_id, status=status, progress=progress, node=link.node, placed_for_s=placed_for_s(link)
     )
@@ -73,7 +74,7 @@ def placed_for_s(link: RunnerLink) -> float | None:
         told: float | None = link.report["placed_for_s"]
         return told
     if link.gang is not None:  # a runner of an earlier version, or one that has said nothing yet
-        is_up = link.report.get("progress", {}).get("phase", PLACING) != PLACING
+        is_up = link.report.get("progress", {}).get("phase", PLACING_WORKERS) != PLACING_WORKERS
     else:
         is_up = bool(link.node_id) or link.death is not None
     return 0.0 if is_up else None
@@ -141,11 +142,6 @@ def _ended_by_force(attempt_id: str, link: RunnerLink) -> AttemptReport:
         node=link.node,
         placed_for_s=placed_for_s(link),
     )
-
-
-REPORT_WAIT_S = 1.0
-"""How long a runner holds a question for news; its answer then brings the newest progress."""
-_LOG = logging.getLogger(__name__)
 
 
 class LinkState(StrEnum):

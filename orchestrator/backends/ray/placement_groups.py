@@ -26,6 +26,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _HEAD = "node:__internal_head__"
 _LOG = logging.getLogger(__name__)
+LOOKS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+"""After a death: Ray takes a while to notice that what the dead process owned is dead, too."""
+AGAIN_AFTER_S = 10.0
+"""While something waits for room: after a head that was away, Ray may take longer than any fixed time."""
+_MAKERS = frozenset({"TrainController", "Runner"})
+"""Classes of actors: Ray Train's for gangs, and a runner itself, which makes those of a search's trials."""
+LOOK_EVERY_S = 5.0
+MAX_GAP_S = 2 * LOOK_EVERY_S
+"""Of the time between two looks, no more than this counts."""
 
 
 def remove_reservation(group_id: str) -> None:
@@ -47,14 +56,6 @@ def off_the_head() -> NodeAffinitySchedulingStrategy | None:
         return None
     best = max(nodes, key=lambda node: (node["Resources"].get("GPU", 0), node["Resources"].get("CPU", 0)))
     return NodeAffinitySchedulingStrategy(best["NodeID"], soft=True)
-
-
-LOOKS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
-"""After a death: Ray takes a while to notice that what the dead process owned is dead, too."""
-AGAIN_AFTER_S = 10.0
-"""While something waits for room: after a head that was away, Ray may take longer than any fixed time."""
-_MAKERS = frozenset({"TrainController", "Runner"})
-"""Classes of actors: Ray Train's for gangs, and a runner itself, which makes those of a search's trials."""
 
 
 class OrphanedPlacementGroups:
@@ -112,11 +113,6 @@ def _actor(actor_id: bytes) -> ActorTableData | None:
         return None
     content = cluster_state._connect_and_get_accessor().get_actor_info(ActorID(actor_id))  # noqa: SLF001 - see below
     return None if content is None else ActorTableData.FromString(content)
-
-
-LOOK_EVERY_S = 5.0
-MAX_GAP_S = 2 * LOOK_EVERY_S
-"""Of the time between two looks, no more than this counts."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Placement
+from orchestrator.backends.protocol import PLACING, AttemptReport, AttemptStatus, Placement
 from orchestrator.backends.simulated.clock import Alarm
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
 from orchestrator.core.errors import FailureKind
@@ -296,7 +296,7 @@ class LiveAttempt:
     def progress(self, now_s: float) -> Progress:
         """Where it is."""
         if self.phase is Phase.WAITING or self.stint is None:
-            return Progress(phase="placing")
+            return Progress(phase=PLACING)
         if now_s < self.stint.start_s:
             return Progress(phase="setup")
         at_s = self.hung_at_s if self.phase is Phase.HUNG else now_s

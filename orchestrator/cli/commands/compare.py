@@ -16,7 +16,7 @@ from rich.text import Text
 
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stdout_console
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Plan
@@ -33,6 +33,7 @@ from orchestrator.report.compare_samples import (
     sample_tables,
 )
 from orchestrator.report.compare_sweeps import check_different, compare_sweeps, comparison_tables, sweep_records
+from orchestrator.report.factors import check_factors, matched_by
 from orchestrator.report.render.columns import describe_transfer
 from orchestrator.report.render.curves import encode_png
 from orchestrator.report.render.files import json_ready, markdown_table, render_csv
@@ -41,7 +42,8 @@ from orchestrator.report.results import Report, Table
 from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.report.tables import seeds_of
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes
@@ -62,6 +64,9 @@ def compare(
     transfer: Annotated[str, typer.Option(help="With --samples: only this transfer; default: all.")] = "",
     out: Annotated[str, typer.Option(help="With --samples: folder for a page, pictures and a CSV.")] = "",
     metric: Annotated[str, typer.Option(help="What to compare; default: what the sweeps report.")] = "",
+    match_by: Annotated[
+        str, typer.Option("--match-by", metavar="FACTOR,...", help="Match cells by values of factors, whatever names.")
+    ] = "",
     output: TableOption = TableForm.TABLE,
     store: StoreOption = "",
 ) -> None:
@@ -71,16 +76,19 @@ def compare(
         options = SampleOptions(first=first, second=second, transfer=transfer, out=out, form=output, store=store)
         raise typer.Exit(show_sample_comparison(sweeps or [], options))
 
-    raise typer.Exit(show_comparison(sweeps or [], metric=metric, form=output, store_uri=store))
+    factors = [name.strip() for name in match_by.split(",") if name.strip()]
+    raise typer.Exit(show_comparison(sweeps or [], metric=metric, form=output, store_uri=store, match_by=factors))
 
 
-def show_comparison(sweeps: Sequence[str], *, metric: str, form: TableForm, store_uri: str) -> ExitCode:
+def show_comparison(
+    sweeps: Sequence[str], *, metric: str, form: TableForm, store_uri: str, match_by: Sequence[str] = ()
+) -> ExitCode:
     """Print the comparison; it is not saved, as it belongs to no single sweep."""
     check_different(sweeps)
     store = open_existing_store(store_uri)
     for sweep in sweeps:
         require_sweep(store, sweep)
-    comparison = compare_sweeps([_report(store, sweep, metric) for sweep in sweeps])
+    comparison = compare_sweeps([_report(store, sweep, metric, match_by) for sweep in sweeps])
     if form in {TableForm.JSON, TableForm.YAML}:
         print_document(json_ready(comparison.to_json()), DocumentForm(form.value))
     elif form is TableForm.CSV:
@@ -96,11 +104,14 @@ def show_comparison(sweeps: Sequence[str], *, metric: str, form: TableForm, stor
     return ExitCode.OK
 
 
-def _report(store: ObjectStore, sweep: str, metric: str) -> Report:
+def _report(store: ObjectStore, sweep: str, metric: str, match_by: Sequence[str]) -> Report:
     snapshot = load_snapshot(store, sweep)
     plan = snapshot.plan or load_plan(store, sweep)
     chosen = replace(plan, metric=metric) if metric else plan
-    return build_report(store, chosen, snapshot.jobs)
+    if not match_by:
+        return build_report(store, chosen, snapshot.jobs)
+    check_factors(chosen, match_by)
+    return matched_by(build_report(store, replace(chosen, rows=tuple(match_by)), snapshot.jobs), match_by)
 
 
 class _Pair(NamedTuple):

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.units import MIB, format_bytes
 from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle
+from orchestrator.services.terminal import stderr_console
 from orchestrator.stack.children import bound_to_parent
 
 data = typer.Typer(

@@ -14,7 +14,7 @@ from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.artifact_lookup import read_artifact_summary
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.stack.description import read_stack
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.layout import (

@@ -15,7 +15,7 @@ from rich.table import Table
 from orchestrator.backends.ray.settings import CACHE_VARIABLE, cache_directory
 from orchestrator.cli.arguments import ExaminedStore
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
@@ -24,6 +24,7 @@ from orchestrator.doctor.places import reach_tracking, read_beginnings, sample_s
 from orchestrator.doctor.store import check_free_space, store_checks
 from orchestrator.doctor.verdicts import examine_cluster
 from orchestrator.services.settings import UNKNOWN_STORE, Settings, shown_store
+from orchestrator.services.terminal import stderr_console
 from orchestrator.stack.description import read_stack
 from orchestrator.sweepfile.load import load_sweep
 from orchestrator.sweepfile.values import ResolvedSweep

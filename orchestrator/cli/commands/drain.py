@@ -11,9 +11,10 @@ import typer
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.commands.lifecycle import WAIT_S, ControlOptions, RunningOption, SenderOption
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import open_existing_store
+from orchestrator.services.stores import open_existing_store
+from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Drain, Running, current_user, end_drain, read_drain

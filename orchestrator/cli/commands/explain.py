@@ -14,8 +14,8 @@ from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.explain import Explanation, explain_job
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import find_plan, find_store
 from orchestrator.services.status import brief_reason
+from orchestrator.services.stores import find_plan, find_store
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
@@ -23,6 +23,11 @@ from orchestrator.sweeps.client import list_sweeps, load_snapshot
 
 _SHOWN = 20
 """Sweeps of the store that an error names."""
+_STATES = {
+    "committed": "committed; a submit reuses it",
+    "resumable": "not committed, but it has checkpoints to go on from",
+    "new": "new; no result has this key",
+}
 
 
 def explain(
@@ -97,10 +102,3 @@ def explanation_lines(found: Explanation) -> Iterator[str]:
             yield f"    {field}"
     elif found.state != "committed":
         yield "  the store has no result of this kind to compare with"
-
-
-_STATES = {
-    "committed": "committed; a submit reuses it",
-    "resumable": "not committed, but it has checkpoints to go on from",
-    "new": "new; no result has this key",
-}

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.arguments import StoreOption, complete_sweep
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.core.security.json_text import parse_json
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.suggest import did_you_mean

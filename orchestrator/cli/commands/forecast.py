@@ -17,7 +17,7 @@ from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.core.units import format_bytes, format_duration, format_percent
@@ -29,6 +29,7 @@ from orchestrator.services.costs import read_prices
 from orchestrator.services.fleets import StatedCluster, stated_fleet, this_machine
 from orchestrator.services.preview import Preview, check_accelerator, make_preview
 from orchestrator.services.settings import Settings
+from orchestrator.services.terminal import stderr_console
 from orchestrator.simulation import Forecast
 from orchestrator.simulation.forecast import imagined, join_plans
 from orchestrator.state.transitions import SweepState
@@ -53,14 +54,16 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
     prices: PricesOption = "",
     seed: Annotated[int, typer.Option(help="Of everything that happens by chance.")] = 0,
-    png: Annotated[str, typer.Option(help="Draw a Gantt chart into this file.")] = "",
-    html: Annotated[str, typer.Option(help="The same as a page to zoom into.")] = "",
+    png: Annotated[str, typer.Option("--png", hidden=True)] = "",  # so that old commands learn what replaces it
+    html: Annotated[str, typer.Option(help="Draw a Gantt chart into this file, a page to zoom into.")] = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """Run sweeps on virtual time, failures included: how long, how well used, what it costs. Changes nothing."""
+    if png:
+        raise UsageError("--png is gone: --html FILE draws the same as a page, which a browser prints")
     options = ForecastOptions(
         cluster=StatedCluster(gpus=gpus, gpus_per_node=gpus_per_node, cpus=cpus),
         spot=spot,
@@ -69,7 +72,6 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
         accelerator=accelerator,
         prices=prices,
         seed=seed,
-        png=png,
         html=html,
         overrides=tuple(overrides or ()),
         scale=scale_name(scale),
@@ -83,7 +85,7 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     found = _simulate(expected, fleet, options)
     bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=table)
     lines = _lines(found, fleet, expected, bill)
-    _write_charts(found, lines, options)
+    _write_chart(found, lines, options)
     if options.form is not DocumentForm.TABLE:
         print_document({**_document(found, bill), "kept_bytes": expected.kept_bytes}, options.form)
     else:
@@ -104,7 +106,6 @@ class ForecastOptions:
     accelerator: str = ""
     prices: str = ""
     seed: int = 0
-    png: str = ""
     html: str = ""
     overrides: tuple[str, ...] = ()
     scale: str = ""
@@ -273,20 +274,13 @@ def _document(found: Forecast, bill: _Bill) -> dict[str, Any]:
     return {**found.to_json(), **money}
 
 
-def _write_charts(found: Forecast, lines: list[str], options: ForecastOptions) -> None:
-    if not options.png and not options.html:
+def _write_chart(found: Forecast, lines: list[str], options: ForecastOptions) -> None:
+    if not options.html:
         return
-    from orchestrator.simulation.gantt import make_chart
+    from orchestrator.simulation.gantt import make_chart, render_html
 
-    chart, title = make_chart(found.spans, found.started_at_s), f"Forecast of sweep {found.sweep}"
-    if options.png:
-        from orchestrator.simulation.gantt import render_png
-
-        _write(options.png, render_png(chart, title))
-    if options.html:
-        from orchestrator.simulation.gantt import render_html
-
-        _write(options.html, render_html(chart, title, lines))
+    chart = make_chart(found.spans, found.started_at_s)
+    _write(options.html, render_html(chart, f"Forecast of sweep {found.sweep}", lines))
 
 
 def _write(path: str, content: bytes) -> None:

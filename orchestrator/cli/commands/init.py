@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.errors import UserError
 from orchestrator.services.settings import Settings
+from orchestrator.services.terminal import stderr_console
 from orchestrator.sweepfile.json_schema import shipped_schema
 from orchestrator.sweepfile.templates import template_text
 

@@ -19,13 +19,13 @@ from rich.table import Table
 
 from orchestrator.cli.arguments import JobPatterns, StoreOption, SweepName, Yes
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.errors import NotFoundError
 from orchestrator.core.units import format_duration
 from orchestrator.services.selection import JobSelection, parse_where
-from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.services.status import revive_killed_stack
-from orchestrator.services.terminal import confirmed
+from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.services.terminal import confirmed, stderr_console
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore

@@ -16,10 +16,10 @@ import typer
 
 from orchestrator.cli.arguments import StoreOption, SweepName, complete_job
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import stderr_console
 from orchestrator.core.errors import NotFoundError
 from orchestrator.services.selection import parse_where, select
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.services.terminal import stderr_console
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import attempt_logs_folder, job_logs_folder, log_name, short_hash
 from orchestrator.storage.logs import (

@@ -19,7 +19,7 @@ from orchestrator.core.security.redaction import redacted
 from orchestrator.notifications.channels import deliver, describe_channel
 from orchestrator.notifications.messages import trial_notice
 from orchestrator.notifications.notifier import DeliveryState, Entry, read_entries
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.storage.logs import format_time
 from orchestrator.sweepfile.load import load_sweep, read_text
 from orchestrator.sweepfile.notify import check_channel_of_sweep, is_notify_file, parse_notify_file

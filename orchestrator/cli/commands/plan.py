@@ -19,7 +19,7 @@ from orchestrator.cli.arguments import (
     scale_name,
 )
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import SpecError
 from orchestrator.core.units import format_duration
 from orchestrator.planning.estimate.estimates import Estimates
@@ -38,8 +38,11 @@ from orchestrator.services.preview import (
     preview_lines,
 )
 from orchestrator.services.settings import Settings, shown_store
-from orchestrator.services.sources import find_plan
+from orchestrator.services.stores import find_plan
+from orchestrator.services.terminal import stderr_console
 from orchestrator.sweepfile import load_sweep
+
+_MAX_GROUPS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +89,6 @@ def plan(  # noqa: PLR0913 - one parameter per flag
         store=store,
     )
     raise typer.Exit(show_plan(sweep, options))
-
-
-_MAX_GROUPS = 60
 
 
 def show_plan(reference: str, options: PlanOptions) -> ExitCode:

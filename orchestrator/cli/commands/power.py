@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.planning.estimate.power import METHOD, MOST_SEEDS
 from orchestrator.planning.estimate.prices import PriceTable
@@ -26,7 +26,8 @@ from orchestrator.services.costs import read_prices
 from orchestrator.services.power import JobCost, Option, PowerAnswer, PowerQuestion, answer_power
 from orchestrator.services.preview import check_accelerator
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import find_plan
+from orchestrator.services.stores import find_plan
+from orchestrator.services.terminal import stderr_console
 from orchestrator.sweepfile import load_sweep
 
 

@@ -8,9 +8,10 @@ from orchestrator.cli.arguments import (
     StoreOption,
     SweepName,
 )
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.services.terminal import stderr_console
 from orchestrator.sweeps.client import load_plan
 from orchestrator.tracking.publication import Publisher, publish_until_done
 

@@ -13,10 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.arguments import StoreOption
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import NotFoundError, OrchestratorError, StorageError, UsageError
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import open_existing_store
+from orchestrator.services.stores import open_existing_store
+from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.sweepfile.suggest import did_you_mean

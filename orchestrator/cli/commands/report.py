@@ -26,7 +26,7 @@ from orchestrator.report.render.page import PAGE, render_page
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.services.costs import read_prices
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import load_plan, load_snapshot
 from orchestrator.tracking.links import find_run_links
@@ -67,9 +67,9 @@ def show_report(sweep: str, options: ReportOptions) -> ExitCode:
     return ExitCode.OK
 
 
-def print_report(store: ObjectStore, sweep: str, form: TableForm) -> None:
+def print_report(store: ObjectStore, sweep: str, form: TableForm) -> tuple[Plan, Report]:
     """Compute, save and print."""
-    _report(store, sweep, ReportOptions(form=form))
+    return _report(store, sweep, ReportOptions(form=form))
 
 
 def compute(store: ObjectStore, sweep: str, prices: PriceTable | None = None) -> tuple[Plan, Report]:
@@ -79,7 +79,7 @@ def compute(store: ObjectStore, sweep: str, prices: PriceTable | None = None) ->
     return plan, build_report(store, plan, snapshot.jobs, prices)
 
 
-def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> None:
+def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> tuple[Plan, Report]:
     with _without_cyclic_collection():
         plan, report = compute(store, sweep, read_prices(options.prices))
         files = render_files(report)
@@ -90,6 +90,7 @@ def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> None:
     if options.directory:
         _write(Path(options.directory), files)
     _print(report, files, [f"{store.uri}/{name}" for name in names], options, compare=compare_line(store, plan))
+    return plan, report
 
 
 @contextmanager

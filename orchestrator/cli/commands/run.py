@@ -17,15 +17,16 @@ from orchestrator.cli.arguments import (
     StoreOption,
 )
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.settings import Settings
-from orchestrator.services.sources import find_store
 from orchestrator.services.status import describe_progress
+from orchestrator.services.stores import find_store
+from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import open_store

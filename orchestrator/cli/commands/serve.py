@@ -17,9 +17,9 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import stderr_console
 from orchestrator.core.errors import ControllerError, UserError
 from orchestrator.services.settings import Settings
+from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import RayTransport, connect
 from orchestrator.state.events import Running
 from orchestrator.sweeps.drain import drain, end_drain, read_drain

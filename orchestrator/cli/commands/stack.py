@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import UsageError
 from orchestrator.services.settings import Settings
 from orchestrator.services.stack_transport import addresses_of
+from orchestrator.services.terminal import stderr_console
 from orchestrator.stack.start import ensure_stack, stop_stack
 
 

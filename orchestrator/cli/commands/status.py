@@ -22,7 +22,6 @@ from orchestrator.cli.pages import compare_line, compare_link
 from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError, UserError
 from orchestrator.core.units import format_duration
 from orchestrator.services.costs import read_prices
-from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.services.status import (
     SweepStatus,
     failure_lines,
@@ -32,6 +31,7 @@ from orchestrator.services.status import (
     status_document,
     status_lines,
 )
+from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stderr_console, stdout_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.units import format_bytes
 from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store, check_sweep
 from orchestrator.retention.gc import Collector, Trash
@@ -43,7 +43,8 @@ from orchestrator.retention.roots import (
     remove_pin,
 )
 from orchestrator.retention.roots import forget as forget_sweep
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 

@@ -17,16 +17,19 @@ from orchestrator.cli.commands.report import print_report
 from orchestrator.cli.commands.status import exit_code_for
 from orchestrator.cli.commands.watch import follow_sweep
 from orchestrator.cli.exits import ExitCode, complain
-from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, print_document, stderr_console
+from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, print_document
 from orchestrator.core.errors import ClusterError
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.render.simulations import describe_claim
+from orchestrator.report.results import Report
+from orchestrator.report.simulations import unmet
 from orchestrator.services.preview import preview_lines
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.settings_sources import Code
-from orchestrator.services.sources import revive_killed_store
 from orchestrator.services.status import SweepStatus, failure_lines, status_document
+from orchestrator.services.stores import revive_killed_store
 from orchestrator.services.submit import PreparedSubmit, SubmitRequest, prepare_submit, show_difference
-from orchestrator.services.terminal import confirmed
+from orchestrator.services.terminal import confirmed, stderr_console
 from orchestrator.services.transports import Submitter, open_submitter
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
@@ -226,15 +229,26 @@ def conclude(
     """Print the failures and the report of an ended sweep."""
     for line in failure_lines(snapshot):
         complain(line)
+    ended = exit_code_for(snapshot)
     if snapshot.state is not SweepState.CANCELLED:
-        print_report(store, sweep, _TABLES[form])
+        plan, report = print_report(store, sweep, _TABLES[form])
+        if ended is ExitCode.OK and plan.policy.fails_on_expectations:
+            ended = _judged(report)
     elif form is not DocumentForm.TABLE:
         print_document(status_document(SweepStatus(snapshot=snapshot, now=time.time())), form)
     if not connection.wait_for_publisher(sweep):
         hint = f"MLflow does not have all of it yet; it follows by itself, or by: orchestrator publish {sweep}"
         stderr_console().print(hint, soft_wrap=True)
     _show_addresses(connection)
-    return exit_code_for(snapshot)
+    return ended
+
+
+def _judged(report: Report) -> ExitCode:
+    """Whether every expectation of the simulations holds; complains of those that do not."""
+    failed = unmet(report.simulations)
+    for judged in failed:
+        complain(f"{describe_claim(judged)}: {judged.judgement.value} (policy.expectations: fail)")
+    return ExitCode.EXPECTATION if failed else ExitCode.OK
 
 
 def _show_addresses(connection: Submitter) -> None:

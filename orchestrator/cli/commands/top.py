@@ -19,7 +19,7 @@ from textual.widgets import DataTable, Footer, Input, Log, Static
 from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.commands.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
 from orchestrator.core.errors import OrchestratorError, UserError
-from orchestrator.services.sources import open_existing_store, require_sweep
+from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.logs import find_logs, plain_text, search_logs
 from orchestrator.storage.protocol import ObjectStore

@@ -21,13 +21,13 @@ from orchestrator.cli.arguments import StoreOption, SweepName
 from orchestrator.cli.commands.status import exit_code_for, status_table
 from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.cli.exits import ExitCode
-from orchestrator.cli.output import stderr_console
 from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
-from orchestrator.services.sources import open_existing_store, require_sweep
 from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
+from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import Submitter
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.storage.protocol import ObjectStore
@@ -36,6 +36,13 @@ from orchestrator.sweeps.client import SweepLedger
 EVERY_S = 0.5
 _NUM_KEPT = 50
 _LEAVE = frozenset("qQ\x1b")
+_POLL_S = 0.2
+_PATIENCE_S = 15.0
+_NOT_TAKEN = (
+    "The controller has not taken the sweep yet. It waits in the store; if this goes on, see the actor 'controller' in "
+    "the Ray dashboard, and that its nodes reach the store."
+)
+_SHOWN_METRIC = "val_error"
 
 
 def watch(
@@ -46,15 +53,6 @@ def watch(
 ) -> None:
     """Show a sweep full-screen as it goes; on a pipe, one line per job that ends. Leaving stops nothing."""
     raise typer.Exit(watch_sweep(sweep, store, every_s=every))
-
-
-_POLL_S = 0.2
-_PATIENCE_S = 15.0
-_NOT_TAKEN = (
-    "The controller has not taken the sweep yet. It waits in the store; if this goes on, see the actor 'controller' in "
-    "the Ray dashboard, and that its nodes reach the store."
-)
-_SHOWN_METRIC = "val_error"
 
 
 class Watching:

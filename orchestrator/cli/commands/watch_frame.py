@@ -34,6 +34,9 @@ _MAX_STATUS_LINES = 6
 _MIN_ROWS = 3
 _OVERHEAD = 12
 """Lines of titles, rules and the footer."""
+MAX_SEEDS = 4
+"""Backbones have a column per seed up to so many; more share one with counts."""
+_Place = tuple[str, str]
 
 
 def frame(
@@ -139,11 +142,6 @@ def _progress_cells(progress: Progress, *, is_served: bool) -> Iterable[str]:
     yield f"{progress.step}/{progress.total_steps}" if progress.total_steps else ""
     yield f"{progress.images_per_s:,.0f}" if progress.images_per_s > 0 and is_served else ""
     yield format_duration(progress.eta_s) if progress.eta_s > 0 and is_served else ""
-
-
-MAX_SEEDS = 4
-"""Backbones have a column per seed up to so many; more share one with counts."""
-_Place = tuple[str, str]
 
 
 class Matrix:

@@ -33,6 +33,8 @@ from orchestrator.planning.estimate.volumes import DatasetSize, Volume, Volumes
 from orchestrator.planning.graph.plan import Job, Plan
 
 _HOUR_S = 3600.0
+_SHORT_BLOCK_S = 5.0
+"""A job of less is mostly its own start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,6 @@ class _Estimator:
         correction = self._correction(job.kind, volume, machine)
         seconds, prices = _seconds(volume, machine, correction), self._prices
         is_spot = job.resources.spot is Spot.REQUIRE
-        is_measured = correction.source is EstimateSource.HISTORY
         return JobEstimate(
             seconds=seconds,
             gpus=job.resources.gpus,
@@ -181,8 +182,7 @@ class _Estimator:
             cost=prices.cost(seconds, job.resources, accelerator, is_spot=is_spot) if prices else None,
             source=correction.source,
             num_results=correction.num_results,
-            # Results of the very network correct what the table does not know.
-            note="" if is_measured and "network" in volume.caveat else volume.caveat,
+            note=_note(job, volume, seconds, correction),
         )
 
     def _correction(self, kind: JobKind, volume: Volume, machine: Machine) -> Correction:
@@ -194,6 +194,17 @@ class _Estimator:
         if setting not in self._corrections:
             self._corrections[setting] = self._history.correction(kind, volume.subject, machine, volume.work)
         return self._corrections[setting]
+
+
+def _note(job: Job, volume: Volume, seconds: float, correction: Correction) -> str:
+    """What is assumed or could be better."""
+    is_measured = correction.source is EstimateSource.HISTORY
+    if job.kind is JobKind.THEORY and correction.num_results:
+        if seconds >= _SHORT_BLOCK_S:
+            return ""
+        return "blocks of seeds take so little that starting jobs counts; raise seeds.per_job, which changes all keys"
+    # Results of the very network correct what the table does not know.
+    return "" if is_measured and "network" in volume.caveat else volume.caveat
 
 
 def machine_of(job: Job, accelerator: str) -> Machine:

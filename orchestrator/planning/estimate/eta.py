@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from typing import TypeVar
 
 from orchestrator.core.contract import Resources
-from orchestrator.planning.graph.plan import DurationClass, Job, Plan
+from orchestrator.planning.estimate.corrections import DurationCorrections
+from orchestrator.planning.graph.plan import Job, Plan
 
 _TOLERANCE = 1e-6
+Duration = TypeVar("Duration", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +30,29 @@ class CriticalPath:
     seconds: float
 
 
+def longest_paths(durations: Sequence[Duration], children: Sequence[Sequence[int]]) -> list[Duration]:
+    """From the start of each job to the end of all that depends on it, had it all the room it wants.
+
+    Jobs stand after those they need; ``children`` are the places of those that need a job.
+    """
+    paths = list(durations)
+    for place in range(len(paths) - 1, -1, -1):
+        paths[place] += max((paths[child] for child in children[place]), default=0)
+    return paths
+
+
 def seconds_to_end(plan: Plan, durations_s: Mapping[str, float]) -> dict[str, float]:
     """For each job the seconds of the longest chain from its start to the end of the plan.
 
     Jobs that ``durations_s`` does not name take no time.
     """
-    after: dict[str, float] = {}
-    for job in reversed(plan.jobs):
-        to_end = after[job.name] = after.get(job.name, 0.0) + durations_s.get(job.name, 0.0)
+    places = {job.name: place for place, job in enumerate(plan.jobs)}
+    children: list[list[int]] = [[] for _ in plan.jobs]
+    for place, job in enumerate(plan.jobs):
         for need in job.needs:
-            if to_end > after.get(need, -1.0):
-                after[need] = to_end
-    return after
+            children[places[need]].append(place)
+    paths = longest_paths([durations_s.get(name, 0.0) for name in places], children)
+    return dict(zip(places, paths, strict=True))
 
 
 def critical_path(plan: Plan, durations_s: Mapping[str, float]) -> CriticalPath:
@@ -245,27 +258,16 @@ def time_left(
         elapsed_s: seconds since the launch of running jobs that do not say how long they still take.
     """
     elapsed = elapsed_s or {}
-    corrections = _corrections(plan, durations_s, measured_s)
+    corrections = DurationCorrections()
+    for job in plan.jobs:
+        took_s, expected_s = measured_s.get(job.name, 0.0), durations_s.get(job.name, 0.0)
+        if took_s > 0 and expected_s > 0:
+            corrections.add(job.duration_class, took_s, expected_s)
     left = {}
     for job in plan.jobs:
         if job.name in done:
             continue
-        ratio = corrections.get(job.duration_class) or corrections.get((job.kind, "")) or 1.0
-        expected_s = durations_s.get(job.name, 0.0) * ratio - elapsed.get(job.name, 0.0)
-        left[job.name] = max(0.0, running_left_s.get(job.name, expected_s))
+        expected_s = durations_s.get(job.name, 0.0) * corrections.ratio(job.duration_class)
+        left[job.name] = max(0.0, running_left_s.get(job.name, expected_s - elapsed.get(job.name, 0.0)))
     makespan = list_schedule(plan, left, fleet, running={*running_left_s, *elapsed})
-    by_kind = {kind.value: ratio for (kind, subject), ratio in corrections.items() if not subject}
-    return TimeLeft(seconds=makespan.seconds, corrected_by=by_kind, left_s=left, never=makespan.never)
-
-
-def _corrections(
-    plan: Plan, durations_s: Mapping[str, float], measured_s: Mapping[str, float]
-) -> dict[DurationClass, float]:
-    """Median of measured / estimated by class, and under the empty model by kind."""
-    ratios: dict[DurationClass, list[float]] = {}
-    for job in plan.jobs:
-        took_s, expected_s = measured_s.get(job.name, 0.0), durations_s.get(job.name, 0.0)
-        if took_s > 0 and expected_s > 0:
-            for alike in {job.duration_class, (job.kind, "")}:
-                ratios.setdefault(alike, []).append(took_s / expected_s)
-    return {alike: median(found) for alike, found in ratios.items()}
+    return TimeLeft(seconds=makespan.seconds, corrected_by=corrections.by_kind, left_s=left, never=makespan.never)

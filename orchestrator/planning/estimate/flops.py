@@ -19,6 +19,28 @@ from typing import Any
 from orchestrator.sweepfile.known_models import shipped_models
 
 _TERA = 1e12
+CPU = ""
+"""The accelerator of jobs without GPUs."""
+DEFAULT_ACCELERATOR = "A100"
+"""Assumed where neither the sweep, the command nor the store's results say what the GPUs are."""
+_CPU_CORE_OPERATIONS_PER_S = 20e9
+"""Float32, a fifth of what a core with AVX2 reaches at 3 GHz (2 units x 8 lanes x 2 operations): small layers."""
+# Shares of the peak that eager PyTorch is assumed to reach: plans are made before anything has run, and corrected by
+# results (``history``) as soon as a store holds some. Networks with BatchNorm are bound by memory, those of large
+# products less so.
+_WITH_BATCHNORM = {"half": 0.08, "tf32": 0.12, "fp32": 0.45}
+_WITHOUT_BATCHNORM = {"half": 0.25, "tf32": 0.35, "fp32": 0.55}
+_GANG_EFFICIENCY = 0.95
+"""Of each doubling of the number of workers."""
+FORWARD_PASSES_PER_STEP = 3
+OPERATIONS_PER_MAC = 2
+_CPU_START_S, _GPU_START_S = 1.0, 15.0
+"""Of an attempt on a warm runner: opening data and network; on a GPU also its first, slow steps."""
+_CPU_STEP_S, _GPU_STEP_S = 0.004, 0.012
+"""Per update, whatever its size: launches of kernels, the optimizer, the loop."""
+_DECODE_FLOOR_S, _DECODE_S = 0.00005, 0.0020
+"""Core-seconds to read, decode and crop an image: any, and more for one of 224 pixels (docs/data.md, pillow)."""
+_DECODED_SIDE = 224
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +72,6 @@ PEAKS: Mapping[str, Peak] = {
     "RTX 3090": Peak(71.2, 35.6, 35.6),
 }
 """By a part of the device's name, as data sheets give them. A test compares ``workloads.train.step_metrics``."""
-
-CPU = ""
-"""The accelerator of jobs without GPUs."""
-DEFAULT_ACCELERATOR = "A100"
-"""Assumed where neither the sweep, the command nor the store's results say what the GPUs are."""
-
-_CPU_CORE_OPERATIONS_PER_S = 20e9
-"""Float32, a fifth of what a core with AVX2 reaches at 3 GHz (2 units x 8 lanes x 2 operations): small layers."""
-# Shares of the peak that eager PyTorch is assumed to reach: plans are made before anything has run, and corrected by
-# results (``history``) as soon as a store holds some. Networks with BatchNorm are bound by memory, those of large
-# products less so.
-_WITH_BATCHNORM = {"half": 0.08, "tf32": 0.12, "fp32": 0.45}
-_WITHOUT_BATCHNORM = {"half": 0.25, "tf32": 0.35, "fp32": 0.55}
-_GANG_EFFICIENCY = 0.95
-"""Of each doubling of the number of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,16 +110,6 @@ def operations_per_s(machine: Machine, precision: str, *, tf32: bool, has_batchn
 
 
 _VARIANTS = Path(__file__).with_name("variants.json")
-FORWARD_PASSES_PER_STEP = 3
-OPERATIONS_PER_MAC = 2
-
-_CPU_START_S, _GPU_START_S = 1.0, 15.0
-"""Of an attempt on a warm runner: opening data and network; on a GPU also its first, slow steps."""
-_CPU_STEP_S, _GPU_STEP_S = 0.004, 0.012
-"""Per update, whatever its size: launches of kernels, the optimizer, the loop."""
-_DECODE_FLOOR_S, _DECODE_S = 0.00005, 0.0020
-"""Core-seconds to read, decode and crop an image: any, and more for one of 224 pixels (docs/data.md, pillow)."""
-_DECODED_SIDE = 224
 
 
 class Fit(StrEnum):

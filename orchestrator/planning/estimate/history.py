@@ -26,6 +26,7 @@ from orchestrator.planning.estimate.volumes import (
     is_cached,
     label_work,
     scan_work,
+    simulation_work,
     training_work,
     writing_work,
 )
@@ -231,6 +232,8 @@ def _done(
         return writing_work(builtin_size(parameters)), seconds
     if kind is JobKind.LABELS:
         return label_work(), seconds
+    if kind is JobKind.THEORY:
+        return simulation_work(parameters), seconds
     raise LookupError(f"how much work a {kind} job does does not stand in its record")
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.recipe import OPTIMIZERS
 from orchestrator.planning.estimate.flops import (
     FORWARD_PASSES_PER_STEP,
     OPERATIONS_PER_MAC,
@@ -32,8 +33,6 @@ _INDEX_BYTES_PER_SAMPLE = 80
 _TAR_BYTES_PER_SAMPLE = 3072
 """Headers and padding of an image and its metadata in a tar."""
 _RECORD_BYTES = 4096
-_OPTIMIZER_COPIES: Mapping[str, int] = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Values per weight that optimizers remember."""
 _DIGITS_VAL_FRACTION = 0.2
 _SCAN_S, _WRITE_S, _LABEL_S = 0.00012, 0.0004, 0.5
 """Core-seconds to index and to write a sample, and of a label space."""
@@ -183,6 +182,11 @@ def label_work() -> Work:
     return Work(core_s=_LABEL_S)
 
 
+def simulation_work(parameters: Mapping[str, Any]) -> Work:
+    """Of a block of seeds, at a second each: what a seed takes only results tell."""
+    return Work(core_s=float(parameters["seeds"]["stop"] - parameters["seeds"]["first"]))
+
+
 def embed_work(parameters: Mapping[str, Any], network: Network, num_samples: float) -> Work:
     """Of the features of a split."""
     return Work(
@@ -276,7 +280,7 @@ def _of_training(volumes: Volumes, job: Job) -> Volume:
     weights += 0 if job.kind is JobKind.PROBE else _FLOAT_BYTES * network.num_parameters
     keep = parameters.get("keep", {})
     num_kept = len(keep.get("epochs", ())) + int((keep.get("best") or {}).get("k", 0))
-    copies = 1 + _OPTIMIZER_COPIES.get(recipe.get("optimizer", "sgd"), 2) + (recipe.get("average", "none") != "none")
+    copies = 1 + OPTIMIZERS[recipe.get("optimizer", "sgd")].state_copies + (recipe.get("average", "none") != "none")
     return Volume(
         work=work,
         subject=subject,
@@ -377,6 +381,28 @@ def _of_search(volumes: Volumes, job: Job) -> Volume:
     )
 
 
+def _of_theory(_: Volumes, job: Job) -> Volume:
+    caveat = "none of its seeds has run yet; a second is assumed for each"
+    return Volume(work=simulation_work(job.identity["parameters"]), subject=subject_of(job.identity), caveat=caveat)
+
+
+def _of_analysis(volumes: Volumes, job: Job) -> Volume:
+    """Passes over features: two products of a matrix by itself for the classes trained on and two for the others."""
+    size, roles = volumes.size(volumes.input(job, "index")), job.identity["inputs"]
+    tables = [
+        found for role in roles if (found := volumes.input(job, role)) is not None and found.kind is JobKind.EMBED
+    ]
+    dim = max((volumes.network(table)[1].num_features for table in tables), default=1024)
+    number = max(size.num_train, size.num_val) if "train" in roles else size.num_val
+    operations = float(OPERATIONS_PER_MAC) * number * dim * dim * max(4, len(tables) ** 2)
+    return Volume(
+        work=Work(operations=operations, core_s=_LABEL_S),
+        kept_bytes=_RECORD_BYTES * 16,
+        caveat=_unknown_size(size),
+        is_measured=False,
+    )
+
+
 def _of_unknown(_: Volumes, job: Job) -> Volume:
     return Volume(work=Work(core_s=1.0), caveat=f"nothing is known about the work of {job.kind} jobs")
 
@@ -405,4 +431,6 @@ _BY_KIND: Mapping[JobKind, Callable[[Volumes, Job], Volume]] = {
     JobKind.PROBE: _of_training,
     JobKind.KNN: _of_features,
     JobKind.SEARCH: _of_search,
+    JobKind.THEORY: _of_theory,
+    JobKind.ANALYZE: _of_analysis,
 }

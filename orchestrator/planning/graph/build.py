@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
+from orchestrator.planning.graph.analyses import analysis_jobs
 from orchestrator.planning.graph.features import SPLITS, cluster_job, embed_job
 from orchestrator.planning.graph.identity import KeyMaker, make_identity
-from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.planning.graph.plan import Job, Plan, PlannedSimulation, Published
 from orchestrator.planning.graph.pretraining import (
     Draft,
     backbone_job,
@@ -22,7 +24,15 @@ from orchestrator.planning.graph.pretraining import (
     whole_job,
 )
 from orchestrator.planning.graph.transfers import transfer_jobs
-from orchestrator.sweepfile.values import Clustering, Dataset, InitialBackbone, LabelSpace, Pretrain, ResolvedSweep
+from orchestrator.sweepfile.values import (
+    Clustering,
+    Dataset,
+    InitialBackbone,
+    LabelSpace,
+    Pretrain,
+    ResolvedSweep,
+    Simulation,
+)
 
 
 def build_plan(sweep: ResolvedSweep, *, store_uri: str, revision: int = 0) -> Plan:
@@ -43,6 +53,9 @@ def build_plan(sweep: ResolvedSweep, *, store_uri: str, revision: int = 0) -> Pl
         published=tuple(Published(**entry) for entry in sweep.published),
         policy=sweep.policy,
         notify=sweep.notify,
+        simulations=tuple(_planned_simulation(simulation) for simulation in sweep.simulations),
+        rows=sweep.rows,
+        baseline_values=sweep.baseline_values,
     )
 
 
@@ -61,8 +74,10 @@ class _PlanBuilder:
     def build(self) -> Iterable[Job]:
         sweep = self._sweep
         pretrained = [name for pretrain in sweep.pretrains for name in pretrain.labels]
-        used = dict.fromkeys((*pretrained, *(item.target for item in sweep.transfer)))
-        for dataset in dict.fromkeys(sweep.labels[name].dataset for name in used):
+        originals = (item.of for item in sweep.analyses if item.of)
+        used = dict.fromkeys((*pretrained, *(item.target for item in sweep.transfer), *originals))
+        analysed = (item.dataset for item in sweep.analyses if item.dataset)
+        for dataset in dict.fromkeys((*(sweep.labels[name].dataset for name in used), *analysed)):
             self._dataset(dataset)
         for name in used:
             self._label_space(sweep.labels[name])
@@ -73,6 +88,10 @@ class _PlanBuilder:
         for transfer in sweep.transfer:
             for draft in transfer_jobs(sweep, transfer):
                 self._add(draft)
+        measured = (draft for analysis in sweep.analyses for draft in analysis_jobs(sweep, analysis))
+        simulated = (draft for simulation in sweep.simulations for draft in _simulation_jobs(simulation))
+        for draft in chain(measured, simulated):
+            self._add(draft)
         return self._jobs.values()
 
     def _add(self, draft: Draft) -> str:
@@ -179,3 +198,40 @@ class _PlanBuilder:
         labels = self._sweep.labels[origin.labels or space.name]
         self._label_space(labels)
         return self._pretrain(self._blocks[origin.pretrain], labels, seed if origin.seed is None else origin.seed)
+
+
+def _simulation_jobs(simulation: Simulation) -> Iterator[Draft]:
+    """Blocks are never sized by how long they take: where a block begins and ends is part of its key."""
+    end = simulation.first_seed + simulation.num_seeds
+    readable = simulation.run.rpartition(":")[2]
+    sources = {"sources": simulation.sources} if simulation.sources else {}
+    for cell in simulation.cells:
+        for first in range(simulation.first_seed, end, simulation.per_job):
+            stop = min(first + simulation.per_job, end)
+            parts = (JobKind.THEORY.value, simulation.name, cell.name, f"seeds{first}-{stop - 1}")
+            yield Draft(
+                kind=JobKind.THEORY,
+                name="/".join(part for part in parts if part),
+                readable=f"{readable}-seeds{first}-{stop - 1}",
+                parameters={
+                    "simulation": simulation.run,
+                    **sources,
+                    "parameters": cell.parameters,
+                    "seeds": {"first": first, "stop": stop},
+                },
+                inputs={},
+                facets={"simulation": simulation.name, "cell": cell.name, "seeds": f"{first}-{stop - 1}"},
+            )
+
+
+def _planned_simulation(simulation: Simulation) -> PlannedSimulation:
+    """What the report needs of it."""
+    return PlannedSimulation(
+        name=simulation.name,
+        run=simulation.run,
+        factors=simulation.factors,
+        first_seed=simulation.first_seed,
+        num_seeds=simulation.num_seeds,
+        metric=simulation.metric,
+        expectations=simulation.expectations,
+    )

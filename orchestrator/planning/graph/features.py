@@ -48,6 +48,8 @@ class Features:
     dataset: str
     """Whose images are embedded."""
     recipe: Mapping[str, Any]
+    splits: tuple[str, ...] = SPLITS
+    """Those that are read."""
 
     def jobs(self) -> Iterator[Draft]:
         """The embed jobs."""
@@ -71,7 +73,8 @@ class Features:
         """Role -> split and view."""
         views = self.recipe.get("views", [CENTER])
         trained = {"train" if view == CENTER else f"train_{view}": ("train", view) for view in views}
-        return {**trained, "val": ("val", CENTER)}
+        views_of = {**trained, "val": ("val", CENTER)}
+        return {role: (split, view) for role, (split, view) in views_of.items() if split in self.splits}
 
     def preprocessing(self) -> dict[str, Any]:
         """How images are seen: as the recipe says; where it is silent, as in pretraining.

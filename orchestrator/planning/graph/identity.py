@@ -34,8 +34,14 @@ def key_of(identity: Mapping[str, Any], readable: str) -> str:
 
 
 def subject_of(identity: Mapping[str, Any]) -> str:
-    """The model that an identity names, in canonical form; empty without one."""
-    model = identity.get("parameters", {}).get("model")
+    """What speed depends on besides the kind, in canonical form: the model, or a simulation with its parameters.
+
+    Empty where an identity names neither.
+    """
+    parameters = identity.get("parameters", {})
+    if "simulation" in parameters:
+        return json.dumps({name: parameters[name] for name in ("simulation", "parameters")}, sort_keys=True)
+    model = parameters.get("model")
     return json.dumps(model, sort_keys=True) if model else ""
 
 

@@ -14,13 +14,16 @@ import json
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any, Self, TypeAlias
 
 from orchestrator.core.contract import Execution, JobKind, Resources
 from orchestrator.planning.graph.identity import subject_of
-from orchestrator.sweepfile.values import Channel, Policy
+from orchestrator.sweepfile.values import Channel, Expectation, Level, Policy
 
 PLAN_VERSION = 1
+FACTOR_PREFIX = "factor."
+"""Of the facets that say the values of a backbone's factors: ``factor.optimizer``."""
 
 DurationClass: TypeAlias = tuple[JobKind, str]
 """Jobs of one class are misjudged alike, so what some of them took corrects the estimates of the others."""
@@ -95,6 +98,31 @@ class Job:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSimulation:
+    """What the report of a simulation needs besides its jobs, which name it in the facets ``simulation``, ``cell``."""
+
+    name: str
+    run: str
+    factors: Mapping[str, tuple[Level, ...]]
+    first_seed: int
+    num_seeds: int
+    metric: str
+    expectations: tuple[Expectation, ...] = ()
+
+    @property
+    def cells(self) -> tuple[Mapping[str, Level], ...]:
+        """Every combination of levels, the last factor fastest."""
+        return tuple(dict(zip(self.factors, levels, strict=True)) for levels in product(*self.factors.values()))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of ``dataclasses.asdict``."""
+        factors = {name: tuple(levels) for name, levels in document["factors"].items()}
+        expectations = tuple(Expectation.from_json(entry) for entry in document["expectations"])
+        return cls(**{**document, "factors": factors, "expectations": expectations})
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots: it remembers ``by_name``
 class Plan:
     """All jobs of one revision of a sweep, and what its report and tracking need."""
@@ -119,6 +147,11 @@ class Plan:
     """Printed numbers to show beside those of the report."""
     notify: tuple[Channel, ...] = ()
     """Who is told what, besides those whom the cluster's own file names."""
+    simulations: tuple[PlannedSimulation, ...] = ()
+    rows: tuple[str, ...] = ()
+    """Factors whose combinations are the rows of the report's tables; empty: its default."""
+    baseline_values: Mapping[str, str] = field(default_factory=dict)
+    """By factor the value that the report compares with; that of label spaces is ``baseline``."""
     version: int = PLAN_VERSION
 
     def by_name(self) -> Mapping[str, Job]:
@@ -130,10 +163,13 @@ class Plan:
         return {job.name: job for job in self.jobs}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form. Without anybody to notify it is that of earlier versions, which know no such field."""
+        """Plain JSON form. Where nothing uses them, it has no fields that earlier versions do not know."""
         document = asdict(self)
-        if not self.notify:
-            del document["notify"]
+        for name in ("notify", "simulations", "rows", "baseline_values"):
+            if not document[name]:
+                del document[name]
+        if not self.policy.fails_on_expectations:
+            del document["policy"]["fails_on_expectations"]
         return document
 
     @classmethod
@@ -145,8 +181,11 @@ class Plan:
         former = {"max_failures": document["max_failures"]} if "max_failures" in document else {}
         policy = Policy.from_json(document.get("policy", former))
         known = {name: value for name, value in document.items() if name != "max_failures"}
+        known["rows"] = tuple(document.get("rows", ()))
         notify = tuple(Channel.from_json(entry) for entry in document.get("notify", ()))
-        return cls(**{**known, "jobs": jobs, "published": published, "policy": policy, "notify": notify})
+        simulations = tuple(PlannedSimulation.from_json(entry) for entry in document.get("simulations", ()))
+        parts = {"jobs": jobs, "published": published, "policy": policy, "notify": notify, "simulations": simulations}
+        return cls(**{**known, **parts})
 
 
 def load_shared(text: str) -> Any:  # noqa: ANN401 - any JSON value

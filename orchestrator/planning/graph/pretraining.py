@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.identity import readable_rule
+from orchestrator.planning.graph.plan import FACTOR_PREFIX
 from orchestrator.sweepfile.values import Checkpoints, Dataset, LabelSpace, Model, Pretrain
 
 
@@ -59,7 +60,8 @@ def pretrain_facets(pretrain: Pretrain, space: LabelSpace, seed: int) -> dict[st
     """What backbones are compared by."""
     named = {"pretrain": pretrain.name} if pretrain.name else {}
     baseline = {"baseline": "one_pass"} if space.name in pretrain.baselines else {}
-    return {**space_facets(space), **named, "pretrain_seed": seed, **baseline}
+    factors = {f"{FACTOR_PREFIX}{name}": value for name, value in pretrain.factors.items()}
+    return {**space_facets(space), **named, "pretrain_seed": seed, **baseline, **factors}
 
 
 def listing_job(dataset: Dataset) -> Draft:

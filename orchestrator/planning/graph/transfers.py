@@ -153,7 +153,7 @@ def _probe(sweep: ResolvedSweep, transfer: Transfer, search: Search, pretrain: P
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Backbone:
+class Backbone:
     """What is measured; ``epoch`` is a kept one of its pretraining, None its end."""
 
     pretrain: Pretrain
@@ -226,7 +226,7 @@ def _backbone_searches(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[Dra
 
 
 def _recipe_search(
-    sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None
+    sweep: ResolvedSweep, transfer: Transfer, backbone: Backbone, *, cell: Cell, fraction: float | None
 ) -> Draft | None:
     """The search of a transfer's recipe, on the block's first backbone and the first transfer seed."""
     if transfer.search is None or transfer.searches_backbones:
@@ -244,7 +244,7 @@ def _recipe_search(
     return recipe_search(transfer, transfer.search, measured, "/".join(part for part in parts if part))
 
 
-def _backbones(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[_Backbone]:
+def _backbones(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[Backbone]:
     for block in transfer.pretrains:
         pretrain = sweep.pretrain(block)
         retrained = (transfer.target,) if RETRAIN in transfer.baselines else ()
@@ -255,13 +255,13 @@ def _backbones(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[_Backbone]:
                     sweep, transfer, transfer.search, pretrain=pretrain, spaces=spaces, seed=seed
                 ).name
                 among = tuple(spaces)
-                yield _Backbone(pretrain=pretrain, space=among[0], seed=seed, epoch=None, search=name, among=among)
+                yield Backbone(pretrain=pretrain, space=among[0], seed=seed, epoch=None, search=name, among=among)
         for space in dict.fromkeys((*measured, *retrained)):
             for seed, epoch in product(pretrain.seeds, transfer.checkpoints or (None,)):
-                yield _Backbone(pretrain=pretrain, space=sweep.labels[space], seed=seed, epoch=epoch)
+                yield Backbone(pretrain=pretrain, space=sweep.labels[space], seed=seed, epoch=epoch)
 
 
-def _features(sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, cell: Cell) -> Features | None:
+def _features(sweep: ResolvedSweep, transfer: Transfer, backbone: Backbone, cell: Cell) -> Features | None:
     """What a cell reads; None if it reads images."""
     if not is_cached(transfer.protocol, cell.recipe):
         return None
@@ -276,7 +276,7 @@ def _features(sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, cel
 
 
 def _job(
-    sweep: ResolvedSweep, transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None, seed: int
+    sweep: ResolvedSweep, transfer: Transfer, backbone: Backbone, *, cell: Cell, fraction: float | None, seed: int
 ) -> Draft:
     target, pretrain, recipe = sweep.labels[transfer.target], backbone.pretrain, cell.recipe
     inputs = {"index": f"index/{target.dataset}", "labels": f"labels/{target.name}"}
@@ -321,7 +321,7 @@ def _subset(transfer: Transfer, fraction: float | None, seed: int) -> Mapping[st
     return {**limits, **share, "seed": seed if transfer.subset_seed is None else transfer.subset_seed}
 
 
-def _name(transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None, seed: int) -> str:
+def _name(transfer: Transfer, backbone: Backbone, *, cell: Cell, fraction: float | None, seed: int) -> str:
     parts = (
         transfer.protocol.value,
         transfer.name,
@@ -334,9 +334,7 @@ def _name(transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: floa
     return "/".join(part for part in parts if part)
 
 
-def _more_facets(
-    transfer: Transfer, backbone: _Backbone, *, cell: Cell, fraction: float | None
-) -> dict[str, str | int]:
+def _more_facets(transfer: Transfer, backbone: Backbone, *, cell: Cell, fraction: float | None) -> dict[str, str | int]:
     """Those of what not every transfer has."""
     is_retrained = RETRAIN in transfer.baselines and backbone.space.name == transfer.target
     found = {

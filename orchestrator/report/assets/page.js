@@ -10,10 +10,12 @@
   const MAX_RUNS = 500, MAX_PAIRS = 60, MAX_LEARNING = 300;
   const PLOT = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
   const initial = () => ({ protocol: ANY, target: ANY, transfer: null, pretrain: null, checkpoint: null, fraction: null,
-    cell: SELECTED, hidden: new Set(), sort: null, descending: false, learning: null, stage: "transfer", find: "",
+    cell: SELECTED, hidden: new Set(), hiddenValues: new Set(), sort: null, descending: false, learning: null, stage: "transfer", find: "",
     search: 0, trialSort: null, trialsDescending: false, parameter: null });
   const state = initial();
 
+  const SIGN = DATA.isHigherBetter ? -1 : 1, BEST = DATA.isHigherBetter ? "highest" : "lowest";
+  const baselineOf = (table) => table.baseline ?? DATA.baseline; // a table of combinations has its own
   const byId = (id) => document.getElementById(id);
   const distinct = (values) => [...new Set(values)];
   const seriesNames = distinct(DATA.tables.flatMap((table) => table.rows.map((row) => row.series)));
@@ -94,18 +96,27 @@
     });
     const grid = currentGrid();
     if (grid) nav.append(chooser("cell", NAMES.cell, [SELECTED, ...grid.values], state.cell, change("cell")));
-    const kinds = element("fieldset", null, { id: "filter-series", "aria-label": "Kinds of label spaces" });
-    for (const name of seriesNames) {
-      const box = element("input", null, { type: "checkbox", value: name });
-      box.checked = !state.hidden.has(name);
-      box.addEventListener("change", () => { state.hidden[box.checked ? "delete" : "add"](name); render(); });
-      const label = element("label");
-      label.append(box, document.createTextNode(name));
-      kinds.append(label);
-    }
+    const table = currentTable();
+    const boxes = (title, id, names, hidden) => {
+      const group = element("fieldset", null, { id, "aria-label": title });
+      if (table && table.factors) group.append(element("legend", title));
+      for (const [name, text] of names) {
+        const box = element("input", null, { type: "checkbox", value: name });
+        box.checked = !hidden.has(name);
+        box.addEventListener("change", () => { hidden[box.checked ? "delete" : "add"](name); render(); });
+        const label = element("label");
+        label.append(box, document.createTextNode(text));
+        group.append(label);
+      }
+      return group;
+    };
+    const kinds = table && table.factors
+      ? table.factors.map((factor, place) => boxes(factor, `filter-factor-${place}`,
+        distinct(table.values.map((values) => values[place])).map((value) => [`${factor}=${value}`, value]), state.hiddenValues))
+      : [boxes("Kinds of label spaces", "filter-series", seriesNames.map((name) => [name, name]), state.hidden)];
     const reset = element("button", "Reset", { id: "filter-reset", type: "button" });
     reset.addEventListener("click", () => { Object.assign(state, initial()); byId("runs-find").value = ""; render(); });
-    nav.append(kinds, reset);
+    nav.append(...kinds, reset);
   }
 
   // ------------------------------------------------------------------------------------------------------------ rows
@@ -119,20 +130,43 @@
       const n = cell.n === cell.expected ? String(cell.n) : `${cell.n}/${cell.expected} runs`;
       return { ...row, summary, n, subsets: {}, improvement: null, difference: null, canBeBest: null, meanInterval: "-", familyInterval: "-", cell: state.cell };
     });
-    const baseline = rows.find((row) => row.labelSpace === DATA.baseline && row.summary);
+    const baseline = rows.find((row) => row.labelSpace === baselineOf(table) && row.summary);
     if (grid && baseline && baseline.summary.mean > 0) {
       for (const row of rows) if (row !== baseline && row.summary) row.improvement = 1 - row.summary.mean / baseline.summary.mean;
     }
-    return rows.filter((row) => !state.hidden.has(row.series));
+    if (!table.factors) return rows.filter((row) => !state.hidden.has(row.series));
+    return rows.filter((row, index) => !table.values[index].some((value, place) => state.hiddenValues.has(`${table.factors[place]}=${value}`)));
   }
   function bestOf(rows) {
     const there = rows.filter((row) => row.summary);
     const complete = there.filter((row) => !row.n.includes("/"));
-    return (complete.length ? complete : there).reduce((best, row) => (!best || row.summary.mean < best.summary.mean ? row : best), null);
+    return (complete.length ? complete : there).reduce((best, row) => (!best || SIGN * row.summary.mean < SIGN * best.summary.mean ? row : best), null);
   }
 
   // ----------------------------------------------------------------------------------------------------------- curve
+  // Numbers stand at their place, on a log axis where they span a factor of 30; other values side by side.
+  function renderFactorCurve(table, rows) {
+    const values = new Map(table.rows.map((row, index) => [row.labelSpace, table.values[index]]));
+    const drawn = rows.filter((row) => row.summary), all = distinct(table.values.map((some) => some[0])).map(Number);
+    const isOrdered = all.every((value) => Number.isFinite(value)), low = Math.min(...all), high = Math.max(...all);
+    const lineOf = (row) => values.get(row.labelSpace).slice(1).join(", ") || DATA.metric;
+    const placeOf = (row) => (isOrdered ? Number(values.get(row.labelSpace)[0]) : values.get(row.labelSpace)[0]);
+    const traces = distinct(drawn.map(lineOf)).map((name, index) => {
+      const line = drawn.filter((row) => lineOf(row) === name);
+      if (isOrdered) line.sort((a, b) => placeOf(a) - placeOf(b));
+      const color = COLORS[index % COLORS.length], symbol = SYMBOLS[index % SYMBOLS.length];
+      return { name, mode: "lines+markers", x: line.map(placeOf), y: line.map((row) => SCALE * row.summary.mean),
+        error_y: { type: "data", array: line.map((row) => SCALE * (row.summary.std || 0)), thickness: 1.2, width: 4 },
+        text: line.map((row) => `${row.labelSpace}<br>${plusMinus(row.summary.mean, row.summary.std)}, n = ${row.n}`),
+        hovertemplate: "%{text}<extra></extra>", line: { color, width: 2 }, marker: { color, symbol, size: 8 } };
+    });
+    const xaxis = isOrdered ? { type: low > 0 && high / low >= 30 ? "log" : "linear", tickvals: all, ticktext: all.map(String) } : { type: "category" };
+    const title = DATA.metric.replace("val_", "validation ").replaceAll("_", " ") + PERCENT;
+    Plotly.react("curve", traces, { height: 440, margin: { l: 60, r: 20, t: 10, b: 55 }, hovermode: "closest", legend: { orientation: "h", y: -0.2 },
+      xaxis: { ...xaxis, title: { text: table.factors[0] } }, yaxis: { title: { text: title }, zeroline: false } }, PLOT);
+  }
   function renderCurve(table, rows) {
+    if (table.factors) return renderFactorCurve(table, rows);
     const traces = [];
     const drawn = rows.filter((row) => row.summary && isThere(row.granularity));
     seriesNames.forEach((name, index) => {
@@ -152,12 +186,12 @@
     const across = [Math.min(...extent) / 1.3, Math.max(...extent) * 1.3];
     const level = (name, value, dash, color) => traces.push({ name, mode: "lines", x: across, y: [SCALE * value, SCALE * value],
       line: { dash, color, width: 1.5 }, hovertemplate: `${name}: %{y:.2f}<extra></extra>` });
-    const baseline = table.rows.find((row) => row.labelSpace === DATA.baseline);
-    const shown = rows.find((row) => row.labelSpace === DATA.baseline) || baseline;
-    if (drawn.length && shown && shown.summary) level(`baseline ${DATA.baseline}`, shown.summary.mean, "dash", "#555555");
+    const baseline = table.rows.find((row) => row.labelSpace === baselineOf(table));
+    const shown = rows.find((row) => row.labelSpace === baselineOf(table)) || baseline;
+    if (drawn.length && shown && shown.summary) level(`baseline ${baselineOf(table)}`, shown.summary.mean, "dash", "#555555");
     if (drawn.length && table.onePass) level(`one-pass ${table.onePass.label_space}`, table.onePass.summary.mean, "dot", "#999999");
     const best = bestOf(drawn);
-    if (best && !table.isTied) traces.push({ name: `lowest mean: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
+    if (best && !table.isTied) traces.push({ name: `${BEST} mean: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
       hoverinfo: "skip", marker: { symbol: "circle-open", size: 17, color: "black", line: { width: 2 } } });
     // A cut axis makes small differences look large: it starts at 0 where the values come near it.
     const heights = drawn.flatMap((row) => [row.summary.mean - (row.summary.std || 0), row.summary.mean + (row.summary.std || 0)]);
@@ -173,7 +207,7 @@
     const hours = rows.some((row) => row.compute && row.compute.gpu_hours) ? "gpu_hours" : "cpu_hours";
     const has = (test) => rows.some(test);
     const columns = [
-      ["pretrained on", (row) => row.labelSpace, (row) => row.labelSpace],
+      [table.factors ? table.factors.join(" + ") : "pretrained on", (row) => row.labelSpace, (row) => row.labelSpace],
       ["G", (row) => row.granularity ?? "-", (row) => row.granularity],
       [DATA.metric + PERCENT, (row) => (row.summary ? plusMinus(row.summary.mean, row.summary.std) : "missing"), (row) => row.summary && row.summary.mean],
       ["n", (row) => row.n, (row) => parseInt(row.n, 10)],
@@ -185,7 +219,7 @@
       columns.push([name + PERCENT, (row) => (row.subsets[name] ? plusMinus(...row.subsets[name]) : "-"), (row) => row.subsets[name] && row.subsets[name][0]]);
     }
     columns.push(
-      ["improvement [%]", (row) => (row.labelSpace === DATA.baseline ? "baseline" : isThere(row.improvement) ? fixed(100 * row.improvement, 1, true) : "-"), (row) => row.improvement],
+      ["improvement [%]", (row) => (row.labelSpace === baselineOf(table) ? "baseline" : isThere(row.improvement) ? fixed(100 * row.improvement, 1, true) : "-"), (row) => row.improvement],
       ["difference" + POINTS, (row) => (row.difference ? number(row.difference.mean, true) : "-"), (row) => row.difference && row.difference.mean],
       ["corrected 95 % CI", (row) => row.familyInterval, (row) => row.difference && row.difference.family_low],
       ["corrected p", (row) => (row.difference ? pText(row.difference.p_family) : "-"), (row) => row.difference && row.difference.p_family]);
@@ -224,7 +258,7 @@
     }
     head.append(names);
     for (const row of sorted(rows, columns)) {
-      const line = element("tr", null, { class: [row === best && !table.isTied ? "best" : "", row.labelSpace === DATA.baseline ? "baseline" : ""].join(" ").trim() });
+      const line = element("tr", null, { class: [row === best && !table.isTied ? "best" : "", row.labelSpace === baselineOf(table) ? "baseline" : ""].join(" ").trim() });
       for (const [name, text] of columns) line.append(element("td", text(row), name === "n" && row.n.includes("/") ? { class: "lacking" } : {}));
       body.append(line);
     }
@@ -281,6 +315,26 @@
       wide.append(table);
       place.append(element("h2", `${TITLES[item.facet]}: ${DATA.metric}${PERCENT}`), wide);
       if (item.selectedBy.length) place.append(element("p", `* = selected: ${item.selectedBy.join("; ")}; in brackets: select_error.`, { class: "caption" }));
+    }
+  }
+
+  // --------------------------------------------------------------------------------------------------------- effects
+  function renderEffects() {
+    const place = byId("effects");
+    place.replaceChildren();
+    for (const item of (DATA.effects ?? []).filter((found) => found.transfer === state.transfer)) {
+      const table = element("table"), head = element("tr"), top = element("thead"), body = element("tbody");
+      for (const name of item.header) head.append(element("th", name));
+      item.rows.forEach((cells, index) => {
+        const line = element("tr", null, item.established[index] ? { class: "best" } : {});
+        for (const cell of cells) line.append(element("td", cell));
+        body.append(line);
+      });
+      top.append(head);
+      table.append(top, body);
+      const wide = element("div", null, { class: "wide" });
+      wide.append(table);
+      place.append(element("h2", `Effects of ${item.title}`), wide, element("p", `Bold = established. ${item.caption}`, { class: "caption" }));
     }
   }
 
@@ -359,6 +413,7 @@
     for (const id of ["results-section", "pairs-section", "learning-section", "runs-section"]) byId(id).hidden = !table;
     byId("curve").hidden = !table;
     renderSearches();
+    renderEffects();
     if (!table) return byId("ablations").replaceChildren();
     const rows = visibleRows(table);
     renderCurve(table, rows);

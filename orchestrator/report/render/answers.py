@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.planning.estimate.power import ALPHA
-from orchestrator.report.render.columns import describe_transfer, is_tied, num_comparisons
+from orchestrator.report.render.columns import (
+    contrast_text,
+    describe_effects,
+    describe_transfer,
+    is_tied,
+    num_comparisons,
+)
 from orchestrator.report.render.numbers import (
     MISSING,
     count,
@@ -17,8 +23,9 @@ from orchestrator.report.render.numbers import (
     p_text,
     plus_minus,
 )
-from orchestrator.report.results import Report, Row, Table
+from orchestrator.report.results import EffectTable, FactorReport, Report, Row, Table
 from orchestrator.report.statistics.corrections import Family, PooledFit
+from orchestrator.report.statistics.effects import Effect
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference
 
@@ -35,8 +42,13 @@ class ReportAnswer:
 
 def answers(report: Report) -> tuple[ReportAnswer, ...]:
     """The answer of every transfer of final weights on all labels."""
-    return tuple(
+    of_tables = (
         ReportAnswer(title=describe_transfer(table), sentences=_sentences(table)) for table in report.headlines
+    )
+    effects = report.effects if isinstance(report, FactorReport) else ()
+    return (
+        *of_tables,
+        *(ReportAnswer(title=describe_effects(found), sentences=_of_factors(found)) for found in effects),
     )
 
 
@@ -48,8 +60,8 @@ def verdict(table: Table) -> tuple[str, ...]:
     if is_tied(table):
         return (_tie(table),)
     if not family.num_comparisons:
-        return (_untested(family), *_pooled(table, family.pooled))
-    return (_established(table, family), _best(table), *_pooled(table, family.pooled))
+        return (_untested(table, family), *_pooled(table, family.pooled))
+    return (_established(table, family), *_best(table), *_pooled(table, family.pooled))
 
 
 def _sentences(table: Table) -> tuple[str, ...]:
@@ -62,8 +74,8 @@ def _sentences(table: Table) -> tuple[str, ...]:
     for row in table.ranked:
         if row.series != lowest.series:
             others.setdefault(row.series, row)
-    rivals = [f"lowest of {row.series}: {_sentence(row, table)}" for row in others.values()]
-    head = f"lowest mean: {_sentence(lowest, table)}{_ties(lowest, table)}"
+    rivals = [f"{table.better.best} of {row.series}: {_sentence(row, table)}" for row in others.values()]
+    head = f"{table.better.best} mean: {_sentence(lowest, table)}{_ties(lowest, table)}"
     return (head, *rivals, *verdict(table), *_one_pass(table))
 
 
@@ -112,15 +124,15 @@ def _p(p_value: float | None) -> str:
 def _tie(table: Table) -> str:
     value = _mean(table.ranked[0], table)
     unit = " %" if is_fraction(table.metric) else ""
-    end = f"all {len(table.ranked)} label spaces have {table.metric} {value}{unit}"
+    end = f"all {len(table.ranked)} {table.noun}s have {table.metric} {value}{unit}"
     if is_fraction(table.metric) and not float(value):
         return f"{end}: the target is saturated and cannot tell them apart"
     return f"{end}: nothing differs"
 
 
-def _untested(family: Family) -> str:
+def _untested(table: Table, family: Family) -> str:
     if family.max_pretrain_seeds < 2:
-        return "nothing is tested: no two label spaces share two pretrain seeds, so the seeds' noise is unknown"
+        return f"nothing is tested: no two {table.noun}s share two pretrain seeds, so the seeds' noise is unknown"
     return "nothing is tested: every difference is the same for all seeds, so no noise was seen"
 
 
@@ -130,11 +142,11 @@ def _established(table: Table, family: Family) -> str:
     if table.baseline_row is None:
         found, total = family.num_established, family.num_comparisons
         if not found:
-            return f"no two label spaces differ beyond the seeds' noise; {corrected}"
-        return f"{found} of {total} pairs of label spaces differ at 95 %; {corrected}"
+            return f"no two {table.noun}s differ beyond the seeds' noise; {corrected}"
+        return f"{found} of {total} pairs of {table.noun}s differ at 95 %; {corrected}"
     rows = [row for row in table.ranked if row.difference and row.difference.is_established]
     if not rows:
-        return f"no label space differs from the baseline {table.baseline} beyond the seeds' noise; {corrected}"
+        return f"no {table.noun} differs from the baseline {table.baseline} beyond the seeds' noise; {corrected}"
     lower = [row for row in rows if row.difference and row.difference.mean < 0]
     higher = [row for row in rows if row.difference and row.difference.mean > 0]
     sides = [
@@ -153,15 +165,20 @@ def _by_how_much(row: Row, table: Table) -> str:
     return f"{row.label_space} {mean}{unit} {family_interval(row.difference, table.metric)}"
 
 
-def _best(table: Table) -> str:
-    """The confidence set of the best, of which no member is established to be higher than another row."""
+def _best(table: Table) -> list[str]:
+    """The confidence set of the best, of which no member is established to be worse than another row.
+
+    Nothing where rows were compared with the baseline alone.
+    """
+    if all(row.can_be_best is None for row in table.ranked):
+        return []
     members = [row for row in table.ranked if row.can_be_best]
     if len(members) == len(table.ranked):
-        return "no label space can be excluded as the best at 95 %"
+        return [f"no {table.noun} can be excluded as the best at 95 %"]
     if len(members) == 1:
-        return f"{members[0].label_space} is the best at 95 %"
+        return [f"{members[0].label_space} is the best at 95 %"]
     names = _names(members, lambda row: row.label_space)
-    return f"the best at 95 % is among {len(members)} of {len(table.ranked)} label spaces: {names}"
+    return [f"the best at 95 % is among {len(members)} of {len(table.ranked)} {table.noun}s: {names}"]
 
 
 def _pooled(table: Table, fit: PooledFit | None) -> list[str]:
@@ -170,9 +187,9 @@ def _pooled(table: Table, fit: PooledFit | None) -> list[str]:
         return []
     p_value = _p(fit.p_equal_variances)
     if fit.is_contradicted:
-        return [f"second analysis (pooled over label spaces) left out: they vary unequally over seeds, {p_value}"]
+        return [f"second analysis (pooled over {table.noun}s) left out: they vary unequally over seeds, {p_value}"]
     head = (
-        "second analysis, right only if all label spaces vary equally over seeds (pooled two-way model, "
+        f"second analysis, right only if all {table.noun}s vary equally over seeds (pooled two-way model, "
         f"{fit.degrees_of_freedom} degrees of freedom; equal variances not contradicted, {p_value})"
     )
     return [f"{head}: {_pooled_finding(table)}"]
@@ -185,11 +202,60 @@ def _pooled_finding(table: Table) -> str:
     tested = [row for row in table.ranked if row.difference and row.difference.p_pooled is not None]
     rows = [row for row in tested if _is_pooled(row.difference)]
     names = f": {_names(rows, lambda row: row.label_space)}" if rows else ""
-    return f"{len(rows)} of {len(tested)} label spaces would differ from the baseline{names}"
+    return f"{len(rows)} of {len(tested)} {table.noun}s would differ from the baseline{names}"
 
 
 def _is_pooled(difference: PairedDifference | None) -> bool:
     return difference is not None and difference.p_pooled is not None and difference.p_pooled < ALPHA
+
+
+# ---------------------------------------------------------------------------------------------------------- factors
+
+
+def _of_factors(table: EffectTable) -> tuple[str, ...]:
+    """What is established of the factors, from the one family of their effects."""
+    tested = [effect for effect in table.contrasts if effect.difference.p_family is not None]
+    if not tested:
+        return ("nothing is tested: no two values share two pretrain seeds, or their differences have no spread",)
+    corrected = f"corrected for {len(tested)} contrast{'s' * (len(tested) > 1)}"
+    main = [effect for effect in tested if len(effect.factors) == 1]
+    interactions = [effect for effect in tested if len(effect.factors) > 1]
+    sentences = [f"{_sides(main, table) or 'no value of a factor differs from another one at 95 %'}; {corrected}"]
+    if interactions:
+        found = [effect for effect in interactions if effect.difference.is_established]
+        told = ", ".join(_effect_size(effect, table) for effect in found[:_MAX_NAMES])
+        more = f" and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
+        sentences.append(f"interactions at 95 %: {told}{more}" if found else "no interaction is established")
+    partial = [effect for effect in main if effect.num_matched < effect.num_combinations]
+    if partial:
+        first = partial[0]
+        sentences.append(
+            f"{len(partial)} contrast{'s' * (len(partial) > 1)} rest on matched cells alone (first: "
+            f"{contrast_text(first)}, {first.num_matched} of {first.num_combinations} combinations of other factors)"
+        )
+    unpaired = [contrast_text(effect) for effect in main if not effect.is_paired]
+    if unpaired:
+        names = ", ".join(unpaired[:_MAX_NAMES])
+        sentences.append(f"independent samples, by Welch's t (runs share the number of the seed only): {names}")
+    return tuple(sentences)
+
+
+def _sides(effects: Sequence[Effect], table: EffectTable) -> str:
+    """Established main effects, lower ones first."""
+    found = [effect for effect in effects if effect.difference.is_established]
+    lower = [effect for effect in found if effect.difference.mean < 0]
+    higher = [effect for effect in found if effect.difference.mean > 0]
+    return "; ".join(
+        f"{table.metric} is {side} at 95 % with {', '.join(_effect_size(effect, table) for effect in some)}"
+        for side, some in (("lower", lower), ("higher", higher))
+        if some
+    )
+
+
+def _effect_size(effect: Effect, table: EffectTable) -> str:
+    unit = " points" if is_fraction(table.metric) else ""
+    mean = number(effect.difference.mean, table.metric, sign="+")
+    return f"{contrast_text(effect)} {mean}{unit} {family_interval(effect.difference, table.metric)}"
 
 
 def _names(rows: Sequence[Row], say: Callable[[Row], str]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from orchestrator.planning.estimate.power import METHOD
 from orchestrator.report.render.numbers import (
     MISSING,
     count,
@@ -25,10 +26,20 @@ from orchestrator.report.render.numbers import (
     p_text,
     plus_minus,
 )
-from orchestrator.report.results import OnePass, Report, Row, Table, TablePlace
+from orchestrator.report.results import EffectTable, FactorReport, OnePass, Report, Row, Table, TablePlace
 from orchestrator.report.statistics.corrections import Family
+from orchestrator.report.statistics.effects import Effect, VarianceTest
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference, Summary
+
+Value = str | int | float | None
+Values = Mapping[str, Callable[[Any], Value]]
+"""Columns of a file by name, each with how its value is read from what the columns are of."""
+_PUBLISHED: Values = {
+    "published": attrgetter("value"),
+    "published_std": attrgetter("std"),
+    "published_source": attrgetter("source"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +129,65 @@ def describe_place(place: TablePlace) -> str:
     return f"{place.transfer} ({', '.join(parts)})"
 
 
+def describe_effects(table: EffectTable) -> str:
+    """``factors: superclass (finetune on levels/depth1)``."""
+    return f"factors: {describe_place(table.place)}"
+
+
+def contrast_text(effect: Effect) -> str:
+    """``optimizer lamb - sgd``; of an interaction ``optimizer lamb - sgd x mix mixup - none``."""
+    parts = zip(effect.factors, effect.values, effect.references, strict=True)
+    return " x ".join(f"{factor} {value} - {reference}" for factor, value, reference in parts)
+
+
+def effect_table(table: EffectTable) -> TextTable:
+    """Main effects and interactions as text: each contrast with its interval, and what makes its runs pairs."""
+    metric, points = table.metric, units(table.metric)[1]
+    shared = {(found.factor, found.value, found.reference): found.shared for found in table.pairings}
+    tested = sum(effect.difference.p_family is not None for effect in table.contrasts)
+    rows = []
+    for effect in table.contrasts:
+        found = effect.difference
+        cells = str(effect.num_matched)
+        if effect.num_matched < effect.num_combinations:
+            cells = f"{effect.num_matched}/{effect.num_combinations}"
+        single = (effect.factors[0], effect.values[0], effect.references[0])
+        rows.append(
+            (
+                contrast_text(effect),
+                number(found.mean, metric, sign="+"),
+                family_interval(found, metric),
+                p_text(found.p_family),
+                cells,
+                str(found.num_pretrain_seeds),
+                shared.get(single, MISSING) if len(effect.factors) == 1 else MISSING,
+            )
+        )
+    header = (f"{metric}: effect", f"mean{points}", "corrected 95 % CI", "corrected p", "cells", "seeds", "paired by")
+    plural = "s" * (tested > 1)
+    return TextTable(
+        title=describe_effects(table),
+        header=header,
+        rows=tuple(rows),
+        expendable=((6,), (4, 5)),
+        caption="; ".join(
+            [
+                *([f"corrected: simultaneous over {tested} contrast{plural} ({METHOD})"] if tested else []),
+                "cells: combinations of the other factors that have both sides",
+                *(_test_text(test) for test in table.tests if test.freedom > 1),
+            ]
+        ),
+    )
+
+
+def _test_text(test: VarianceTest) -> str:
+    """``optimizer x mix: F(1, 4) = 3.20, p = 0.148``."""
+    text = p_text(test.p_value)
+    p_value = f"p {text}" if text.startswith("<") else f"p = {text}"
+    name = " x ".join(test.factors)
+    return f"{name} as a whole: F({test.freedom}, {test.error_freedom}) = {test.f_value:.2f}, {p_value}"
+
+
 def caveats(report: Report) -> tuple[str, ...]:
     """Notes, and how much is still missing."""
     lines = list(report.notes)
@@ -135,7 +205,7 @@ def units(metric: str) -> tuple[str, str]:
 def _own_columns(table: Table) -> list[_Column]:
     metric, (percent, _) = table.metric, units(table.metric)
     columns = [
-        _Column(header="pretrained on", cell=lambda row: row.label_space),
+        _Column(header=table.row_title, cell=lambda row: row.label_space),
         _Column(header="G", cell=lambda row: MISSING if row.granularity is None else str(row.granularity)),
         _Column(
             header=f"{metric}{percent}",
@@ -264,11 +334,6 @@ def columns_left(table: TextTable, left_out: Sequence[tuple[int, ...]]) -> list[
     return [index for index in range(len(table.header)) if index not in gone]
 
 
-Value = str | int | float | None
-Values = Mapping[str, Callable[[Any], Value]]
-"""Columns of a file by name, each with how its value is read from what the columns are of."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
     """A table of plain values; every row has as many as there are columns."""
@@ -326,11 +391,6 @@ _COMPUTE: Values = {
     **_fields("gpu_hours", "cpu_hours", "cost"),
     "cost_is_partial": lambda compute: None if compute.cost is None else int(compute.is_cost_partial),
     "currency": lambda compute: None if compute.cost is None else compute.currency,
-}
-_PUBLISHED: Values = {
-    "published": attrgetter("value"),
-    "published_std": attrgetter("std"),
-    "published_source": attrgetter("source"),
 }
 _RESULT_COLUMNS: Values = {
     **_part(PLACE_COLUMNS, lambda line: line.table.place),
@@ -432,6 +492,24 @@ def comparison_records(report: Report) -> Records:
         for pair in table.comparisons
     ]
     return Records(columns=(*PLACE_COLUMNS, "metric", "first", "second", *DIFFERENCE_COLUMNS), rows=tuple(lines))
+
+
+def effect_records(report: FactorReport) -> Records:
+    """One line per main effect and interaction, values minus references; parts of an interaction stand beside ``x``."""
+    lines = [
+        (
+            *values(PLACE_COLUMNS, table.place),
+            table.metric,
+            *(" x ".join(some) for some in (effect.factors, effect.values, effect.references)),
+            *(effect.num_matched, effect.num_combinations, int(effect.is_paired)),
+            effect.difference.num_pretrain_seeds,
+            *values(DIFFERENCE_COLUMNS, effect.difference),
+        )
+        for table in report.effects
+        for effect in table.contrasts
+    ]
+    names = ("metric", "factors", "values", "references", "num_matched", "num_combinations", "is_paired")
+    return Records(columns=(*PLACE_COLUMNS, *names, "num_pretrain_seeds", *DIFFERENCE_COLUMNS), rows=tuple(lines))
 
 
 def ablation_records(report: Report) -> Records:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.planning.estimate.power import Comparisons, Design, Noise, power_of
+from orchestrator.planning.graph.design import number_of
 from orchestrator.report.render.columns import describe_transfer, is_tied
-from orchestrator.report.results import Report, Row, Table
+from orchestrator.report.results import EffectTable, FactorReport, FactorTable, Report, Row, Table
 from orchestrator.report.statistics.intervals import is_fraction
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ _BASELINE_COLOR = "#555555"
 _FAINT_COLOR = "#999999"
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN, _MAX_COLUMNS = 4.6, 3.7, 3
 _PNG_DPI = 200
+_LOG_RATIO = 30.0
+"""Of the largest to the smallest number of a factor from which on its axis is logarithmic."""
+_MAX_PANELS = 12
 _MIN_TICK_DISTANCE = 0.07
 """Fraction of the axis below which the second of two tick labels is left out."""
 _STYLE: Any = {
@@ -32,6 +38,9 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "svg.hashsalt": "granularity-curve",  # equal reports give equal files
 }
+_TRANSFER_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+"""The palette of Okabe and Ito, which colour-blind readers can tell apart."""
+_LEAST_SEEDS, _MOST_SEEDS = 8, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +118,11 @@ def _lay_out(figure: Figure) -> None:
 
 def _draw_panel(panel: Axes, table: Table) -> None:
     panel.set_title(describe_transfer(table), loc="left")
+    if isinstance(table, FactorTable):
+        if table.pretrain:  # the whole title would not fit
+            panel.set_title(f"{table.transfer}: {table.pretrain}", loc="left")
+        _draw_factor_panel(panel, table)
+        return
     series = curve_points(table.rows, table.metric)
     if not series:
         _draw_empty(panel, "no result yet")
@@ -129,6 +143,139 @@ def _draw_panel(panel: Axes, table: Table) -> None:
     panel.grid(visible=True, axis="y", linewidth=0.5, alpha=0.35)
     # Under the axis: inside, it would cover the baseline or a point sooner or later.
     panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorAxis:
+    """Where the values of a factor stand on an axis: numbers at their place, other values side by side."""
+
+    values: tuple[str, ...]
+    positions: tuple[float, ...]
+    is_log: bool
+
+    @classmethod
+    def of(cls, values: Sequence[str]) -> FactorAxis:
+        """Numbers in their order, on a log axis where the largest is 30 times the smallest or more."""
+        unique = tuple(dict.fromkeys(values))
+        numbers = [number_of(value) for value in unique]
+        if not unique or any(number is None for number in numbers):
+            return cls(values=unique, positions=tuple(map(float, range(len(unique)))), is_log=False)
+        placed = sorted((number or 0.0, value) for number, value in zip(numbers, unique, strict=True))
+        positions = tuple(number for number, _ in placed)
+        is_log = positions[0] > 0 and positions[-1] / positions[0] >= _LOG_RATIO
+        return cls(values=tuple(value for _, value in placed), positions=positions, is_log=is_log)
+
+    def set_on(self, panel: Axes, title: str) -> None:
+        """Scale, ticks and title of a panel's axis."""
+        from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+        panel.set_xscale("log" if self.is_log else "linear")
+        panel.xaxis.set_major_locator(FixedLocator(list(self.positions)))
+        panel.xaxis.set_major_formatter(FixedFormatter(list(self.values)))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.margins(x=0.12)
+        panel.set_xlabel(title)
+
+
+def _draw_factor_panel(panel: Axes, table: FactorTable) -> None:
+    """The first factor of the rows along the axis, a line for each combination of the others."""
+    scale = 100 if is_fraction(table.metric) else 1
+    there = [(values, row.summary) for values, row in zip(table.row_values, table.rows, strict=True) if row.summary]
+    if not there:
+        _draw_empty(panel, "no result yet")
+        return
+    axis = FactorAxis.of([values[0] for values, _ in there])
+    lines: dict[str, dict[str, tuple[float, float]]] = {}
+    for values, summary in there:
+        lines.setdefault(", ".join(values[1:]), {})[values[0]] = scale * summary.mean, scale * (summary.std or 0.0)
+    for index, (name, points) in enumerate(lines.items()):
+        _draw_factor_line(panel, axis, name or table.metric, points, index)
+    _draw_baseline(panel, table)
+    axis.set_on(panel, table.row_factors[0])
+    _finish_factor_panel(panel, table.metric)
+
+
+def _draw_factor_line(
+    panel: Axes, axis: FactorAxis, name: str, points: Mapping[str, tuple[float, float]], index: int
+) -> None:
+    placed = [
+        (place, *points[value]) for value, place in zip(axis.values, axis.positions, strict=True) if value in points
+    ]
+    panel.errorbar(
+        [place for place, _, _ in placed],
+        [mean for _, mean, _ in placed],
+        yerr=[std for _, _, std in placed] if any(std for _, _, std in placed) else None,
+        label=name,
+        color=_COLORS[index % len(_COLORS)],
+        marker=_MARKERS[index % len(_MARKERS)],
+        markersize=5,
+        linewidth=1.5,
+        elinewidth=1.1,
+        capsize=3,
+        zorder=3,
+    )
+
+
+def _finish_factor_panel(panel: Axes, metric: str) -> None:
+    name = metric.replace("val_", "validation ").replace("_", " ")
+    panel.set_ylabel(f"{name} [%]" if is_fraction(metric) else name)
+    panel.grid(visible=True, axis="y", linewidth=0.5, alpha=0.35)
+    panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
+
+
+def draw_effects(report: FactorReport) -> Figure:
+    """Interaction plots: a panel per transfer and pair of factors, mean over all other factors and seeds.
+
+    Parallel lines are effects that do not depend on each other. The first ``_MAX_PANELS`` panels are drawn.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    wanted = [
+        (table, first, second)
+        for table in report.effects
+        for first, second in (list(combinations(table.factors, 2)) or [(next(iter(table.factors), ""), "")])
+    ][:_MAX_PANELS]
+    count = max(1, len(wanted))
+    columns = min(count, _MAX_COLUMNS)
+    rows = -(-count // columns)
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_PANEL_WIDTH_IN * columns, _PANEL_HEIGHT_IN * rows), layout="constrained")
+        panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
+        for panel, (table, first, second) in zip(panels, wanted, strict=False):
+            _draw_interaction(panel, table, first, second)
+        _align(panels, [table for table, _, _ in wanted])
+        if not wanted:
+            _draw_empty(panels[0], "no result yet")
+        _lay_out(figure)
+    return figure
+
+
+def _align(panels: Sequence[Axes], tables: Sequence[EffectTable]) -> None:
+    """One range of values for all panels of a transfer: cut to its own, a small effect would look large."""
+    limits: dict[str, tuple[float, float]] = {}
+    for panel, table in zip(panels, tables, strict=False):
+        low, high = panel.get_ylim()
+        known = limits.get(table.place.transfer, (low, high))
+        limits[table.place.transfer] = min(low, known[0]), max(high, known[1])
+    for panel, table in zip(panels, tables, strict=False):
+        panel.set_ylim(*limits[table.place.transfer])
+
+
+def _draw_interaction(panel: Axes, table: EffectTable, first: str, second: str) -> None:
+    scale = 100 if is_fraction(table.metric) else 1
+    names = list(table.factors)
+    sums: dict[str, dict[str, list[float]]] = {}
+    for cell, mean in zip(table.cells, table.means, strict=True):
+        line = cell[names.index(second)] if second else table.metric
+        sums.setdefault(line, {}).setdefault(cell[names.index(first)], []).append(scale * mean)
+    axis = FactorAxis.of(table.factors[first])
+    for index, line in enumerate(value for value in table.factors.get(second, (table.metric,)) if value in sums):
+        points = {value: (math.fsum(some) / len(some), 0.0) for value, some in sums[line].items()}
+        _draw_factor_line(panel, axis, line, points, index)
+    panel.set_title(f"{table.place.transfer}: {first} by {second}" if second else table.place.transfer, loc="left")
+    axis.set_on(panel, first)
+    _finish_factor_panel(panel, table.metric)
 
 
 def _draw_series(panel: Axes, name: str, points: Sequence[CurvePoint], index: int) -> None:
@@ -203,7 +350,7 @@ def _draw_optimum(panel: Axes, table: Table) -> None:
     best, percent = drawn[0], is_fraction(table.metric)
     mean = (100 if percent else 1) * drawn[0].summary.mean
     value = f"{mean:.1f} %" if percent else f"{mean:.3g}"
-    label = f"lowest mean: {best.label_space}, {value}"
+    label = f"{table.better.best} mean: {best.label_space}, {value}"
     panel.plot(
         [drawn[0].granularity],
         [mean],
@@ -249,11 +396,6 @@ def _set_limits(panel: Axes, points: Sequence[CurvePoint], table: Table) -> None
 def _draw_empty(panel: Axes, text: str) -> None:
     panel.set_axis_off()
     panel.text(0.5, 0.5, text, ha="center", va="center", transform=panel.transAxes, color=_BASELINE_COLOR)
-
-
-_TRANSFER_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-"""The palette of Okabe and Ito, which colour-blind readers can tell apart."""
-_LEAST_SEEDS, _MOST_SEEDS = 8, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
+from orchestrator.report.render.analyses import analysis_records, analysis_tables
 from orchestrator.report.render.answers import ReportAnswer, answers
 from orchestrator.report.render.columns import (
     Records,
@@ -19,22 +20,52 @@ from orchestrator.report.render.columns import (
     ablation_records,
     caveats,
     comparison_records,
+    effect_records,
+    effect_table,
     result_records,
     run_records,
     text_table,
 )
-from orchestrator.report.render.curves import draw_curve, encode_png, encode_svg
+from orchestrator.report.render.curves import draw_curve, draw_effects, encode_png, encode_svg
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, pairs_table, search_table
-from orchestrator.report.results import Report, Table
+from orchestrator.report.render.simulations import (
+    SIMULATIONS_METHOD,
+    draw_simulations,
+    expectation_records,
+    simulation_records,
+    simulation_tables,
+)
+from orchestrator.report.results import OPTIONAL_FIELDS, FactorReport, Report, Table
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.protocol import ObjectStore
 
 MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "report.json"
 COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
+ANALYSES = "analyses.csv"
+"""Of sweeps that have analyses."""
 RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
-REPORT_FILES = (MARKDOWN, RESULTS, RUNS, COMPARISONS, ABLATIONS, RESULTS_PARQUET, RUNS_PARQUET, DOCUMENT, PNG, SVG)
-"""All but the interactive page (``orchestrator.report.render.page``), which is larger than all of them together."""
+SIMULATIONS, EXPECTATIONS = "simulations.csv", "expectations.csv"
+SIMULATIONS_PNG, SIMULATIONS_SVG = "simulations.png", "simulations.svg"
+SIMULATION_FILES = (SIMULATIONS, EXPECTATIONS, SIMULATIONS_PNG, SIMULATIONS_SVG)
+"""Only of sweeps with simulations."""
+_METHOD = (
+    "± is the sample standard deviation over all (pretrain seed, transfer seed) pairs, n their number. The relative "
+    "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "
+    "seeds. All intervals and tests are Student's t over the means of the pretrain seeds, so transfers of one backbone "
+    "count once. Corrected intervals and p-values hold for all pairs of label spaces of a table at once (Bonferroni). "
+    "A difference is established where its corrected interval excludes 0. A label space can be best unless another is "
+    "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
+)
+EFFECTS, EFFECTS_PARQUET, EFFECTS_SVG = "effects.csv", "effects.parquet", "effects.svg"
+"""Beside the others where the sweep compares more than label spaces."""
+_FACTOR_METHOD = (
+    "The effect of a value is the mean of its differences to another value over matched cells (equal values of all "
+    "other factors), averaged within each pretraining seed, with Student's t over seeds; an interaction is the "
+    "difference of two such differences. Corrected intervals hold for all effects of a transfer at once (Bonferroni). "
+    "Values whose runs share the number of the seed only are independent samples (Welch's t). F tests assume "
+    "sphericity."
+)
 
 
 def json_ready(document: Any) -> Any:  # noqa: ANN401 - JSON is any of these
@@ -106,16 +137,6 @@ def _type(column: tuple[Value, ...]) -> object:
     return pa.int64() if there == {int} else pa.float64()
 
 
-_METHOD = (
-    "± is the sample standard deviation over all (pretrain seed, transfer seed) pairs, n their number. The relative "
-    "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "
-    "seeds. All intervals and tests are Student's t over the means of the pretrain seeds, so transfers of one backbone "
-    "count once. Corrected intervals and p-values hold for all pairs of label spaces of a table at once (Bonferroni). "
-    "A difference is established where its corrected interval excludes 0. A label space can be best unless another is "
-    "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
-)
-
-
 def render_markdown(report: Report) -> str:
     """The whole report; the curve is linked as ``curve.png`` beside it."""
     sections = [f"# Report of sweep {report.sweep}"]
@@ -123,9 +144,15 @@ def render_markdown(report: Report) -> str:
     sections += ["![granularity curve](curve.png)"] if report.tables else []
     for table in report.headlines:
         sections += _sections(table)
+    if isinstance(report, FactorReport):
+        sections += [markdown_table(effect_table(found)) for found in report.effects]
+        sections.append(_FACTOR_METHOD)
     sections += [markdown_table(ablation_table(ablation)) for ablation in report.ablations]
     sections += [markdown_table(search_table(search)) for search in report.searches]
-    sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
+    sections += _simulations(report)
+    sections += [markdown_table(table) for analysis in report.analyses for table in analysis_tables(analysis)]
+    if report.tables or not report.simulations:
+        sections.append(_METHOD if report.tables else "The sweep has no transfer to report on.")
     sections += [f"**Note:** {caveat}" for caveat in caveats(report)]
     return "\n\n".join(sections) + "\n"
 
@@ -142,6 +169,13 @@ def markdown_table(table: TextTable) -> str:
 def _sections(table: Table) -> list[str]:
     tables = (text_table(table), kinds_table(table), pairs_table(table))
     return [markdown_table(found) for found in tables if found is not None]
+
+
+def _simulations(report: Report) -> list[str]:
+    if not report.simulations:
+        return []
+    tables = [markdown_table(table) for found in report.simulations for table in simulation_tables(found)]
+    return [*tables, "![simulations](simulations.png)", SIMULATIONS_METHOD]
 
 
 def _answer(answer: ReportAnswer) -> str:
@@ -177,7 +211,8 @@ def save_files(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> tu
 def render_files(report: Report) -> dict[str, bytes]:
     """Every file of a report by its name; equal reports give equal bytes."""
     figure, results, runs = draw_curve(report), result_records(report), run_records(report)
-    return {
+    analyses = {ANALYSES: render_csv(analysis_records(report)).encode()} if report.analyses else {}
+    return _of_factors(report) | {
         MARKDOWN: render_markdown(report).encode(),
         RESULTS: render_csv(results).encode(),
         RUNS: render_csv(runs).encode(),
@@ -185,7 +220,36 @@ def render_files(report: Report) -> dict[str, bytes]:
         ABLATIONS: render_csv(ablation_records(report)).encode(),
         RESULTS_PARQUET: render_parquet(results),
         RUNS_PARQUET: render_parquet(runs),
-        DOCUMENT: json_text(report, sort_keys=True).encode(),
+        DOCUMENT: json_text(_document(report), sort_keys=True).encode(),
         PNG: encode_png(figure),
         SVG: encode_svg(figure),
+        **analyses,
+        **(_simulation_files(report) if report.simulations else {}),
+    }
+
+
+def _simulation_files(report: Report) -> dict[str, bytes]:
+    figure = draw_simulations(report.simulations)
+    return {
+        SIMULATIONS: render_csv(simulation_records(report.simulations)).encode(),
+        EXPECTATIONS: render_csv(expectation_records(report.simulations)).encode(),
+        SIMULATIONS_PNG: encode_png(figure),
+        SIMULATIONS_SVG: encode_svg(figure),
+    }
+
+
+def _document(report: Report) -> dict[str, Any]:
+    """The fields of a report; those that a sweep without analyses or simulations lacks are left out, as in its JSON."""
+    return {name: value for name, value in fields_of(report).items() if name not in OPTIONAL_FIELDS or value}
+
+
+def _of_factors(report: Report) -> dict[str, bytes]:
+    """The files of a sweep that compares more than label spaces."""
+    if not isinstance(report, FactorReport):
+        return {}
+    effects = effect_records(report)
+    return {
+        EFFECTS: render_csv(effects).encode(),
+        EFFECTS_PARQUET: render_parquet(effects),
+        EFFECTS_SVG: encode_svg(draw_effects(report)),
     }

@@ -14,6 +14,11 @@ MISSING = "-"
 TOO_FEW = "too few seeds"
 """In place of a wide interval that reaches beyond what the metric can be, and so says nothing else."""
 _SIGNIFICANT_DIGITS = 4
+_SILENT = frozenset({"missing", "pending"})
+"""Reasons that "2/3" says already."""
+_REASONS = {"nan": "NaN"}
+_IS_SHARE_OF_SAMPLES = re.compile(r"(best_)?val_error|val_top5_error|val_level_error_.+")
+"""Metrics that are wrong samples over all validation samples."""
 
 
 def fixed(value: float, digits: int, *, sign: str = "") -> str:
@@ -86,15 +91,6 @@ def count(row: Row) -> str:
         return str(row.num_expected)
     told = [f"{number_of} {_REASONS.get(why, why)}" for why, number_of in row.absent.items() if why not in _SILENT]
     return ", ".join([f"{len(row.results)}/{row.num_expected} runs", *told])
-
-
-_SILENT = frozenset({"missing", "pending"})
-"""Reasons that "2/3" says already."""
-_REASONS = {"nan": "NaN"}
-
-
-_IS_SHARE_OF_SAMPLES = re.compile(r"(best_)?val_error|val_top5_error|val_level_error_.+")
-"""Metrics that are wrong samples over all validation samples."""
 
 
 def on_these_images(table: Table) -> str:

@@ -9,6 +9,12 @@ from orchestrator.report.statistics.summaries import PairedDifference
 
 _MIN_KINDS, _MIN_ROWS = 2, 3
 _MAX_COLUMNS = 8
+_MAX_MATRIX = 15
+"""Label spaces of which all pairs are shown; more are for the CSV file."""
+_NAMES = {Facet.CELL: "grid", Facet.CHECKPOINT: "checkpoints", Facet.FRACTION: "label fractions"}
+_STAR = "*"
+_MAX_ROWS = 20
+"""Trials that are shown, the best ones first; the record of the search has all."""
 
 
 def kinds_table(table: Table) -> TextTable | None:
@@ -47,12 +53,6 @@ def _kinds_cell(row: Row, table: Table) -> str:
 
 def _kinds_caption(table: Table) -> str:
     return f"baseline: {table.baseline}" if table.baseline else ""
-
-
-_MAX_MATRIX = 15
-"""Label spaces of which all pairs are shown; more are for the CSV file."""
-_NAMES = {Facet.CELL: "grid", Facet.CHECKPOINT: "checkpoints", Facet.FRACTION: "label fractions"}
-_STAR = "*"
 
 
 def ablation_table(ablation: Ablation) -> TextTable:
@@ -119,10 +119,6 @@ def _pair(found: dict[tuple[str, str], PairedDifference], first: str, second: st
 
 def _granularity(row: AblationRow) -> str:
     return MISSING if row.granularity is None else str(row.granularity)
-
-
-_MAX_ROWS = 20
-"""Trials that are shown, the best ones first; the record of the search has all."""
 
 
 def search_table(search: SearchReport) -> TextTable:

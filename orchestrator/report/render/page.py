@@ -9,14 +9,29 @@ from importlib import resources
 from typing import Any
 
 from orchestrator.core.job_kinds import RESULT_KINDS
-from orchestrator.planning.graph.plan import Plan
+from orchestrator.core.metrics import Better, better_of
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.report.factors import FactorLayout
 from orchestrator.report.inputs import Curve, Learning
+from orchestrator.report.render.analyses import analyses_html
 from orchestrator.report.render.answers import answers
-from orchestrator.report.render.columns import caveats, describe_place, family_caption, is_tied
+from orchestrator.report.render.columns import caveats, describe_place, effect_table, family_caption, is_tied
 from orchestrator.report.render.files import fields_of, json_text
 from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, on_these_images
 from orchestrator.report.render.other_tables import hours_unit, parameter_names, sentences
-from orchestrator.report.results import Ablation, AblationCell, Report, Row, SearchReport, Table
+from orchestrator.report.render.simulations import page_document
+from orchestrator.report.results import (
+    Ablation,
+    AblationCell,
+    EffectTable,
+    FactorReport,
+    FactorTable,
+    Report,
+    Row,
+    SearchReport,
+    Table,
+    TablePlace,
+)
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.storage.layout import artifact_folder
 
@@ -54,11 +69,17 @@ def render_page(
         "@@STYLE@@": _asset("page.css"),
         "@@PLOTLY@@": get_plotlyjs(),
         "@@DATA@@": embedded,
-        "@@SCRIPT@@": _asset("page.js").replace("// @@SEARCHES@@", _asset("searches.js")),
+        "@@ANALYSES@@": analyses_html(report),
+        "@@SCRIPT@@": _script(report),
     }
     # Split once, before anything is filled in: a mark inside the filled-in text stays what it is.
-    pieces = re.split(f"({'|'.join(parts)})", _asset("page.html"))
-    return "".join(parts.get(piece) or piece for piece in pieces).encode()
+    pieces: list[str] = re.split(f"({'|'.join(parts)})", _asset("page.html"))
+    return "".join(parts.get(piece, piece) for piece in pieces).encode()
+
+
+def _script(report: Report) -> str:
+    script = _asset("page.js").replace("// @@SEARCHES@@", _asset("searches.js"))
+    return f"{script}{_asset('simulations.js')}" if report.simulations else script
 
 
 def _document(report: Report, plan: Plan, learning: Learning, links: Mapping[str, str]) -> dict[str, Any]:
@@ -67,7 +88,9 @@ def _document(report: Report, plan: Plan, learning: Learning, links: Mapping[str
         lost, first = len(learning.unreadable), learning.unreadable[0]
         notes.append(f"metrics of {lost} runs cannot be read (first: {first}); see `orchestrator fsck`")
     curves = learning.curves.items()
+    simulations = [page_document(found) for found in report.simulations]
     return {
+        **({"simulations": simulations} if simulations else {}),
         "sweep": report.sweep,
         "metric": report.metric,
         "isFraction": is_fraction(report.metric),
@@ -77,6 +100,8 @@ def _document(report: Report, plan: Plan, learning: Learning, links: Mapping[str
         "tables": [_table(table) for table in report.tables],
         "ablations": [_ablation(ablation) for ablation in report.ablations],
         "searches": [_search(search) for search in report.searches],
+        **({"effects": [_effects(found) for found in report.effects]} if isinstance(report, FactorReport) else {}),
+        **({"isHigherBetter": True} if better_of(report.metric) is Better.HIGHER else {}),
         "runs": _runs(report, plan, links),
         "learning": {job: {name: _curve(curve) for name, curve in some.items()} for job, some in curves},
     }
@@ -100,6 +125,26 @@ def _table(table: Table) -> dict[str, Any]:
         ],
         "caption": "; ".join(family_caption(table)),
         "isTied": is_tied(table),
+        **(_factors_of(table) if isinstance(table, FactorTable) else {}),
+    }
+
+
+def _factors_of(table: FactorTable) -> dict[str, Any]:
+    """What a table of combinations has besides: its own baseline, and by row the values to filter by."""
+    return {"baseline": table.baseline, "factors": table.row_factors, "values": table.row_values}
+
+
+def _effects(table: EffectTable) -> dict[str, Any]:
+    """The table of effects as text: where an interval says only that seeds are too few is decided in one place."""
+    text = effect_table(table)
+    return {
+        "transfer": table.place.transfer,
+        "title": text.title,
+        "header": text.header,
+        "rows": text.rows,
+        "established": [int(effect.difference.is_established) for effect in table.contrasts],
+        "factors": [effect.factors for effect in table.contrasts],
+        "caption": text.caption,
     }
 
 
@@ -182,10 +227,12 @@ def _runs(report: Report, plan: Plan, links: Mapping[str, str]) -> list[dict[str
         for result in (*row.results, *row.others)
     }
     values = {**report.backbones, **transfers}
+    layout = FactorLayout.of(plan)
     jobs = [job for job in plan.jobs if job.kind in RESULT_KINDS]
     return [
         {
             **{name: job.facets[name] for name in _FACETS if name in job.facets},
+            **_row_of(job, layout),
             "job": job.name,
             "kind": job.kind.value,
             "key": job.key,
@@ -196,6 +243,12 @@ def _runs(report: Report, plan: Plan, links: Mapping[str, str]) -> list[dict[str
         }
         for job in jobs
     ]
+
+
+def _row_of(job: Job, layout: FactorLayout) -> dict[str, str]:
+    """Where rows are combinations: table and row of a run, under the names by which the page finds those of a row."""
+    address = layout.address_of(job, TablePlace(transfer="", protocol="", target=""))
+    return {} if address is None else {"pretrain": address[0].pretrain, "label_space": address[1]}
 
 
 def _curve(curve: Curve) -> list[list[float]]:

@@ -11,10 +11,12 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from orchestrator.report.render.analyses import analysis_tables
 from orchestrator.report.render.answers import answers
-from orchestrator.report.render.columns import TextTable, caveats, columns_left, text_table
+from orchestrator.report.render.columns import TextTable, caveats, columns_left, effect_table, text_table
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, search_table
-from orchestrator.report.results import Report
+from orchestrator.report.render.simulations import simulation_tables
+from orchestrator.report.results import FactorReport, Report
 
 _UNLIMITED = 10_000
 """Width in characters at which a table is measured."""
@@ -24,13 +26,16 @@ def render_terminal(report: Report) -> Group:
     """Something ``rich.console.Console.print`` prints: the tables, then the answer in words, then what is missing."""
     tables = [text_table(table) for table in report.headlines]
     tables += [kinds for table in report.headlines if (kinds := kinds_table(table)) is not None]
+    tables += [effect_table(found) for found in report.effects] if isinstance(report, FactorReport) else []
     tables += [ablation_table(ablation) for ablation in report.ablations]
     tables += [search_table(search) for search in report.searches]
+    tables += [table for found in report.simulations for table in simulation_tables(found)]
+    tables += [table for analysis in report.analyses for table in analysis_tables(analysis)]
     parts: list[RenderableType] = [FittingTable(table=table) for table in tables]
     for answer in answers(report):
         parts += [Text(answer.title, style="bold"), *(Text(f"  {sentence}") for sentence in answer.sentences)]
     parts += [Text(f"Note: {caveat}", style="yellow") for caveat in caveats(report)]
-    if not report.tables:
+    if not (report.tables or report.simulations):
         parts.append(Text(f"Sweep {report.sweep} has no transfer to report on.", style="yellow"))
     return Group(*parts)
 

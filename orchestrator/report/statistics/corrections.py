@@ -1,28 +1,22 @@
 """How the comparisons of a table are corrected for each other: one family, and a second, pooled analysis. Pure.
 
-The corrected family says which comparisons a table has, and what each may claim.
+*The family* says which comparisons a table has, and what each may claim; sentences, stars, tables, the page and all
+files read it, so none of them can say more than another. It is every pair of the table's label spaces. Each comparison
+is a paired t test over pretrain seeds, which needs no equal variances. Bonferroni's inequality makes them one family,
+so the intervals hold for all comparisons at once with 95 % whatever their dependence, and a comparison is established
+where its interval excludes 0. (A step-down method as Holm's finds a few more differences, yet has no two-sided
+intervals to go with them and promises nothing about their signs.) ``planning.estimate.power`` says how the level is
+shared, and predicts from it what a design would find.
 
-Sentences, stars, tables, the page and all files read it, so none of them can say more than another. The family of a
-table is every pair of its label spaces. Each comparison is a paired t test over pretrain seeds, which needs no equal
-variances. Bonferroni's inequality makes them one family, so the intervals hold for all comparisons at once with 95 %
-whatever their dependence, and a comparison is established where its interval excludes 0. (A step-down method as Holm's
-finds a few more differences, yet has no two-sided intervals to go with them and promises nothing about their signs.)
-
-``planning.estimate.power`` says how the level is shared, and predicts from it what a design would find.
-
-The pooled two-way analysis: all label spaces of a table share one variance.
-
-``y = label space + pretrain seed + residual`` over the means of the transfers of every backbone, so the residual is the
-interaction of pretrain seed and label space, and transfers of one backbone count once. With ``m`` label spaces and
-``s`` seeds the residual variance has ``(m - 1)(s - 1)`` degrees of freedom, where a paired test has ``s - 1``. The
-model with random seeds gives the same comparisons, because every label space has every seed.
-
-Simultaneous p-values come from the multivariate t of the comparisons: Dunnett's for many with one (A Multiple
-Comparison Procedure for Comparing Several Treatments with a Control, JASA 50, 1955; the correlation is 1/2) and Tukey's
-studentized range for all pairs. Both are integrals over one normal and one chi variable.
-
-What it assumes is that every label space varies equally over seeds. ``two_way`` checks that by Cochran's C, and a check
-can miss it where seeds are few: ``docs/report.md`` has the simulated errors.
+*The pooled two-way analysis* lets all label spaces of a table share one variance: ``y = label space + pretrain seed +
+residual`` over the means of the transfers of every backbone, so the residual is the interaction of pretrain seed and
+label space, and transfers of one backbone count once. With ``m`` label spaces and ``s`` seeds the residual variance has
+``(m - 1)(s - 1)`` degrees of freedom, where a paired test has ``s - 1``. The model with random seeds gives the same
+comparisons, because every label space has every seed. Simultaneous p-values come from the multivariate t of the
+comparisons: Dunnett's for many with one (A Multiple Comparison Procedure for Comparing Several Treatments with a
+Control, JASA 50, 1955; the correlation is 1/2) and Tukey's studentized range for all pairs. Both are integrals over one
+normal and one chi variable. The analysis assumes that every label space varies equally over seeds. ``two_way`` checks
+that by Cochran's C, and a check can miss it where seeds are few: ``docs/report.md`` has the simulated errors.
 """
 
 from __future__ import annotations
@@ -217,7 +211,7 @@ def corrected(
     family = list(differences)
     for (index, found, p_value), p_holm, p_bh in zip(tested, holm(p_values), benjamini_hochberg(p_values), strict=True):
         share = with_share if flags[index] else other_share
-        half = _quantile(found.num_pretrain_seeds - 1, share) * (found.std_error or 0.0)
+        half = _quantile(found.freedom, share) * (found.std_error or 0.0)
         family[index] = replace(
             found,
             p_family=min(1.0, p_value / share),
@@ -252,7 +246,7 @@ def within(found: PairedDifference, bounds: MetricRange | None, reference: float
 
 
 @cache
-def _quantile(freedom: int, share: float) -> float:
+def _quantile(freedom: float, share: float) -> float:
     """Of Student's t, for an interval that errs with its share of the 5 % on both sides together."""
     from scipy import special
 

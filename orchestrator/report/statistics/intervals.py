@@ -20,6 +20,7 @@ _NO_SPREAD = 1e-12
 """Relative to the values: what is left of a spread of zero after rounding."""
 
 Floats = NDArray[np.float64]
+_FRACTIONS = ("error", "accuracy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,6 @@ def _group_means(matrix: Floats, present: NDArray[np.bool_], numbers: NDArray[An
         return sums / counts, counts
 
 
-_FRACTIONS = ("error", "accuracy")
 RATE = MetricRange(low=0.0, high=1.0)
 
 

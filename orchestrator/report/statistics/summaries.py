@@ -1,19 +1,15 @@
-"""Spread over seeds, intervals and paired comparisons of a report; pure.
-
-The pure statistics of a report: spread over seeds, intervals, the paper's relative improvement, paired comparisons.
+"""The statistics of a report: spread over seeds, intervals, the paper's relative improvement, paired comparisons. Pure.
 
 Runs that differ only in their label space see the same images in the same order from the same initial backbone, so two
-label spaces are compared pair by pair, over equal (pretrain seed, transfer seed).
+label spaces are compared pair by pair, over equal (pretrain seed, transfer seed). Transfers of one backbone are not
+independent of each other: everything that claims a certainty averages them per pretrain seed first and rests on those
+averages, so n transfers of one backbone are one observation, not n.
 
-Transfers of one backbone are not independent of each other. Everything that claims a certainty therefore averages them
-per pretrain seed first and rests on those averages: n transfers of one backbone are one observation, not n.
-
-How much of the spread comes from the pretrain seed and how much from the transfer seed.
-
-The one-way random effects model ``y_ij = mean + pretrain_i + transfer_ij``, estimated by the analysis of variance
-(Henderson's method 1; Searle, Casella, McCulloch: Variance Components, sections 3.5 balanced and 3.6 unbalanced): the
-mean squares within and between pretrain seeds are set equal to what they are expected to be. For balanced runs with a
-component that is not negative this is what REML gives too.
+How much of the spread comes from the pretrain seed and how much from the transfer seed is estimated by the one-way
+random effects model ``y_ij = mean + pretrain_i + transfer_ij`` and the analysis of variance (Henderson's method 1;
+Searle, Casella, McCulloch: Variance Components, sections 3.5 balanced and 3.6 unbalanced): the mean squares within and
+between pretrain seeds are set equal to what they are expected to be. For balanced runs with a component that is not
+negative this is what REML gives too.
 """
 
 from __future__ import annotations
@@ -26,7 +22,11 @@ from statistics import pvariance
 import numpy as np
 
 from orchestrator.planning.estimate.power import CONFIDENCE, Noise
-from orchestrator.report.statistics.intervals import Estimate, estimate_columns
+from orchestrator.report.statistics.intervals import Estimate, Floats, estimate_columns
+
+METHOD = "one-way random effects, analysis of variance (Henderson's method 1), negative estimates set to 0"
+_SHARED_BASELINE = 0.25
+"""Squared correlation of two differences to one baseline, if all label spaces spread alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -90,6 +90,11 @@ class PairedDifference:
     """
 
     @property
+    def freedom(self) -> float:
+        """Degrees of freedom of ``std_error``."""
+        return self.num_pretrain_seeds - 1
+
+    @property
     def is_established(self) -> bool:
         """Whether it differs from 0 within the family: its simultaneous interval excludes 0."""
         return self.p_family is not None and self.p_family < 1 - CONFIDENCE
@@ -139,6 +144,21 @@ def relative_improvement(value: float, baseline: float) -> float | None:
     baseline is not positive, because no fraction of nothing can be gone.
     """
     return (baseline - value) / baseline if baseline > 0 else None
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's rank correlation, ties at their mean ranks; None where one of them does not vary."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    ranks_2N = np.stack([_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)])
+    return float(np.asarray(np.corrcoef(ranks_2N))[0, 1])
+
+
+def _ranks(values_N: Floats) -> Floats:
+    _, places, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+    firsts = np.cumsum(counts) - counts
+    ranks_N: Floats = (firsts + (counts - 1) / 2)[places]
+    return ranks_N
 
 
 def paired_difference(
@@ -225,11 +245,6 @@ def _by_pretrain_seed(values: Mapping[SeedPair, float]) -> dict[int, list[float]
 def _group_numbers(pairs: Sequence[SeedPair]) -> list[int]:
     numbers = {seed: number for number, seed in enumerate(sorted({pair.pretrain for pair in pairs}))}
     return [numbers[pair.pretrain] for pair in pairs]
-
-
-METHOD = "one-way random effects, analysis of variance (Henderson's method 1), negative estimates set to 0"
-_SHARED_BASELINE = 0.25
-"""Squared correlation of two differences to one baseline, if all label spaces spread alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

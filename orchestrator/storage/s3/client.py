@@ -13,7 +13,7 @@ import boto3
 from botocore.config import Config
 
 from orchestrator.core.errors import StorageError
-from orchestrator.storage.s3.answers import TRANSIENT, Response, check_answer, check_raw_answer, translated_errors
+from orchestrator.storage.s3.responses import TRANSIENT, Response, check_answer, check_raw_answer, translated_errors
 from orchestrator.storage.s3.settings import Addressing, S3Settings
 
 Result = TypeVar("Result")

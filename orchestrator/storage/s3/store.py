@@ -25,8 +25,8 @@ from orchestrator.core.errors import (
 from orchestrator.storage.bounds import check_size
 from orchestrator.storage.bulk import Piece, size_differs
 from orchestrator.storage.protocol import ObjectStat, check_name
-from orchestrator.storage.s3.answers import TRANSIENT, NoBucketError, OutOfRangeError, Response
 from orchestrator.storage.s3.client import Bucket
+from orchestrator.storage.s3.responses import TRANSIENT, NoBucketError, OutOfRangeError, Response
 from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.transfers import (
     Bytes,

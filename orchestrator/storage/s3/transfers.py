@@ -25,13 +25,17 @@ from orchestrator.core.errors import CorruptObjectError, NoSpaceError, NotFoundE
 from orchestrator.storage.bulk import Piece, write_at
 from orchestrator.storage.files import replaced_file
 from orchestrator.storage.protocol import ObjectStat
-from orchestrator.storage.s3.answers import Response
 from orchestrator.storage.s3.client import Bucket
+from orchestrator.storage.s3.responses import Response
 
 Item = TypeVar("Item")
 _MAX_PARTS = 10_000  # of one upload, by the S3 API
 _SEPARATOR = " "
 """Of upload id and key in the name of an unfinished upload; neither holds a space."""
+_BUFFER_BYTES = 256 * 1024  # stays in the processor's cache between the socket and the file; measured
+_MAX_RANGE_BYTES = 32 * 1024**2
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+Read = Callable[[memoryview], int]
 
 
 class UploadSource(Protocol):
@@ -150,13 +154,6 @@ def _in_parallel(bucket: Bucket, work: Callable[[int], Item], starts: range) -> 
         return [work(starts[0])]
     with ThreadPoolExecutor(bucket.settings.num_parallel_parts, thread_name_prefix="s3-part") as pool:
         return list(pool.map(work, starts))
-
-
-_BUFFER_BYTES = 256 * 1024  # stays in the processor's cache between the socket and the file; measured
-_MAX_RANGE_BYTES = 32 * 1024**2
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-
-Read = Callable[[memoryview], int]
 
 
 def download(bucket: Bucket, key: str, stat: ObjectStat, path: Path) -> None:

@@ -1,7 +1,7 @@
 """From the text of a sweep.yaml to the document that the schema sees: includes, scale, overrides, substitution.
 
-The order: included files, the file over them, its ``tiny:`` block if asked for, ``--set``, then ``${vars.NAME}`` and
-at last ``${env:NAME}``. Pure, but for the function that reads included files.
+The order: included files, the file over them, its ``tiny:`` block if asked for, ``--set``, then ``${vars.NAME}``,
+``${env:NAME}``, and at last the cells of ``factors:``. Pure, but for the function that reads included files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.security.references import is_reference
+from orchestrator.sweepfile.parse.factors import with_factors
 from orchestrator.sweepfile.parse.include import Includer, ReadText
 from orchestrator.sweepfile.parse.merge import Located, merged
 from orchestrator.sweepfile.parse.overrides import with_overrides
@@ -41,7 +42,7 @@ class Document:
     tree: Tree
     """Complete."""
     portable: Mapping[str, Any]
-    """The same, before the environment was asked."""
+    """The same, before the environment was asked and before blocks became the cells of their factors."""
     is_own_text: bool
     """Whether the file's text alone says all of it."""
     scales: tuple[str, ...]
@@ -82,6 +83,7 @@ def read_document(
     tree = _with_variables(tree, asked_for)
     portable = tree.value
     tree = Substitution({}, environment=environment or {}).fill(tree)
+    tree = with_factors(tree)
     return Document(tree=tree, portable=portable, is_own_text=is_own_text, scales=scales)
 
 

@@ -51,6 +51,11 @@ def merged(base: Tree, over: Located) -> Tree:
     return Tree(file=base.file, value=found.value, places=found.places)
 
 
+def merged_part(base: Located, over: Located, path: Path) -> Located:
+    """As ``merged``, of the part of a document that stands at ``path``."""
+    return _merge(base, over, path)
+
+
 def _merge(base: Located, over: Located, path: Path) -> Located:
     if not isinstance(over.value, dict):
         return over

@@ -9,13 +9,16 @@ from itertools import product
 from typing import Any
 
 from orchestrator.core.errors import SourceLocation, SpecError
+from orchestrator.sweepfile.parse.factors import value_text
 from orchestrator.sweepfile.parse.merge import EVERY, located, merged
 from orchestrator.sweepfile.parse.tree import Places, Tree, parse_value
-from orchestrator.sweepfile.pretrain import PretrainSpec
+from orchestrator.sweepfile.pretrain import RESERVED_FACTORS, PretrainSpec
 
 _OPTION = "--set "
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
 _MAX_BLOCKS = 1000
+_LISTS = frozenset({"seeds", "labels"})
+"""Of blocks and transfers: lists also where the file leaves them out."""
 
 
 class _Argument(SourceLocation):
@@ -128,10 +131,6 @@ def _holds_list(value: object, path: Sequence[str]) -> bool:
     return isinstance(value, list) or path[-1] in _LISTS
 
 
-_LISTS = frozenset({"seeds", "labels"})
-"""Of blocks and transfers: lists also where the file leaves them out."""
-
-
 def _with_grid(tree: Tree, override: _Override) -> Tree:
     """A grid over a field of a transfer's recipe, which then does not say it itself."""
     if len(override.path) != 4 or override.path[2] != "recipe":
@@ -165,6 +164,9 @@ def _with_blocks(tree: Tree, overrides: Sequence[_Override]) -> Tree:
         one = tree
         for override, value in zip(overrides, values, strict=True):
             one = _over(one, override.path, value, override.here)
+        steps = ("pretrain", block) if block else ("pretrain",)
+        for factor, value in _factors_of(overrides, values).items():
+            one = _over(one, (*steps, "factors", factor), value, overrides[0].here)
         blocks[name] = one
     return _replaced(tree, block, blocks)
 
@@ -179,6 +181,20 @@ def _block_of(tree: Tree, override: _Override) -> str:
     if override.path[1:2] == (EVERY,) or override.path[1:2] == () or override.path[1] not in pretrain:
         raise override.problem("a grid needs one block: pretrain.BLOCK.FIELD=a,b, with the name of a block")
     return override.path[1]
+
+
+def _factors_of(overrides: Sequence[_Override], values: Sequence[object]) -> dict[str, str]:
+    """What a block says of itself as a cell: the last step of each path is a factor, two steps where those repeat."""
+    last = [override.path[-1] for override in overrides]
+    named = [
+        step if last.count(step) == 1 and step not in RESERVED_FACTORS else ".".join(override.path[-2:])
+        for step, override in zip(last, overrides, strict=True)
+    ]
+    return {name: value_text(value) for name, value in zip(named, values, strict=True) if _is_scalar(value)}
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, str | int | float)
 
 
 def _label(override: _Override, value: object) -> str:

@@ -7,11 +7,6 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 
 
-def template_names() -> tuple[str, ...]:
-    """Names of the templates."""
-    return tuple(sorted(file.stem for file in _FOLDER.glob("*.yaml")))
-
-
 def template_text(name: str) -> str:
     """The text of a template."""
     return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")

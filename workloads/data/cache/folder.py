@@ -51,6 +51,17 @@ _COUNTS: Final[tuple[Count, ...]] = (
     "wait_s",
     "damaged",
 )
+_FREE_SHARE = 0.5
+"""Of the space that would be free without the cache: scratch, logs and other programs need the rest."""
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
+_LOCK_TIMEOUT_S = 60.0
+"""Locks that are waited for are held for milliseconds; a holder that was stopped must not stop the node."""
+Check = Callable[[], None]
+"""Called between waits; ends the wait by raising."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_TRIES = 100
 
 
 class CacheStats:
@@ -79,10 +90,6 @@ class CacheStats:
         return {**sums, "hit_rate": sums["hits"] / reads if reads else 0.0}
 
 
-_FREE_SHARE = 0.5
-"""Of the space that would be free without the cache: scratch, logs and other programs need the rest."""
-
-
 class CacheSettings(BaseSettings):
     """``ORCHESTRATOR_CACHE_BYTES``: a number, or a size such as ``500GB`` or ``1.5TiB``; unset: half the free space."""
 
@@ -106,15 +113,6 @@ class CacheSettings(BaseSettings):
             return int(self.bytes)
         found = os.statvfs(folder)
         return int(_FREE_SHARE * (found.f_bavail * found.f_frsize + used_bytes))
-
-
-_FIRST_PAUSE_S = 0.001
-_LONGEST_PAUSE_S = 0.02
-_LOCK_TIMEOUT_S = 60.0
-"""Locks that are waited for are held for milliseconds; a holder that was stopped must not stop the node."""
-
-Check = Callable[[], None]
-"""Called between waits; ends the wait by raising."""
 
 
 class LockTimeoutError(StorageTimeoutError):
@@ -182,11 +180,6 @@ class Pin:
     def read(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``; fewer at the end of the file."""
         return os.pread(self.descriptor, length, offset)
-
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

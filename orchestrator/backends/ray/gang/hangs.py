@@ -34,6 +34,10 @@ _MULTIPLE_OF_SETUP = 2.0
 _EXCUSES = frozenset({Activity.DATA, Activity.STORE, Activity.CHECKPOINT, Activity.COMPILE})
 
 _WAITS = frozenset({Activity.PEERS, Activity.ENDED})
+_ANSWER_WITHIN_S = 45.0
+"""Ranks above 0 may speak every 10 s only, and a call may be tried again."""
+_STACKS_WITHIN_S = 20.0
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,12 +162,6 @@ def tell_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], names: M
 
 def _on(node: str, names: Mapping[str, str]) -> str:
     return f" on node {names.get(node, node)}" if node else ""
-
-
-_ANSWER_WITHIN_S = 45.0
-"""Ranks above 0 may speak every 10 s only, and a call may be tried again."""
-_STACKS_WITHIN_S = 20.0
-_LOG = logging.getLogger(__name__)
 
 
 def wait_for_hang(

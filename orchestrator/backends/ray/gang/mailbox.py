@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from orchestrator.backends.protocol import PLACING_WORKERS
 from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.digest import current_digests
 from orchestrator.core.activity import Activity
@@ -20,6 +21,15 @@ from orchestrator.core.contract import JobFailure, JobKind, JobRequest, Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.state.codec import decode_value
 from orchestrator.state.failure_policy import signature_of
+
+NODE_LABEL = "ray.io/node-id"
+"""Ray's own label of every node."""
+COORDINATOR = Resources(cpus=0.0)
+"""A gang's runner only waits for the workers, which hold the resources."""
+# Who names a cause explains the gang's end, a known one before an unknown one; who only lost sight of others does not.
+_DISTANCE = {FailureKind.UNKNOWN: 2, FailureKind.NODE_LOST: 3}
+_NAMES_NOBODY = frozenset({FailureKind.NODE_LOST, FailureKind.PREEMPTED, FailureKind.NUMERICS})
+"""Failures that each rank sees alike, whoever is at fault, unless the text blames a node or names a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +62,6 @@ class HeardRank:
             num_entered=news["entered"],
             operation=news["operation"],
         )
-
-
-NODE_LABEL = "ray.io/node-id"
-"""Ray's own label of every node."""
-COORDINATOR = Resources(cpus=0.0)
-"""A gang's runner only waits for the workers, which hold the resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +109,12 @@ class GangShape:
         return decode_value(cls, document)
 
 
-PLACING = "placing workers"
-"""Phase of a gang whose workers are not all up."""
-# Who names a cause explains the gang's end, a known one before an unknown one; who only lost sight of others does not.
-_DISTANCE = {FailureKind.UNKNOWN: 2, FailureKind.NODE_LOST: 3}
-_NAMES_NOBODY = frozenset({FailureKind.NODE_LOST, FailureKind.PREEMPTED, FailureKind.NUMERICS})
-"""Failures that each rank sees alike, whoever is at fault, unless the text blames a node or names a rank."""
-
-
 class GangMailbox:
     """Mailbox between the workers of one attempt and its runner; use from any thread."""
 
     def __init__(self, shape: GangShape) -> None:
         self.shape = shape
-        self.progress = Progress(phase=PLACING)
+        self.progress = Progress(phase=PLACING_WORKERS)
         self.placement_group = ""
         """Id of the gang's reservation, hexadecimal, once its first worker is up."""
         self.room_node_ids: tuple[str, ...] = ()

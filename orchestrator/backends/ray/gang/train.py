@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.backends.classify import failure_from
+from orchestrator.backends.protocol import PLACING_WORKERS
 from orchestrator.backends.ray.deaths import Death, Ended, death_of
-from orchestrator.backends.ray.gang.mailbox import NODE_LABEL, PLACING, GangHome, GangMailbox, GangShape
+from orchestrator.backends.ray.gang.mailbox import NODE_LABEL, GangHome, GangMailbox, GangShape
 from orchestrator.backends.ray.gang.worker import work
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Resources
@@ -107,7 +108,7 @@ def _failure(error: TrainingFailedError, gang: GangMailbox, request: JobRequest)
     if not lost and told is None and gang.placed_for_s is None:
         why = str(error).strip().partition("\n")[0]
         return no_room(request, gang.shape, f"Ray gave up its reservation: {redacted(why)}")
-    if lost or gang.progress.phase == PLACING:
+    if lost or gang.progress.phase == PLACING_WORKERS:
         what = (
             f"lost {', '.join(f'worker {rank} ({death.told})' for rank, death in lost.items())}"
             if lost

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.backends.classify import failure_from
-from orchestrator.backends.protocol import AttemptStatus
+from orchestrator.backends.protocol import PLACING_WORKERS, AttemptStatus
 from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.attempt_process import EntryPoint, attempt_place, retire_reason
 from orchestrator.backends.ray.digest import other_code
 from orchestrator.backends.ray.gang.hangs import HangWatch, wait_for_hang
-from orchestrator.backends.ray.gang.mailbox import PLACING, GangHome, GangMailbox, GangShape
+from orchestrator.backends.ray.gang.mailbox import GangHome, GangMailbox, GangShape
 from orchestrator.backends.ray.gang.train import no_room, run_gang
 from orchestrator.backends.ray.placement_groups import (
     LOOK_EVERY_S,
@@ -23,8 +23,8 @@ from orchestrator.backends.ray.placement_groups import (
     remove_reservation,
     watch_placement,
 )
+from orchestrator.backends.ray.search.driver import run_search
 from orchestrator.backends.ray.search.mailbox import TrialMailbox, mailbox_of
-from orchestrator.backends.ray.search.run import run_search
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.core.errors import FailureKind
@@ -192,7 +192,7 @@ class AttemptRun:
             return rooms
 
         def is_over(wait_s: float) -> bool:
-            ended = self._ended.wait(wait_s) or gang.progress.phase != PLACING or bool(gang.ranks)
+            ended = self._ended.wait(wait_s) or gang.progress.phase != PLACING_WORKERS or bool(gang.ranks)
             return ended or bool(self._why_no_room(gang, settings))
 
         limit_s = settings.gang_start_s

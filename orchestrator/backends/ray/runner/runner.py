@@ -35,6 +35,16 @@ from orchestrator.metrics.machine import describe_machine, gpu_uuids
 from orchestrator.storage.files import sweep_scratch
 
 _NAME = re.compile(r"runner/cpus([0-9.e+-]+)-gpus([0-9.e+-]+)-memory_gib([0-9.e+-]+)/[0-9a-f]+")
+_MARKET, _ACCELERATOR = "ray.io/market-type", "ray.io/accelerator-type"
+_MARKETS = {Spot.REQUIRE: "spot", Spot.NEVER: "!spot"}
+MAX_CONCURRENT_CALLS = 8
+"""Threads for calls. A dead controller's ``report`` may hold one for as long as it waits, at most ``MAX_WAIT_S``."""
+MAX_WAIT_S = 2.0
+_IDLE_CHECK_EVERY_S = 1.0
+_WARM_UP_AFTER_S = 0.3
+UNHEARD_S = 40.0
+"""Every controller calls a runner that it makes or finds. One that nobody calls is out of Ray's tables: it leaves."""
+_LEAVE_WITHIN_S = 10.0
 
 
 def new_runner_name(resources: Resources) -> str:
@@ -126,8 +136,6 @@ class RunnerSite:
 
 
 ANY_SITE = RunnerSite()
-_MARKET, _ACCELERATOR = "ray.io/market-type", "ray.io/accelerator-type"
-_MARKETS = {Spot.REQUIRE: "spot", Spot.NEVER: "!spot"}
 
 
 def selector_of(asked: Resources) -> dict[str, str]:
@@ -174,16 +182,6 @@ def _constraints(resources: Resources, site: RunnerSite) -> dict[str, Any]:
     avoided = {NODE_LABEL: f"!in({','.join(site.excluded_ids)})"} if site.excluded_ids else {}
     selector = avoided if is_coordinator else {**site.selector, **avoided}
     return {"label_selector": selector} if selector else {}
-
-
-MAX_CONCURRENT_CALLS = 8
-"""Threads for calls. A dead controller's ``report`` may hold one for as long as it waits, at most ``MAX_WAIT_S``."""
-MAX_WAIT_S = 2.0
-_IDLE_CHECK_EVERY_S = 1.0
-_WARM_UP_AFTER_S = 0.3
-UNHEARD_S = 40.0
-"""Every controller calls a runner that it makes or finds. One that nobody calls is out of Ray's tables: it leaves."""
-_LEAVE_WITHIN_S = 10.0
 
 
 class Runner:

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.backends.protocol import PLACING_WORKERS
 from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.digest import current_digests
-from orchestrator.backends.ray.gang.mailbox import PLACING, GangMailbox, GangShape
+from orchestrator.backends.ray.gang.mailbox import GangMailbox, GangShape
 from orchestrator.backends.ray.placement_groups import MAX_GAP_S
 from orchestrator.core.contract import JobKind, JobRequest, Progress
 
@@ -88,7 +89,7 @@ class TrialMailbox(GangMailbox):
         for one in heard:
             counters.update(one.counters)
         if not heard:
-            return Progress(phase=PLACING)
+            return Progress(phase=PLACING_WORKERS)
         return Progress(
             phase=f"{self.num_ended} of {self.num_trials} trials ended",
             step=sum(one.step for one in heard),

@@ -39,6 +39,8 @@ from orchestrator.core.units import GIB
 from orchestrator.search.study import Study
 from orchestrator.storage.layout import log_name
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
@@ -183,9 +185,6 @@ class _TrialRun:
         self._news.put(TrialNews(evaluation=asdict(evaluation), spent_s=evaluation.spent_s))
         if self._permits.get() is _Permit.END:
             self._stop.set()
-
-
-_LOG = logging.getLogger(__name__)
 
 
 def tune(study: Study, mailbox: TrialMailbox, settings: RunnerSettings, home: GangHome, stop: threading.Event) -> None:

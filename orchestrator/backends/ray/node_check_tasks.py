@@ -1,0 +1,157 @@
+"""Ray tasks that check nodes: a minute in which a node shows that it computes, remembers and moves data.
+
+What is measured, and how, is ``workloads.node_check``, which the task starts as a process of its own. The task holds
+all GPUs of its node, so it never runs beside an attempt, and a gang that is sent to the node meanwhile waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.settings import cache_directory
+
+LIMIT_S = 60.0
+_DEVICES_S = 15.0
+"""Of it, for repetitions on the devices."""
+_REDUCE_SHARE = 0.5
+_STORE_UNTIL = 0.9
+"""Part of the limit; a store that answers later says nothing of the node."""
+_GIVEN_UP_AFTER = 3.0
+"""Times the limit. A check that has not begun by then: something else holds the GPUs."""
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    answer: ray.ObjectRef[Any]
+    began_at_s: float
+    limit_s: float
+    start: Callable[[float], ray.ObjectRef[Any]]
+    """Begins another one, given its limit."""
+
+
+class NodeChecks:
+    """The checks under way, by name of the node; use from one thread."""
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._running: dict[str, _Check] = {}
+
+    def start(self, name: str, node_id: str, num_gpus: float, store_uri: str, accepted: Sequence[str]) -> None:
+        """Begin to check a node, unless it is being checked; ``accepted``: digests of code that it may run."""
+        if name in self._running:
+            return
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        options = {"num_cpus": 0, "num_gpus": num_gpus, "max_retries": 0, "scheduling_strategy": strategy}
+        task: Any = ray.remote(_check).options(**options)
+        self._begin(name, partial(task.remote, store_uri, list(accepted)), self._limit_s)
+
+    def _begin(self, name: str, start: Callable[[float], ray.ObjectRef[Any]], limit_s: float) -> None:
+        self._running[name] = _Check(start(limit_s), time.monotonic(), limit_s, start)
+
+    def finished(self) -> dict[str, str]:
+        """Checks that have ended since the last call: what is wrong with the node, empty = nothing.
+
+        Those that could not be made are left out: they say nothing of the node.
+        """
+        found: dict[str, str] = {}
+        for name, check in list(self._running.items()):
+            ready, _ = ray.wait([check.answer], timeout=0)
+            if not ready and time.monotonic() - check.began_at_s < _GIVEN_UP_AFTER * check.limit_s:
+                continue
+            del self._running[name]
+            if not ready:
+                ray.cancel(check.answer, force=True)
+                continue
+            try:
+                told = ray.get(check.answer)
+            except RayError:  # the node is gone, or the task could not start there
+                continue
+            if told is None:
+                continue
+            if not_made(told):
+                _LOG.warning("the check of node %s could not be made: %s", name, not_made(told))
+                continue
+            if not faults(told) and timed_out(told) and check.limit_s == self._limit_s:
+                # Cold disks and busy processors are no faults: once more, with twice the time.
+                self._begin(name, check.start, 2 * self._limit_s)
+                continue
+            found[name] = "; ".join(faults(told)) or timed_out(told)
+        return found
+
+
+def faults(told: Mapping[str, Any]) -> list[str]:
+    """What ``workloads.node_check`` found wrong; a compiler that is missing is no fault of the hardware."""
+    if "error" in told:
+        return [str(told["error"])]
+    if "devices" not in told:
+        return []
+    wrong = [f"{one['device']}: {error}" for one in told["devices"] for error in one["errors"]]
+    return wrong + list(told.get("node", {}).get("errors", ()))
+
+
+def timed_out(told: Mapping[str, Any]) -> str:
+    """What did not end in time; empty = all did."""
+    return str(told.get("timed_out") or told.get("node", {}).get("timed_out", ""))
+
+
+def not_made(told: Mapping[str, Any]) -> str:
+    """Why a check that found no fault is none; empty = it is one."""
+    return "" if faults(told) or timed_out(told) else "; ".join(told.get("node", {}).get("not_made", ()))
+
+
+def _check(store_uri: str, accepted: Sequence[str], limit_s: float) -> dict[str, Any] | None:
+    """On the node; None if there is no such program (another version of the code)."""
+    if code_digest() not in accepted:
+        return {"node": {"not_made": ["it runs other code than the controller"]}}
+    request: dict[str, Any] = {
+        "limit_s": _DEVICES_S,
+        "reduce_s": _REDUCE_SHARE * limit_s,
+        "cache": str(cache_directory()),
+    }
+    request |= {"store_uri": store_uri, "until_s": time.monotonic() + _STORE_UNTIL * limit_s}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "workloads.node_check", json.dumps(request)]
+    try:
+        ended = _run(command, environment, limit_s)
+    except subprocess.TimeoutExpired:
+        return {"timed_out": f"its check has not ended within {limit_s:g} s"}
+    except OSError:
+        return None
+    lines = ended.stdout.strip().splitlines()
+    if ended.returncode or not lines:
+        last = ended.stderr.strip().splitlines()[-1:] or [f"code {ended.returncode}"]
+        return None if "No module named" in last[0] else {"error": f"its check fails: {last[0][:300]}"}
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    """Raises ``subprocess.TimeoutExpired``, and then nothing that it started is left on the devices; ``OSError``."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            told, said = process.communicate(timeout=limit_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, told, said)

@@ -1,0 +1,92 @@
+"""The factors of a plan: what its backbones differ in besides their seeds, by the facets of its jobs. Pure.
+
+Label spaces are a factor of every plan (``labels``). Blocks that say values of factors (``factor.<name>`` facets) have
+those; where none does, several named blocks are one factor (``block``), but for those that start from another block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from orchestrator.core.contract import JobKind
+from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
+from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR
+
+Cell = tuple[str, ...]
+"""A value of each factor."""
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: it remembers what it has read
+class PlanDesign:
+    """What a plan compares. Made by ``of``."""
+
+    factors: Mapping[str, tuple[str, ...]]
+    """Values of each factor in the order of the plan; ``labels`` last. Factors of one value are among them."""
+    blocks: Mapping[str, Mapping[str, str]]
+    """By the name of a block its values, without that of ``labels``."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> PlanDesign:
+        """The design of a plan. Backbones that say not all factors, or continue others, are no part of it."""
+        backbones = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN and "baseline" not in job.facets]
+        said = {_block(job): _said(job) for job in backbones}
+        names = tuple(dict.fromkeys(name for values in said.values() for name in values))
+        if names:
+            blocks = {block: values for block, values in said.items() if values.keys() == set(names)}
+        else:
+            chained = {_block(job) for job in backbones if "initial" in job.identity["inputs"]}
+            blocks = {block: {BLOCK_FACTOR: block} for block in said if block not in chained}
+            names = (BLOCK_FACTOR,)
+            if len(blocks) < 2:
+                blocks, names = {block: {} for block in blocks}, ()
+        found = {name: _unique(values[name] for values in blocks.values()) for name in names}
+        spaces = _unique(str(job.facets["label_space"]) for job in backbones if _block(job) in blocks)
+        return cls(factors={**found, LABELS_FACTOR: spaces}, blocks=blocks)
+
+    @cached_property
+    def varied(self) -> tuple[str, ...]:
+        """Factors of several values."""
+        return tuple(name for name, values in self.factors.items() if len(values) > 1)
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether anything but label spaces is compared."""
+        return any(name != LABELS_FACTOR for name in self.varied)
+
+    def values_of(self, job: Job) -> dict[str, str] | None:
+        """The values of a backbone, or of a transfer of one; None for those that are no part of the design."""
+        values = self.blocks.get(_block(job))
+        if values is None or "label_space" not in job.facets:
+            return None
+        return {**values, LABELS_FACTOR: str(job.facets["label_space"])}
+
+    def is_ordered(self, factor: str) -> bool:
+        """Whether all values of a factor are numbers, which have an order and distances."""
+        return all(number_of(value) is not None for value in self.factors[factor])
+
+
+def number_of(value: str) -> float | None:
+    """The number that a value is written as; None for other text."""
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _block(job: Job) -> str:
+    return str(job.facets.get("pretrain", ""))
+
+
+def _said(job: Job) -> dict[str, str]:
+    """The values that a job's block says itself."""
+    return {
+        name.removeprefix(FACTOR_PREFIX): str(value)
+        for name, value in job.facets.items()
+        if name.startswith(FACTOR_PREFIX)
+    }
+
+
+def _unique(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,59 @@
+"""What two backbones share besides the number of their seed, by the difference of their identities. Pure.
+
+Random streams are keyed by seed, stage and purpose (docs/design.md), so backbones of one seed have the same initial
+weights if their architectures are equal, the same order of images if they train on the same samples, and the same crops
+if they augment alike. What they share makes their results a pair; where it is nothing, they are independent samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Flag, auto
+from typing import Any, Final
+
+_ORDER_FIELDS: Final = ("shuffle_block_shards", "shuffle_chunk_samples", "select_holdout")
+_CROP_FIELDS: Final = ("augment", "crop_scale", "crop_ratio", "color_jitter", "resize", "interpolation")
+
+
+class Sharing(Flag):
+    """Parts that two backbones of one seed have in common."""
+
+    NOTHING = 0
+    WEIGHTS = auto()
+    """Their initial weights."""
+    ORDER = auto()
+    """The samples and their order."""
+    CROPS = auto()
+    """The crops and colours of each sample; only where the order is common."""
+
+    @classmethod
+    def all_of_it(cls) -> Sharing:
+        """As between two label spaces."""
+        return cls.WEIGHTS | cls.ORDER | cls.CROPS
+
+    def __str__(self) -> str:
+        """In words: ``initial weights, order, crops``."""
+        names = {Sharing.WEIGHTS: "initial weights", Sharing.ORDER: "order", Sharing.CROPS: "crops"}
+        return ", ".join(name for part, name in names.items() if part in self) or "the number of the seed only"
+
+
+def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:
+    """What backbones of these identities share, given that their seeds are equal."""
+    one, other = first["parameters"], second["parameters"]
+    inputs, other_inputs = first["inputs"], second["inputs"]
+    found = Sharing.NOTHING
+    is_alike = _equal(one, other, ("model", "initial")) and inputs.get("initial") == other_inputs.get("initial")
+    if is_alike:
+        found |= Sharing.WEIGHTS
+    recipe, other_recipe = one.get("recipe", {}), other.get("recipe", {})
+    is_same_data = inputs.get("index") == other_inputs.get("index") and _equal(one, other, ("subset",))
+    if is_same_data and _equal(recipe, other_recipe, _ORDER_FIELDS):
+        found |= Sharing.ORDER
+        sizes = [parameters.get("model", {}).get("image_size") for parameters in (one, other)]
+        if sizes[0] == sizes[1] and _equal(recipe, other_recipe, _CROP_FIELDS):
+            found |= Sharing.CROPS
+    return found
+
+
+def _equal(first: Mapping[str, Any], second: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    return all(first.get(name) == second.get(name) for name in names)

@@ -1,0 +1,243 @@
+"""What analyses found, by label space and checkpoint over seeds, beside the errors of transfers; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.report.inputs import Committed
+from orchestrator.report.results import AnalysisPicture, AnalysisReport, AnalysisRow, RankCorrelation, Table
+from orchestrator.report.statistics.intervals import bounds_of
+from orchestrator.report.statistics.summaries import SeedPair, spearman, summarize_runs
+
+_MIN_BACKBONES = 4
+"""Of a rank correlation: fewer have hardly any orders."""
+_LIKENESS = "cka"
+
+_Backbone = tuple[str, str, int, int | None]
+"""Block, label space, pretraining seed, and epoch; None for the last one."""
+
+
+def build_analyses(
+    plan: Plan, committed: Mapping[str, Committed], tables: Sequence[Table]
+) -> tuple[AnalysisReport, ...]:
+    """The analyses of a plan in its order, those without a result left out."""
+    grouped: dict[str, list[Job]] = {}
+    for job in plan.jobs:
+        if job.kind is JobKind.ANALYZE:
+            grouped.setdefault(str(job.facets["analysis"]), []).append(job)
+    found = {name: [job for job in jobs if job.name in committed] for name, jobs in grouped.items()}
+    errors = _errors(plan, tables)
+    return tuple(
+        AnalysisReport(
+            name=name,
+            rows=tuple(_rows(grouped[name], committed)),
+            correlations=tuple(_correlations(plan, jobs, committed, errors)),
+            pictures=(*_matrices(jobs, committed), *_likeness(plan, jobs, committed), *_embeddings(jobs, committed)),
+        )
+        for name, jobs in found.items()
+        if jobs
+    )
+
+
+def _rows(jobs: Iterable[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisRow]:
+    places: dict[tuple[str, str, str], list[Job]] = {}
+    for job in jobs:
+        places.setdefault(_place(job), []).append(job)
+    for (pretrain, space, checkpoint), some in places.items():
+        there = [job for job in some if job.name in committed]
+        for metric in dict.fromkeys(name for job in there for name in committed[job.name].metrics):
+            values = {
+                SeedPair(pretrain=int(job.facets.get("pretrain_seed", 0)), transfer=0): value
+                for job in there
+                if math.isfinite(value := committed[job.name].metrics.get(metric, math.nan))
+            }
+            if values:
+                summary, bounds = summarize_runs(values), bounds_of(metric, values.values())
+                if bounds is not None:
+                    summary = replace(summary, low=bounds.clip(summary.low), high=bounds.clip(summary.high))
+                yield AnalysisRow(
+                    pretrain=pretrain,
+                    label_space=space,
+                    checkpoint=checkpoint,
+                    metric=metric,
+                    num_expected=len(some),
+                    summary=summary,
+                )
+
+
+def _place(job: Job) -> tuple[str, str, str]:
+    pretrain, space, checkpoint = (str(job.facets.get(name, "")) for name in ("pretrain", "label_space", "checkpoint"))
+    return pretrain, space, checkpoint
+
+
+# ------------------------------------------------------------------------------------------------- beside the transfers
+
+
+def _errors(plan: Plan, tables: Sequence[Table]) -> dict[str, dict[_Backbone, float]]:
+    """By transfer: the error of each backbone, a mean over transfer seeds, with all of the labels."""
+    lasts, found = _last_epochs(plan), dict[str, dict[_Backbone, list[float]]]()
+    for table in tables:
+        if table.fraction:
+            continue
+        for row in table.rows:
+            for result in row.results:
+                block = (table.pretrain, row.label_space)
+                epoch = _epoch(table.checkpoint, lasts.get(block))
+                backbone = (*block, result.seeds.pretrain, epoch)
+                of_transfer = found.setdefault(table.transfer, {})
+                of_transfer.setdefault(backbone, []).append(result.metrics[table.metric])
+    return {
+        transfer: {backbone: math.fsum(some) / len(some) for backbone, some in values.items()}
+        for transfer, values in found.items()
+    }
+
+
+def _last_epochs(plan: Plan) -> dict[tuple[str, str], float]:
+    """By block and label space."""
+    return {
+        (str(job.facets.get("pretrain", "")), str(job.facets["label_space"])): job.identity["parameters"].get("recipe", {}).get(
+            "epochs", math.nan
+        )
+        for job in plan.jobs
+        if job.kind is JobKind.PRETRAIN
+    }
+
+
+def _epoch(checkpoint: str, last: float | None) -> int | None:
+    """The number in ``epoch5``; None for the last epoch, however it is named."""
+    if not checkpoint or float(checkpoint.removeprefix("epoch")) == last:
+        return None
+    return int(checkpoint.removeprefix("epoch"))
+
+
+def _correlations(
+    plan: Plan, jobs: Sequence[Job], committed: Mapping[str, Committed], errors: Mapping[str, Mapping[_Backbone, float]]
+) -> Iterator[RankCorrelation]:
+    lasts = _last_epochs(plan)
+    metrics: dict[str, dict[_Backbone, float]] = {}
+    for job in jobs:
+        if "label_space" not in job.facets:
+            continue
+        pretrain, space, checkpoint = _place(job)
+        backbone = (pretrain, space, int(job.facets["pretrain_seed"]), _epoch(checkpoint, lasts.get((pretrain, space))))
+        for metric, value in committed[job.name].metrics.items():
+            if math.isfinite(value):
+                metrics.setdefault(metric, {})[backbone] = value
+    for transfer, of_transfer in errors.items():
+        for metric, values in metrics.items():
+            common = [backbone for backbone in values if backbone in of_transfer]
+            coefficient = spearman([values[one] for one in common], [of_transfer[one] for one in common])
+            if len(common) >= _MIN_BACKBONES and coefficient is not None:
+                yield RankCorrelation(
+                    metric=metric, transfer=transfer, coefficient=coefficient, num_backbones=len(common)
+                )
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+_Matrix = Sequence[Sequence[float | None]]
+
+
+def _matrices(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:
+    """Distance matrices, by label space and checkpoint; of seeds whose classes are the same ones in the same order."""
+    places: dict[tuple[str, str, str], list[Mapping[str, object]]] = {}
+    for job in jobs:
+        if (picture := committed[job.name].pictures.get("distances")) is not None:
+            places.setdefault(_place(job), []).append(picture)
+    for place, pictures in places.items():
+        alike = [picture for picture in pictures if picture["names"] == pictures[0]["names"]]
+        yield AnalysisPicture(
+            kind="distances",
+            title=_title(*place),
+            names=_texts(pictures[0]["names"]),
+            values=_mean([_numbers(picture["values"]) for picture in alike]),
+            num_seeds=len(alike),
+        )
+
+
+def _likeness(plan: Plan, jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:
+    """Likeness matrices; of jobs that compare backbones of the same names."""
+    by_key = {job.key: job for job in plan.jobs}
+    found: dict[tuple[str, tuple[str, ...]], list[_Matrix]] = {}
+    for job in jobs:
+        picture = committed[job.name].pictures.get(_LIKENESS)
+        if picture is not None:
+            names = tuple(_compared(job, by_key))
+            found.setdefault((str(job.facets.get("checkpoint", "")), names), []).append(_numbers(picture["values"]))
+    for (checkpoint, names), matrices in found.items():
+        yield AnalysisPicture(
+            kind=_LIKENESS,
+            title=checkpoint or "final weights",
+            names=names,
+            values=_mean(matrices),
+            num_seeds=len(matrices),
+        )
+
+
+def _compared(job: Job, by_key: Mapping[str, Job]) -> list[str]:
+    """What the backbones that a job compares are called: by that in which they differ."""
+    inputs = job.identity["inputs"]
+    roles = sorted((role for role in inputs if role.startswith("features")), key=lambda role: int(role[8:]))
+    parts = []
+    for role in roles:
+        embed = by_key[inputs[role]]
+        backbone = by_key[embed.identity["inputs"]["backbone"]]
+        epoch = embed.identity["parameters"].get("checkpoint")
+        facets = backbone.facets
+        parts.append(
+            (
+                str(facets.get("pretrain", "")),
+                str(facets["label_space"]),
+                f"seed{facets['pretrain_seed']}",
+                "" if epoch is None else f"epoch{epoch}",
+            )
+        )
+    differ = [place for place in range(4) if len({part[place] for part in parts}) > 1] or [1]
+    return [" ".join(part[place] or "final" for place in differ) for part in parts]
+
+
+def _embeddings(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:
+    """Of the first seed of each label space and checkpoint: pictures of several seeds cannot be averaged."""
+    shown: set[tuple[str, str, str]] = set()
+    for job in jobs:
+        picture, place = committed[job.name].pictures.get("embedding"), _place(job)
+        if picture is None or place in shown:
+            continue
+        shown.add(place)
+        trained = picture["trained"] or [-1] * len(picture["points"])
+        points = zip(picture["points"], picture["classes"], trained, strict=True)
+        yield AnalysisPicture(
+            kind="embedding",
+            title=_title(*place),
+            names=_texts(picture["class_names"]),
+            values=tuple((x, y, number, own) for (x, y), number, own in points),
+            num_seeds=1,
+        )
+
+
+def _title(pretrain: str, space: str, checkpoint: str) -> str:
+    return ", ".join(filter(None, (pretrain, space, checkpoint)))
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+
+def _numbers(value: object) -> _Matrix:
+    return value if isinstance(value, list) else []
+
+
+def _mean(matrices: Sequence[_Matrix]) -> tuple[tuple[float | None, ...], ...]:
+    """Entry by entry; None where a matrix has no number."""
+    rows = zip(*matrices, strict=True)
+    return tuple(
+        tuple(
+            None if any(value is None for value in some) else math.fsum(filter(None, some)) / len(some)
+            for some in zip(*row, strict=True)
+        )
+        for row in rows
+    )

@@ -1,0 +1,205 @@
+"""Factors of a report: rows of tables that are combinations of values, and the effects of each factor; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.core.contract import JobKind
+from orchestrator.core.errors import UserError
+from orchestrator.planning.graph.design import PlanDesign
+from orchestrator.planning.graph.pairing import Sharing, sharing_of
+from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
+from orchestrator.report.results import EffectTable, Pairing, Report, Result, Row, Table, TablePlace
+from orchestrator.report.statistics.effects import DesignCell, FactorialDesign
+from orchestrator.report.statistics.summaries import SeedPair
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.values import LABELS_FACTOR
+
+Values = tuple[str, ...]
+Address = tuple[TablePlace, str]
+"""Of a row: its table and its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorLayout:
+    """How the factors of a plan lie in its tables. Made by ``of``."""
+
+    design: PlanDesign
+    rows: tuple[str, ...]
+    """Factors of the rows; ``labels`` alone for the tables of a sweep without other factors."""
+    baseline: Mapping[str, str]
+    """Of every factor the value that others are compared with; of ``labels`` only where the sweep names one."""
+    backbones: Mapping[Values, Job]
+    """A backbone of each cell, by its value of every factor."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> FactorLayout:
+        """The layout that the sweep asks for, or the default: rows of the factors that its blocks declare."""
+        design = PlanDesign.of(plan)
+        declared = {
+            name.removeprefix(FACTOR_PREFIX)
+            for job in plan.jobs
+            if job.kind is JobKind.PRETRAIN
+            for name in job.facets
+            if name.startswith(FACTOR_PREFIX)
+        }
+        rows = plan.rows or tuple(name for name in design.varied if name in declared) or (LABELS_FACTOR,)
+        first = {name: values[0] for name, values in design.factors.items() if name != LABELS_FACTOR and values}
+        space = {LABELS_FACTOR: plan.baseline} if plan.baseline else {}
+        backbones: dict[Values, Job] = {}
+        for job in plan.jobs:
+            if job.kind is JobKind.PRETRAIN and (values := design.values_of(job)) is not None:
+                backbones.setdefault(tuple(values.values()), job)
+        return cls(design=design, rows=rows, baseline={**first, **space, **plan.baseline_values}, backbones=backbones)
+
+    @property
+    def has_factor_rows(self) -> bool:
+        """Whether rows are combinations of values and not label spaces."""
+        return self.rows != (LABELS_FACTOR,)
+
+    def address_of(self, job: Job, place: TablePlace) -> Address | None:
+        """Table and row of a transfer, where rows are combinations; None for one that is no part of the design."""
+        values = self.design.values_of(job) if self.has_factor_rows else None
+        if values is None:
+            return None
+        rest = [name for name in self.design.varied if name not in self.rows]
+        text = ", ".join(f"{name} {values[name]}" for name in rest)
+        return replace(place, pretrain=text), self.name_of(values)
+
+    def name_of(self, values: Mapping[str, str]) -> str:
+        """Of the row with these values."""
+        return " + ".join(values[name] for name in self.rows)
+
+    @property
+    def baseline_row(self) -> str:
+        """Name of the row that others are compared with; empty without one."""
+        return self.name_of(self.baseline) if set(self.rows) <= self.baseline.keys() else ""
+
+    def values_of(self, job: Job) -> Mapping[str, str] | None:
+        """The values of a job's cell by factor."""
+        return self.design.values_of(job)
+
+    def is_cell(self, values: Mapping[str, str]) -> bool:
+        """Whether the values are of the design: backbones that only a baseline of a transfer needs are not."""
+        return all(value in self.design.factors[name] for name, value in values.items())
+
+    def sharing(self, first: Mapping[str, str], second: Mapping[str, str]) -> Sharing:
+        """What the backbones of two cells share."""
+        one, other = (
+            self.backbones.get(tuple(values[name] for name in self.design.factors)) for values in (first, second)
+        )
+        return Sharing.NOTHING if one is None or other is None else sharing_of(one.identity, other.identity)
+
+
+def effect_tables(layout: FactorLayout, tables: Iterable[Table], jobs: Mapping[str, Job]) -> tuple[EffectTable, ...]:
+    """Of each transfer of final weights on all labels, what its factors do; nothing where only label spaces differ."""
+    if not layout.design.has_factors:
+        return ()
+    cells: dict[TablePlace, list[tuple[Table, dict[str, str], Row]]] = {}
+    for table in tables:
+        for row in table.rows:
+            values = layout.values_of(jobs[row.results[0].job]) if row.results else None
+            if values is not None and layout.is_cell(values):
+                cells.setdefault(replace(table.place, pretrain=""), []).append((table, dict(values), row))
+    return tuple(_effect_table(layout, place, found) for place, found in cells.items())
+
+
+def _effect_table(
+    layout: FactorLayout, place: TablePlace, found: Sequence[tuple[Table, Mapping[str, str], Row]]
+) -> EffectTable:
+    names, metric = layout.design.varied, found[0][0].metric
+    unique = {tuple(values[name] for name in names): (values, row) for _, values, row in found}
+    cells = [DesignCell(values=cell, runs=_runs(row.results, metric)) for cell, (_, row) in unique.items()]
+    shared = _Shared(layout, [dict(values) for values, _ in unique.values()])
+    design = FactorialDesign(
+        names,
+        cells,
+        levels=layout.design.factors,
+        references=layout.baseline,
+        is_paired=lambda factor, one, other: shared.of(factor, one, other) is not Sharing.NOTHING,
+    )
+    effects = design.effects()
+    main = [effect for effect in effects.contrasts if len(effect.factors) == 1]
+    return EffectTable(
+        place=place,
+        metric=metric,
+        factors={name: layout.design.factors[name] for name in names},
+        cells=tuple(cell.values for cell in cells),
+        means=tuple(math.fsum(cell.runs.values()) / len(cell.runs) for cell in cells),
+        contrasts=effects.contrasts,
+        tests=effects.tests,
+        pairings=tuple(
+            Pairing(
+                factor=effect.factors[0],
+                value=effect.values[0],
+                reference=effect.references[0],
+                shared=str(shared.of(effect.factors[0], effect.values[0], effect.references[0])),
+            )
+            for effect in main
+        ),
+    )
+
+
+def _runs(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:
+    return {result.seeds: result.metrics[metric] for result in results}
+
+
+class _Shared:
+    """What all matched cells of two values of a factor share."""
+
+    def __init__(self, layout: FactorLayout, cells: Sequence[Mapping[str, str]]) -> None:
+        self._layout = layout
+        self._known: dict[tuple[str, str, str], Sharing] = {}
+        self._cells: dict[str, dict[str, dict[Values, Mapping[str, str]]]] = {}
+        for name in layout.design.varied:
+            by_value = self._cells.setdefault(name, {})
+            for cell in cells:
+                rest = tuple(value for other, value in cell.items() if other != name)
+                by_value.setdefault(cell[name], {})[rest] = cell
+
+    def of(self, factor: str, first: str, second: str) -> Sharing:
+        """Between two values, whatever the other factors."""
+        low, high = sorted((first, second))
+        key = (factor, low, high)
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        return self._known[key]
+
+    def _find(self, factor: str, first: str, second: str) -> Sharing:
+        one, other = self._cells[factor].get(first, {}), self._cells[factor].get(second, {})
+        found, is_matched = Sharing.all_of_it(), False
+        for rest in one.keys() & other.keys():
+            found, is_matched = found & self._layout.sharing(one[rest], other[rest]), True
+        return found if is_matched else Sharing.NOTHING
+
+
+# ------------------------------------------------------------------------------------------------- matched over sweeps
+
+
+def check_factors(plan: Plan, names: Sequence[str]) -> None:
+    """Raise ``UserError`` for a name that is no factor of a plan."""
+    known = PlanDesign.of(plan).factors
+    for name in names:
+        if name not in known:
+            message = f"'{name}' is no factor of sweep {plan.sweep}: {did_you_mean(name, known)}"
+            raise UserError(f"{message}; match by factors that all sweeps have")
+
+
+def matched_by(report: Report, names: Sequence[str]) -> Report:
+    """The report of a plan with these rows, whose tables are called alike in every sweep: by their transfer alone.
+
+    Raises:
+        UserError: several cells of the sweep have the same values, so that it is not clear which one is meant.
+    """
+    tables: dict[TablePlace, Table] = {}
+    for table in report.tables:
+        place = replace(table.place, pretrain="")
+        if place in tables:
+            raise UserError(
+                f"sweep {report.sweep} has several cells with equal {', '.join(names)} under {table.transfer} "
+                f"({tables[place].pretrain}; {table.pretrain}): name the factors that they differ in, too"
+            )
+        tables[place] = table
+    return replace(report, tables=tuple(replace(table, pretrain="") for table in tables.values()))

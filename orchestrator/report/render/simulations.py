@@ -1,0 +1,231 @@
+"""Simulations of a report as tables of text, records, a figure and data of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.report.render.columns import Records, TextTable, Value, units
+from orchestrator.report.render.numbers import MISSING, interval, number
+from orchestrator.report.simulations import SimulationCell, SimulationReport
+from orchestrator.report.statistics.expectations import ClaimedNumber, JudgedExpectation
+from orchestrator.report.statistics.intervals import Estimate, is_fraction
+from orchestrator.sweepfile.values import Expectation, Level, cell_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SIMULATIONS_METHOD: Final = (
+    "Intervals of simulations are Student's t at 95 % over seeds. An expectation holds where the interval of each of "
+    "its numbers lies inside the claimed one; it does not hold where one lies outside, corrected for all of its "
+    "numbers (Bonferroni); otherwise there are too few seeds to tell. Numbers that follow from several cells have the "
+    "error of leaving out one seed at a time."
+)
+_PANEL_IN = (5.2, 3.7)
+_COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_WIDE_RANGE = 5.0
+"""Largest over smallest level from which on an axis is logarithmic."""
+
+
+def simulation_tables(found: SimulationReport) -> list[TextTable]:
+    """The means of the cells, and the expectations if there are any."""
+    unit = units(found.metric)[0]
+    header = (*(found.factors or ("cell",)), f"{found.metric}{unit}", "95 % interval", "n")
+    rows = tuple(_cell_row(found, cell) for cell in found.cells)
+    title = f"Simulation {found.name} ({found.run}): {found.metric}{unit}"
+    tables = [TextTable(title=title, header=header, rows=rows)]
+    if found.expectations:
+        claims = tuple(row for judged in found.expectations for row in _claim_rows(judged))
+        names = ("claim", "where", "ours", "95 % interval", "paper", "verdict")
+        tables.append(TextTable(title=f"Expectations of {found.name}", header=names, rows=claims))
+    return tables
+
+
+def _cell_row(found: SimulationReport, cell: SimulationCell) -> tuple[str, ...]:
+    estimate = cell.estimates.get(found.metric)
+    levels = tuple(str(level) for level in cell.factors.values()) or ("all",)
+    if estimate is None:
+        return (*levels, MISSING, MISSING, f"0/{found.num_expected}")
+    is_whole = estimate.num_values == found.num_expected
+    count = str(estimate.num_values) if is_whole else f"{estimate.num_values}/{found.num_expected}"
+    ends = interval(estimate.low, estimate.high, found.metric)
+    return (*levels, number(estimate.mean, found.metric), ends, count)
+
+
+def _claim_rows(judged: JudgedExpectation) -> Iterator[tuple[str, ...]]:
+    """A row for each number of a claim; what is said of all of them stands in the first."""
+    claim, metric = judged.expectation, _unit_of(judged)
+    paper = MISSING if claim.paper is None else number(claim.paper, metric)
+    printed = f"{paper} ({claim.source})" if claim.source else paper
+    numbers: Sequence[ClaimedNumber | None] = judged.numbers or (None,)
+    for position, one in enumerate(numbers):
+        value = MISSING if one is None or one.value is None else number(one.value, metric)
+        ends = MISSING if one is None else interval(one.low, one.high, metric)
+        where = "" if one is None else one.name
+        is_first = position == 0
+        said = (printed, judged.judgement.value) if is_first else ("", "")
+        yield (describe_claim(judged) if is_first else "", where, value, ends, *said)
+
+
+def describe_claim(judged: JudgedExpectation) -> str:
+    """Such as ``slope of log sub_to_common over log k in [-1.1, -0.8]``."""
+    claim, metric = judged.expectation, judged.metric
+    log = "log " if claim.log else ""
+    texts = {
+        "mean": metric,
+        "slope": f"slope of {log}{metric} over {log}{claim.of}",
+        "ratio": f"{metric} at {claim.of} {' / '.join(map(str, claim.levels))}",
+        "ordering": f"{metric} rises with {claim.of} {', '.join(map(str, claim.levels))}",
+        "monotone": f"{metric} {'falls' if claim.low is None else 'rises'} with {claim.of}",
+        "closed_form": f"{metric} / {claim.other_metric}",
+    }
+    bounds = "" if claim.rule in {"ordering", "monotone"} else _bounds(claim, _unit_of(judged))
+    where = "; ".join(f"{factor} {', '.join(map(str, levels))}" for factor, levels in claim.where.items())
+    return f"{texts[claim.rule]}{bounds}" + (f" ({where})" if where else "")
+
+
+def _bounds(claim: Expectation, metric: str) -> str:
+    if claim.low is not None and claim.high is not None:
+        return f" in {interval(claim.low, claim.high, metric)}"
+    return f" > {number(claim.low, metric)}" if claim.low is not None else f" < {number(claim.high or 0.0, metric)}"
+
+
+def _unit_of(judged: JudgedExpectation) -> str:
+    """The metric whose unit the numbers of a claim have; ratios, slopes and logarithms have none."""
+    return judged.metric if judged.expectation.rule in {"mean", "ordering", "monotone"} else ""
+
+
+def simulation_records(simulations: Sequence[SimulationReport]) -> Records:
+    """A line per simulation, cell and metric."""
+    columns = ("simulation", "run", "cell", "metric", "mean", "std_error", "low", "high", "num_seeds", "num_expected")
+    rows = [
+        (found.name, found.run, cell_name(cell.factors), metric, *_estimate(estimate), found.num_expected)
+        for found in simulations
+        for cell in found.cells
+        for metric, estimate in cell.estimates.items()
+    ]
+    return Records(columns=columns, rows=tuple(rows))
+
+
+def _estimate(estimate: Estimate) -> tuple[Value, ...]:
+    return estimate.mean, estimate.std_error, estimate.low, estimate.high, estimate.num_values
+
+
+def expectation_records(simulations: Sequence[SimulationReport]) -> Records:
+    """A line per number of each expectation."""
+    columns = (
+        *("simulation", "claim", "where", "value", "low", "high", "claimed_low", "claimed_high"),
+        *("num_seeds", "paper", "source", "verdict"),
+    )
+    rows = [
+        (
+            *(found.name, describe_claim(judged), one.name, one.value, one.low, one.high),
+            *(judged.expectation.low, judged.expectation.high, one.num_seeds),
+            *(judged.expectation.paper, judged.expectation.source, judged.judgement.value),
+        )
+        for found in simulations
+        for judged in found.expectations
+        for one in judged.numbers
+    ]
+    return Records(columns=columns, rows=tuple(rows))
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+def draw_simulations(simulations: Sequence[SimulationReport]) -> Figure:
+    """A panel per simulation: means with bands over an ordered factor, else points with bars. Needs no display."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    width, height = _PANEL_IN
+    style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "simulations"}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(width, height * len(simulations)), layout="constrained")
+        axes = figure.subplots(len(simulations), 1, squeeze=False)
+        for axis, found in zip(axes[:, 0], simulations, strict=True):
+            _panel(axis, found)
+    return figure
+
+
+def _panel(axis: Axes, found: SimulationReport) -> None:
+    scale = 100.0 if is_fraction(found.metric) else 1.0
+    factor = found.ordered_factor
+    for position, (name, cells) in enumerate(_lines(found, factor).items()):
+        there = [(level, cell.estimates[found.metric]) for level, cell in cells if found.metric in cell.estimates]
+        if not there:
+            continue
+        x = [float(level) for level, _ in there] if factor else list(range(len(there)))
+        y = [scale * estimate.mean for _, estimate in there]
+        low = [scale * (estimate.mean if estimate.low is None else estimate.low) for _, estimate in there]
+        high = [scale * (estimate.mean if estimate.high is None else estimate.high) for _, estimate in there]
+        color = _COLORS[position % len(_COLORS)]
+        if factor:
+            axis.plot(x, y, marker="o", markersize=4, color=color, label=name or None)
+            axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+        else:
+            bars = [[mean - end for mean, end in zip(y, low, strict=True)]]
+            bars += [[end - mean for mean, end in zip(y, high, strict=True)]]
+            axis.errorbar(x, y, yerr=bars, fmt="o", capsize=3, color=color)
+            axis.set_xticks(x, [cell_name(cell.factors) or found.name for _, cell in cells], rotation=20, ha="right")
+    _scale_axes(axis, found, factor)
+    axis.set_title(found.name)
+    axis.set_xlabel(factor)
+    axis.set_ylabel(f"{found.metric}{units(found.metric)[0]}")
+    if factor and len(_lines(found, factor)) > 1:
+        axis.legend(frameon=False)
+
+
+def _scale_axes(axis: Axes, found: SimulationReport, factor: str) -> None:
+    """Logarithmic where levels or means span much and none is zero or negative."""
+    levels = [float(level) for level in found.factors[factor]] if factor else []
+    means = [cell.estimates[found.metric].mean for cell in found.cells if found.metric in cell.estimates]
+    if _is_wide(levels):
+        axis.set_xscale("log")
+    if factor:
+        axis.set_xticks(levels, [str(level) for level in found.factors[factor]])
+        axis.minorticks_off()
+    if _is_wide(means):
+        axis.set_yscale("log")
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    return len(values) > 1 and min(values) > 0 and max(values) / min(values) > _WIDE_RANGE
+
+
+def _lines(found: SimulationReport, factor: str) -> dict[str, list[tuple[Level, SimulationCell]]]:
+    """Cells by everything but the factor along the axis, in its order."""
+    lines: dict[str, list[tuple[Level, SimulationCell]]] = {}
+    for cell in found.cells:
+        rest = {name: level for name, level in cell.factors.items() if name != factor}
+        lines.setdefault(cell_name(rest) if factor else "", []).append((cell.factors.get(factor, 0), cell))
+    return {name: sorted(cells, key=lambda pair: float(pair[0])) for name, cells in lines.items()}
+
+
+def page_document(found: SimulationReport) -> dict[str, Any]:
+    """What the interactive page draws: the tables as text, and lines with bands."""
+    factor = found.ordered_factor
+    lines = [
+        {
+            "name": name or found.metric,
+            "levels": [level if factor else cell_name(cell.factors) for level, cell in cells],
+            "estimates": [cell.estimates.get(found.metric) for _, cell in cells],
+        }
+        for name, cells in _lines(found, factor).items()
+    ]
+    levels = [float(level) for level in found.factors[factor]] if factor else []
+    means = [cell.estimates[found.metric].mean for cell in found.cells if found.metric in cell.estimates]
+    return {
+        "name": found.name,
+        "metric": found.metric,
+        "scale": 100 if is_fraction(found.metric) else 1,
+        "unit": units(found.metric)[0],
+        "factor": factor,
+        "isLogX": _is_wide(levels),
+        "isLogY": _is_wide(means),
+        "lines": lines,
+        "tables": [
+            {"title": table.title, "header": table.header, "rows": table.rows} for table in simulation_tables(found)
+        ],
+    }

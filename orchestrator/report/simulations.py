@@ -1,0 +1,105 @@
+"""The part of a report that is about simulations: means over seeds by cell, and what papers claim of them; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.plan import Job, Plan, PlannedSimulation
+from orchestrator.report.inputs import Committed
+from orchestrator.report.statistics.expectations import JudgedExpectation, Judgement, SimulationRuns, judge
+from orchestrator.report.statistics.intervals import Estimate, Floats, estimate_columns
+from orchestrator.sweepfile.values import Level, cell_name
+
+SEED_COLUMN = "seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationCell:
+    """One combination of factors."""
+
+    factors: Mapping[str, Level]
+    estimates: Mapping[str, Estimate]
+    """By metric: mean and 95 % interval over seeds; metrics that no seed of the cell has are missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationReport:
+    """One simulation of the sweep."""
+
+    name: str
+    run: str
+    metric: str
+    factors: Mapping[str, tuple[Level, ...]]
+    num_expected: int
+    """Seeds of each cell that the plan asks for."""
+    cells: tuple[SimulationCell, ...]
+    expectations: tuple[JudgedExpectation, ...]
+
+    @property
+    def ordered_factor(self) -> str:
+        """The factor along which curves are drawn: the first whose levels are several numbers; empty without one."""
+        for factor, levels in self.factors.items():
+            if len(levels) > 1 and not any(isinstance(level, bool | str) for level in levels):
+                return factor
+        return ""
+
+
+def build_simulations(plan: Plan, committed: Mapping[str, Committed]) -> tuple[SimulationReport, ...]:
+    """The simulations of a plan, as far as their blocks are committed."""
+    jobs: dict[tuple[str, str], list[Job]] = {}
+    for job in plan.jobs:
+        if job.kind is JobKind.THEORY:
+            jobs.setdefault((str(job.facets["simulation"]), str(job.facets["cell"])), []).append(job)
+    return tuple(
+        _report(planned, [jobs.get((planned.name, cell_name(cell)), []) for cell in planned.cells], committed)
+        for planned in plan.simulations
+    )
+
+
+def _report(
+    planned: PlannedSimulation, jobs: Sequence[Sequence[Job]], committed: Mapping[str, Committed]
+) -> SimulationReport:
+    runs = SimulationRuns(cells=planned.cells, values=_values(planned, jobs, committed))
+    estimates = {
+        metric: estimate_columns(values_SC, range(planned.num_seeds)) for metric, values_SC in runs.values.items()
+    }
+    cells = tuple(
+        SimulationCell(
+            factors=cell,
+            estimates={metric: found[index] for metric, found in estimates.items() if found[index].num_values},
+        )
+        for index, cell in enumerate(planned.cells)
+    )
+    return SimulationReport(
+        name=planned.name,
+        run=planned.run,
+        metric=planned.metric,
+        factors=planned.factors,
+        num_expected=planned.num_seeds,
+        cells=cells,
+        expectations=tuple(judge(claim, runs, planned.metric) for claim in planned.expectations),
+    )
+
+
+def _values(
+    planned: PlannedSimulation, jobs: Sequence[Sequence[Job]], committed: Mapping[str, Committed]
+) -> dict[str, Floats]:
+    """By metric (S, C); NaN where a seed has none, or its block is not committed."""
+    found: dict[str, Floats] = {}
+    for index, blocks in enumerate(jobs):
+        for runs in (committed[job.name].runs for job in blocks if job.name in committed):
+            rows = runs[SEED_COLUMN].astype(np.int64) - planned.first_seed
+            for metric in runs.keys() - {SEED_COLUMN}:
+                if metric not in found:
+                    found[metric] = np.full((planned.num_seeds, len(jobs)), np.nan)
+                found[metric][rows, index] = runs[metric]
+    return {metric: found[metric] for metric in sorted(found)}
+
+
+def unmet(simulations: Sequence[SimulationReport]) -> list[JudgedExpectation]:
+    """Expectations that do not hold, or of which too few seeds say anything."""
+    return [one for found in simulations for one in found.expectations if one.judgement is not Judgement.HOLDS]

@@ -1,0 +1,387 @@
+"""Main effects and two-way interactions of a factorial design; pure.
+
+A *cell* is one combination of factor values with its runs. The effect of one value against another is a contrast over
+*matched* cells: pairs of cells that differ in this factor alone. Within each pretraining seed the differences of all
+matched cells are averaged, and Student's t over these averages gives interval and p-value, so that a pretraining seed
+is one observation here as in every other comparison. On complete designs this is the contrast of the repeated-measures
+analysis of variance with the seed as subject (Maxwell, Delaney, Kelley: Designing Experiments and Analyzing Data, 3rd
+edition, chapters 11 and 12): its standard error comes from the contrast's own interaction with the seed, so that no
+sphericity is assumed. Where cells are missing, only matched ones count, and their number is told.
+
+The interaction of two factors is the difference of differences ``(a c - b c) - (a d - b d)``, over matched cells alike.
+
+Two values whose runs share the number of the seed only are independent samples: there the means of each side are
+compared by Welch's t (Welch: The generalization of Student's problem, Biometrika 34, 1947), with the degrees of freedom
+of Satterthwaite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.planning.estimate.power import CONFIDENCE
+from orchestrator.report.statistics.corrections import corrected
+from orchestrator.report.statistics.intervals import Floats, estimate_columns
+from orchestrator.report.statistics.summaries import PairedDifference, SeedPair
+
+MAX_VALUES_ALL_PAIRS = 8
+"""Factors with more values are compared with their reference alone: pairs would grow with the square."""
+MAX_INTERACTIONS = 64
+"""Of two factors; where they have more, their test as a whole stands alone."""
+_NO_SPREAD = 1e-12
+"""Relative to the values: what is left of a spread of zero after rounding."""
+
+Values = tuple[str, ...]
+IsPaired = Callable[[str, str, str], bool]
+"""Of a factor and two of its values: whether runs of equal seeds share more than the number of the seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesignCell:
+    """The runs of one combination of values, in the order of the design's factors."""
+
+    values: Values
+    runs: Mapping[SeedPair, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WelchDifference(PairedDifference):
+    """A difference of independent samples; ``num_pretrain_seeds`` is that of the smaller one."""
+
+    welch_freedom: float
+    """Satterthwaite's degrees of freedom."""
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of ``std_error``."""
+        return self.welch_freedom
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """One contrast: of one factor a main effect, of two factors an interaction."""
+
+    factors: tuple[str, ...]
+    values: Values
+    """A value of each factor; the contrast is these minus the references."""
+    references: Values
+    difference: PairedDifference
+    """Mean contrast, corrected in the family of all effects of the design."""
+    num_matched: int
+    """Combinations of the other factors in which every part of the contrast has a run in common."""
+    num_combinations: int
+    """Combinations of the other factors in which any part of the contrast has a run."""
+    is_paired: bool = True
+    """Whether runs of equal seeds were subtracted; False: independent samples, by Welch's t."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VarianceTest:
+    """The F test of a whole factor or interaction: whether any of its values differ. Assumes sphericity."""
+
+    factors: tuple[str, ...]
+    f_value: float
+    freedom: int
+    error_freedom: int
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """What a design says of its factors."""
+
+    contrasts: tuple[Effect, ...]
+    """Main effects by factor, then interactions; one family."""
+    tests: tuple[VarianceTest, ...]
+    """Empty where a combination of values, or a run of one, is missing."""
+
+
+class FactorialDesign:
+    """The cells of one transfer by factor.
+
+    Args:
+        factors: their names.
+        cells: combinations that have runs, each once; fewer than all combinations are fine.
+        references: by factor the value that others are compared with; without one the first of ``levels``.
+        levels: the values of every factor, in their order.
+        is_paired: see ``IsPaired``; by default all are.
+    """
+
+    def __init__(
+        self,
+        factors: Sequence[str],
+        cells: Sequence[DesignCell],
+        *,
+        levels: Mapping[str, Sequence[str]],
+        references: Mapping[str, str] | None = None,
+        is_paired: IsPaired | None = None,
+    ) -> None:
+        self._is_paired = is_paired or _all_paired
+        present = [{cell.values[position] for cell in cells} for position in range(len(factors))]
+        self._levels = [[v for v in levels[name] if v in some] for name, some in zip(factors, present, strict=True)]
+        # A factor of one value has no effect; it stays, so that cells keep their places.
+        self._factors = tuple(factors)
+        self._references = [
+            found if (found := (references or {}).get(name, "")) in some else next(iter(some), "")
+            for name, some in zip(factors, self._levels, strict=True)
+        ]
+        pairs = sorted({pair for cell in cells for pair in cell.runs})
+        seeds = {seed: number for number, seed in enumerate(sorted({pair.pretrain for pair in pairs}))}
+        self._groups = [seeds[pair.pretrain] for pair in pairs]
+        self._runs_PC: Floats = np.array(
+            [[cell.runs.get(pair, np.nan) for cell in cells] for pair in pairs], dtype=np.float64
+        ).reshape(len(pairs), len(cells))
+        self._columns = {cell.values: column for column, cell in enumerate(cells)}
+
+    def effects(self) -> Effects:
+        """All main effects and two-way interactions as one family."""
+        found = [effect for effect in (*self._main_effects(), *self._interactions()) if effect is not None]
+        # Main effects against the reference are what a design asks: they have the baseline's share of the level.
+        asked = [len(e.factors) == 1 and e.references == (self._reference(e.factors[0]),) for e in found]
+        family = corrected([effect.difference for effect in found], asked)
+        contrasts = [
+            replace(effect, difference=difference)
+            for effect, difference in zip(found, family, strict=True)
+            if difference
+        ]
+        return Effects(contrasts=tuple(contrasts), tests=tuple(self._variance_tests()))
+
+    def _reference(self, factor: str) -> str:
+        return self._references[self._factors.index(factor)]
+
+    def _main_effects(self) -> Iterator[Effect | None]:
+        for place, factor in enumerate(self._factors):
+            cells = self._by_rest((place,))
+            levels, reference = self._levels[place], self._references[place]
+            others = [value for value in levels if value != reference]
+            pairs = [(value, reference) for value in others]
+            if len(levels) <= MAX_VALUES_ALL_PAIRS:
+                pairs += [(second, first) for first, second in combinations(others, 2)]
+            for value, other in pairs:
+                paired = self._is_paired(factor, value, other)
+                terms: list[_Term] = [(1, cells[value,]), (-1, cells[other,])]
+                samples = [terms] if paired else [[term] for term in terms]
+                yield self._effect((factor,), (value,), (other,), samples)
+
+    def _interactions(self) -> Iterator[Effect | None]:
+        for first, second in combinations(range(len(self._factors)), 2):
+            cells = self._by_rest((first, second))
+            a, c = self._references[first], self._references[second]
+            rows = [value for value in self._levels[first] if value != a]
+            columns = [value for value in self._levels[second] if value != c]
+            if len(rows) * len(columns) > MAX_INTERACTIONS:
+                continue
+            for b, d in ((b, d) for b in rows for d in columns):
+                terms: list[_Term] = [
+                    (sign, cells.get(key, {})) for sign, key in ((1, (b, d)), (-1, (a, d)), (-1, (b, c)), (1, (a, c)))
+                ]
+                factors = (self._factors[first], self._factors[second])
+                paired = self._is_paired(factors[0], b, a), self._is_paired(factors[1], d, c)
+                yield self._effect(factors, (b, d), (a, c), _samples(terms, *paired))
+
+    def _by_rest(self, places: tuple[int, ...]) -> dict[Values, dict[Values, int]]:
+        """Columns by the values at ``places``, and below by those of all other factors."""
+        found: dict[Values, dict[Values, int]] = {}
+        for values, column in self._columns.items():
+            rest = tuple(value for place, value in enumerate(values) if place not in places)
+            found.setdefault(tuple(values[place] for place in places), {})[rest] = column
+        return found
+
+    def _effect(
+        self, factors: tuple[str, ...], values: Values, references: Values, samples: list[list[_Term]]
+    ) -> Effect | None:
+        columns = [cells for sample in samples for _, cells in sample]
+        rests = [rest for rest in columns[0] if all(rest in some for some in columns)]
+        parts = [self._combined(sample, rests) for sample in samples]
+        if len(parts) > 1:
+            parts = _of_common_runs(parts)
+        matched = np.logical_and.reduce([np.isfinite(part).any(axis=0) for part in parts]) if rests else np.array([])
+        if not matched.any():
+            return None
+        found = self._difference([part[:, matched] for part in parts])
+        return Effect(
+            factors=factors,
+            values=values,
+            references=references,
+            difference=found,
+            num_matched=int(matched.sum()),
+            num_combinations=len({rest for some in columns for rest in some}),
+            is_paired=len(samples) == 1,
+        )
+
+    def _combined(self, sample: Sequence[_Term], rests: Sequence[Values]) -> Floats:
+        """Signed sum of the terms, ``(seed pairs, matched cells)``."""
+        total = np.zeros((len(self._groups), len(rests)))
+        for sign, cells in sample:
+            total = total + sign * self._runs_PC[:, [cells[rest] for rest in rests]]
+        return total
+
+    def _difference(self, parts: Sequence[Floats]) -> PairedDifference:
+        means = [_seed_means(part, self._groups) for part in parts]
+        num_pairs = min(int(np.isfinite(part).sum()) for part in parts)
+        if len(parts) == 1:
+            there = np.isfinite(means[0])
+            estimate = estimate_columns(means[0][there, None], range(int(there.sum())))[0]
+            return PairedDifference(
+                num_pairs=num_pairs,
+                mean=estimate.mean,
+                low=estimate.low,
+                high=estimate.high,
+                confidence=CONFIDENCE,
+                num_pretrain_seeds=estimate.num_groups,
+                p_value=estimate.p_value,
+                std_error=estimate.std_error,
+            )
+        return _welch([part[np.isfinite(part)] for part in means], num_pairs)
+
+    def _variance_tests(self) -> Iterator[VarianceTest]:
+        means = self._complete()
+        if means is None:
+            return
+        places = [place for place, levels in enumerate(self._levels) if len(levels) > 1]
+        for chosen in (*combinations(places, 1), *combinations(places, 2)):
+            test = _variance_test(means, chosen, tuple(self._factors[place] for place in chosen))
+            if test is not None:
+                yield test
+
+    def _complete(self) -> Floats | None:
+        """Means over transfers, ``(seeds, values of factor 1, values of factor 2, ...)``; None unless all are there."""
+        shape = tuple(len(levels) for levels in self._levels)
+        if len(self._columns) != np.prod(shape, dtype=int) or not np.isfinite(self._runs_PC).all():
+            return None
+        if len(set(np.bincount(self._groups))) != 1:  # seeds with more transfers would have another variance
+            return None
+        places = [{value: number for number, value in enumerate(levels)} for levels in self._levels]
+        num_seeds = max(self._groups) + 1
+        if num_seeds < 2:
+            return None
+        found = np.empty((num_seeds, *shape))
+        by_seed = np.add.reduceat(self._runs_PC, np.searchsorted(self._groups, range(num_seeds)), axis=0)
+        by_seed /= np.bincount(self._groups)[:, None]
+        for values, column in self._columns.items():
+            index: tuple[slice | int, ...] = (
+                slice(None),
+                *(place[value] for place, value in zip(places, values, strict=True)),
+            )
+            found[index] = by_seed[:, column]
+        return found
+
+
+def independent_difference(
+    values: Mapping[SeedPair, float], baseline: Mapping[SeedPair, float]
+) -> PairedDifference | None:
+    """Mean of the values minus that of the baseline by Welch's t over pretraining seeds; None without a value of both.
+
+    For runs that share the number of the seed only, where ``summaries.paired_difference`` would subtract by chance.
+    """
+    if not values or not baseline:
+        return None
+    sides = [
+        sign * _seed_means(np.array(list(runs.values()))[:, None], [pair.pretrain for pair in runs])
+        for sign, runs in ((1, values), (-1, baseline))
+    ]
+    return _welch([side[np.isfinite(side)] for side in sides], min(len(values), len(baseline)))
+
+
+def _all_paired(*_: str) -> bool:
+    return True
+
+
+_Term = tuple[int, Mapping[Values, int]]
+"""Sign of a part of a contrast, and its cells by the values of the other factors."""
+
+
+def _samples(terms: Sequence[_Term], first_paired: bool, second_paired: bool) -> list[list[_Term]]:  # noqa: FBT001
+    """The four parts of an interaction by what they share: parts within a sample are subtracted seed by seed."""
+    bd, ad, bc, ac = terms
+    if first_paired and second_paired:
+        return [[bd, ad, bc, ac]]
+    if first_paired:
+        return [[bd, ad], [bc, ac]]
+    return [[bd, bc], [ad, ac]] if second_paired else [[bd], [ad], [bc], [ac]]
+
+
+def _of_common_runs(parts: Sequence[Floats]) -> list[Floats]:
+    """Independent samples of the same seeds where they have any in common, so that all sides mix the same cells."""
+    common = np.logical_and.reduce([np.isfinite(part) for part in parts])
+    use = common | ~common.any(axis=0)
+    return [np.where(use, part, np.nan) for part in parts]
+
+
+def _seed_means(values_PC: Floats, groups: Sequence[int]) -> Floats:
+    """By pretraining seed the mean over matched cells of the means over transfers; NaN without a value."""
+    numbers = np.asarray(groups)
+    present = np.isfinite(values_PC)
+    num_seeds = int(numbers.max(initial=-1)) + 1
+    sums, counts = np.zeros((num_seeds, values_PC.shape[1])), np.zeros((num_seeds, values_PC.shape[1]))
+    for row, seed in enumerate(numbers):
+        sums[seed] += np.where(present[row], values_PC[row], 0.0)
+        counts[seed] += present[row]
+    has_any: NDArray[np.bool_] = counts > 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: Floats = np.where(has_any, sums / counts, 0.0).sum(axis=1) / has_any.sum(axis=1)
+    return found
+
+
+def _welch(samples: Sequence[Floats], num_pairs: int) -> PairedDifference:
+    """The sum of the means of independent, signed samples, each of seed means."""
+    from scipy import special
+
+    mean = float(sum(sample.mean() for sample in samples))
+    smallest = min(map(len, samples))
+    known = WelchDifference(
+        num_pairs=num_pairs,
+        mean=mean,
+        low=None,
+        high=None,
+        confidence=CONFIDENCE,
+        num_pretrain_seeds=smallest,
+        welch_freedom=0.0,
+    )
+    if smallest < 2:
+        return known
+    parts = [(float(sample.var(ddof=1)) / len(sample), len(sample)) for sample in samples]
+    variance = sum(part for part, _ in parts)
+    if variance <= (_NO_SPREAD * max(float(np.abs(sample).max()) for sample in samples)) ** 2:
+        return known
+    freedom = variance**2 / sum(part**2 / (size - 1) for part, size in parts)
+    error = variance**0.5
+    half = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+    return replace(
+        known,
+        low=mean - half,
+        high=mean + half,
+        p_value=2 * float(special.stdtr(freedom, -abs(mean / error))),
+        std_error=error,
+        welch_freedom=freedom,
+    )
+
+
+def _variance_test(means: Floats, places: tuple[int, ...], factors: tuple[str, ...]) -> VarianceTest | None:
+    """F of one or two within-seed factors against their interaction with the seed; None without any spread."""
+    from scipy import special
+
+    others = tuple(1 + place for place in range(means.ndim - 1) if place not in places)
+    num_seeds, centred = len(means), means.mean(axis=others) if others else means
+    scale = _NO_SPREAD * float(np.abs(means).max())
+    for axis in range(1, centred.ndim):
+        centred = centred - centred.mean(axis=axis, keepdims=True)
+    effect = centred.mean(axis=0)
+    freedom = int(np.prod([size - 1 for size in effect.shape]))
+    error_freedom = freedom * (num_seeds - 1)
+    error = float(((centred - effect) ** 2).sum()) / error_freedom
+    if error <= scale**2:
+        return None
+    f_value = num_seeds * float((effect**2).sum()) / freedom / error
+    return VarianceTest(
+        factors=factors,
+        f_value=f_value,
+        freedom=freedom,
+        error_freedom=error_freedom,
+        p_value=float(special.fdtrc(freedom, error_freedom, f_value)),
+    )

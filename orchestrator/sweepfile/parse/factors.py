@@ -1,0 +1,291 @@
+"""``factors:`` of a pretrain block: the block becomes one for each cell of its design. Pure.
+
+A value of a factor is a partial block that is merged over the block, as ``tiny:`` is over the file; a list names a
+field by its path and gives its values. Each cell is a block of its own that says its values (``factors: {mix: none}``),
+so that everything behind the language sees blocks alone. Names of factors and values reach facets and never identity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, product
+from typing import Any, Final
+
+from orchestrator.core.errors import SpecError
+from orchestrator.core.ids import sha256_hex
+from orchestrator.sweepfile.parse.merge import Located, located, merged_part
+from orchestrator.sweepfile.parse.tree import Path, Places, Tree, dotted
+from orchestrator.sweepfile.pretrain import RESERVED_FACTORS, PretrainSpec
+from orchestrator.sweepfile.suggest import did_you_mean
+from orchestrator.sweepfile.values import BLOCK_FACTOR
+
+MAX_CELLS: Final = 1000
+FULL: Final = "full"
+ONE_AT_A_TIME: Final = "one_at_a_time"
+_FACTORS, _DESIGN = "factors", "design"
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+_MAX_NAME: Final = 63
+_UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
+_REFUSED: Final = {
+    "factors": "factors stand in the block alone",
+    "design": "a design stands in the block alone",
+    "labels": "label spaces are a factor of their own, 'labels'; list them in the block",
+}
+"""Fields that the partial block of a value cannot have."""
+
+Combination = tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _CellTree(Tree):
+    """A tree with cells in place of blocks: a mistake that several cells share is one problem, named by the first."""
+
+    cells: Mapping[str, tuple[Path, str]]
+    """By name of a cell's block: the path of the block that it was made of, and its values as text."""
+    seen: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def problem(self, path: Path, message: str) -> str:
+        """See `Tree`."""
+        if len(path) < 2 or path[0] != "pretrain" or path[1] not in self.cells:
+            return Tree.problem(self, path, message)
+        origin, values = self.cells[str(path[1])]
+        place, below = self.locate(path), (*origin, *path[2:])
+        text = f"{place}: {dotted(below)}: {message} (in the cell {values})"
+        return self.seen.setdefault((str(place), below, message), text)
+
+
+def with_factors(tree: Tree) -> Tree:
+    """The document with a block for each cell of the designs of its blocks.
+
+    Raises:
+        SpecError: a factor, a value or a design is wrong, or there are more than ``MAX_CELLS`` cells.
+    """
+    if not isinstance(tree.value.get("pretrain"), dict):
+        return tree
+    whole = Located(tree.value, tree.places).child("pretrain")
+    is_single = bool(PretrainSpec.model_fields.keys() & whole.value.keys())
+    blocks = {"": whole} if is_single else {name: whole.child(name) for name in whole.value}
+    designs = {
+        name: _Design(tree, ("pretrain", name) if name else ("pretrain",), name, block)
+        for name, block in blocks.items()
+        if _has_design(block.value)
+    }
+    if not designs:
+        return tree
+    found: dict[str, Located] = {}
+    cells: dict[str, tuple[Path, str]] = {}
+    for name, block in blocks.items():
+        made = designs[name].cells() if name in designs else [(name, "", block)]
+        for cell, values, body in made:
+            if cell in found:
+                message = f"two blocks would be called '{cell}'; give a block or a value another name"
+                raise SpecError((tree.problem(("pretrain", name), message),))
+            found[cell] = body
+            if name in designs:
+                cells[cell] = designs[name].path, values
+    total = len(cells)
+    if total > MAX_CELLS:
+        path = (*next(iter(designs.values())).path, _FACTORS)
+        message = f"the designs of this sweep have {total:,} cells; at most {MAX_CELLS:,} are read"
+        raise SpecError((tree.problem(path, f"{message}: use fewer values, or design: {ONE_AT_A_TIME}"),))
+    places = Places(whole.places.here, {name: body.places for name, body in found.items()})
+    return _CellTree(
+        file=tree.file,
+        value={**tree.value, "pretrain": {name: body.value for name, body in found.items()}},
+        places=Places(tree.places.here, {**tree.places.children, "pretrain": places}),
+        cells=cells,
+    )
+
+
+def _has_design(block: object) -> bool:
+    """Whether a block has a factor of which it does not say its value itself."""
+    factors = block.get(_FACTORS) if isinstance(block, Mapping) else None
+    if factors is None or not isinstance(factors, Mapping):
+        return factors is not None
+    return any(isinstance(values, Mapping | list) for values in factors.values())
+
+
+class _Design:
+    """The factors of one block."""
+
+    def __init__(self, tree: Tree, path: Path, name: str, block: Located) -> None:
+        self._tree, self.path, self._name, self._block = tree, path, name, block
+        self._factors: dict[str, dict[str, Located]] = {}
+        self._fixed: dict[str, Located] = {}
+        """Factors of which the block itself is a value."""
+        self._read_factors()
+
+    def cells(self) -> Iterator[tuple[str, str, Located]]:
+        """Name, values as text and body of each cell's block, in the order of the design."""
+        names = list(self._factors)
+        base = self._without_design()
+        for values in self._combinations():
+            body = base
+            for factor, value in zip(names, values, strict=True):
+                body = merged_part(body, self._factors[factor][value], ("pretrain", self._name))
+            yield (
+                self._cell_name(values),
+                ", ".join(f"{factor} {value}" for factor, value in zip(names, values, strict=True)),
+                self._with_values(body, dict(zip(names, values, strict=True))),
+            )
+
+    def _read_factors(self) -> None:
+        factors = self._block.child(_FACTORS)
+        if not isinstance(factors.value, Mapping):
+            raise self._problem((), "this is not a mapping of factors; write factors: {optimizer: {sgd: {}, ...}}")
+        for written in factors.value:
+            values = factors.child(written)
+            name = written.rpartition(".")[2] if isinstance(values.value, list) else written
+            self._check_factor(written, name)
+            if isinstance(values.value, list):
+                self._factors[name] = self._listed(written, values)
+            elif isinstance(values.value, Mapping):
+                self._factors[name] = self._mapped(written, values)
+            else:
+                self._fixed[name] = values
+
+    def _check_factor(self, written: str, name: str) -> None:
+        if not _NAME.match(name):
+            message = f"'{name}' is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
+            raise self._problem((written,), message)
+        if name in RESERVED_FACTORS:
+            raise self._problem((written,), f"'{name}' is no name for a factor: {RESERVED_FACTORS[name]}")
+        if name in self._factors or name in self._fixed:
+            raise self._problem((written,), f"a factor '{name}' stands here before; give one of the two another name")
+
+    def _mapped(self, factor: str, values: Located) -> dict[str, Located]:
+        """Values by name, each a partial block."""
+        if not values.value:
+            raise self._problem((factor,), "this factor has no value; write VALUE: {what it changes in the block}")
+        found = {}
+        for value in values.value:
+            part = values.child(value)
+            if not _NAME.match(value):
+                message = (
+                    f"'{value}' is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
+                )
+                raise self._problem((factor, value), message)
+            if not isinstance(part.value, Mapping):
+                message = "this is not what a value changes in the block; write a mapping, {} for nothing"
+                raise self._problem((factor, value), message)
+            self._check_part((factor, value), part.value)
+            found[value] = part
+        return found
+
+    def _check_part(self, where: Path, part: Mapping[str, Any]) -> None:
+        for name, why in _REFUSED.items():
+            if name in part:
+                raise self._problem((*where, name), f"a value of a factor cannot change this: {why}")
+        initial = part.get("init")
+        if isinstance(initial, Mapping) and "pretrain" in initial:
+            message = (
+                "a block that starts from another one is no value of a factor: it continues a training, and is not "
+                "beside it; make it a block of its own"
+            )
+            raise self._problem((*where, "init", "pretrain"), message)
+
+    def _listed(self, written: str, values: Located) -> dict[str, Located]:
+        """Values of the field at a path, by the text of each."""
+        steps = written.split(".")
+        if steps[0] not in PretrainSpec.model_fields or steps[0] in _REFUSED:
+            hint = did_you_mean(steps[0], [name for name in PretrainSpec.model_fields if name not in _REFUSED])
+            message = f"a list of values needs the path of a field of the block (recipe.lr: [0.1, 0.4]): {hint}"
+            raise self._problem((written,), message)
+        if not values.value:
+            raise self._problem((written,), "this factor has no value; list some, or remove it")
+        found: dict[str, Located] = {}
+        for position, value in enumerate(values.value):
+            if not isinstance(value, str | int | float):
+                message = "a listed value is text or a number; for others write VALUE: {what it changes in the block}"
+                raise self._problem((written, position), message)
+            name = value_text(value)
+            if not _NAME.match(name):
+                message = f"'{name}' cannot be the name of a value; write NAME: {{what it changes in the block}}"
+                raise self._problem((written, position), message)
+            if name in found:
+                raise self._problem((written, position), f"'{name}' stands here a second time; keep one")
+            nested: Any = value
+            for step in reversed(steps):
+                nested = {step: nested}
+            found[name] = located(nested, values.child(position).places.here)
+        return found
+
+    def _combinations(self) -> list[Combination]:
+        names, design = list(self._factors), self._block.value.get(_DESIGN, FULL)
+        values = [list(self._factors[name]) for name in names]
+        if design == FULL:
+            size = 1
+            for some in values:
+                size *= len(some)
+            if size > MAX_CELLS:
+                message = f"all combinations are {size:,} cells; at most {MAX_CELLS:,} are read: use fewer values, or "
+                raise self._problem((), f"{message}design: {ONE_AT_A_TIME}")
+            return list(product(*values))
+        first = tuple(some[0] for some in values)
+        if design == ONE_AT_A_TIME:
+            alone = ((*first[:n], value, *first[n + 1 :]) for n, some in enumerate(values) for value in some[1:])
+            return list(chain([first], alone))
+        if not isinstance(design, list) or not design:
+            message = f"this is no design; write {FULL}, {ONE_AT_A_TIME}, or a list of combinations: "
+            raise self._design_problem((), f"{message}[{{{names[0]}: {first[0]}}}, ...]")
+        found: dict[Combination, int] = {}
+        for position, item in enumerate(design):
+            combination = self._combination(position, item, first)
+            if combination in found:
+                message = f"this combination stands here a second time (before as item {found[combination]}); keep one"
+                raise self._design_problem((position,), message)
+            found[combination] = position
+        return list(found)
+
+    def _combination(self, position: int, item: object, first: Combination) -> Combination:
+        """One item of a listed design; the first value of each factor that it leaves out."""
+        if not isinstance(item, Mapping):
+            raise self._design_problem((position,), "this is not a mapping of factors to values; write {mix: none}")
+        chosen = dict(zip(self._factors, first, strict=True))
+        for factor, value in item.items():
+            if factor not in self._factors:
+                hint = did_you_mean(str(factor), self._factors)
+                raise self._design_problem((position, factor), f"'{factor}' is no factor of this block: {hint}")
+            text = value_text(value)
+            if text not in self._factors[factor]:
+                hint = did_you_mean(text, self._factors[factor])
+                raise self._design_problem((position, factor), f"'{text}' is no value of '{factor}': {hint}")
+            chosen[factor] = text
+        return tuple(chosen.values())
+
+    def _cell_name(self, values: Combination) -> str:
+        """``optimizer-lamb_mix-none``, after the name of the block; with a hash in place of what is too long."""
+        parts = [f"{factor}-{value}" for factor, value in zip(self._factors, values, strict=True)]
+        name = _UNNAMED.sub("-", "_".join([*([self._name] if self._name else []), *parts]))
+        if len(name) <= _MAX_NAME:
+            return name
+        digest = sha256_hex(name.encode())[:8]
+        return f"{name[: _MAX_NAME - len(digest) - 1]}-{digest}"
+
+    def _without_design(self) -> Located:
+        value = {name: item for name, item in self._block.value.items() if name not in {_FACTORS, _DESIGN}}
+        places = {name: item for name, item in self._block.places.children.items() if name in value}
+        return Located(value, Places(self._block.places.here, places))
+
+    def _with_values(self, body: Located, values: Mapping[str, str]) -> Located:
+        """The body of a cell, which says of each factor its value."""
+        own: dict[str, Any] = {name: item.value for name, item in self._fixed.items()} | dict(values)
+        if self._name:
+            own.setdefault(BLOCK_FACTOR, self._name)
+        here = located(own, self._block.child(_FACTORS).places.here)
+        return Located(
+            {**body.value, _FACTORS: own}, Places(body.places.here, {**body.places.children, _FACTORS: here.places})
+        )
+
+    def _problem(self, below: Path, message: str) -> SpecError:
+        return SpecError((self._tree.problem((*self.path, _FACTORS, *below), message),))
+
+    def _design_problem(self, below: Path, message: str) -> SpecError:
+        return SpecError((self._tree.problem((*self.path, _DESIGN, *below), message),))
+
+
+def value_text(value: object) -> str:
+    """The name of a value: numbers as they are written, ``true`` and ``false``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

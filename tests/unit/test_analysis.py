@@ -1,0 +1,243 @@
+"""Measures of features against what is known exactly, and streams against arrays."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from orchestrator.core.errors import UserError
+from workloads.analysis import geometry
+from workloads.analysis.features import ArrayStream, SampleClasses, class_moments
+from workloads.analysis.fine_structure import ProbedSamples, best_mapping, cluster_and_probe, linear_probe
+from workloads.analysis.likeness import linear_cka
+from workloads.analysis.measures import AnalyzedFeatures, measure
+from workloads.analysis.units import feature_ranks, purities, sparsity, top_samples
+
+C, PER_CLASS = 5, 200
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def simplex(noise: float = 0.0) -> tuple[NDArray[np.float64], SampleClasses]:
+    """Five classes at the corners of a simplex, rotated into 16 dimensions."""
+    basis = np.linalg.qr(rng(1).normal(size=(16, 16)))[0][:C]
+    ids = np.tile(np.arange(C), PER_CLASS)
+    corners = (np.eye(C) - 1 / C) @ basis
+    features = corners[ids] + noise * rng(2).normal(size=(len(ids), 16))
+    return features, SampleClasses.of(ids, [str(number) for number in range(C)])
+
+
+def blobs(dim: int = 12) -> tuple[NDArray[np.float64], SampleClasses, NDArray[np.int64]]:
+    """Six classes of different sizes, in three groups."""
+    ids = np.repeat(np.arange(6), [30, 11, 25, 40, 7, 18])
+    groups_C = np.array([0, 0, 1, 1, 1, 2])
+    centres = rng(3).normal(size=(6, dim)) + 3 * rng(4).normal(size=(3, dim))[groups_C]
+    shuffled = rng(5).permutation(len(ids))
+    features = (centres[ids] + rng(6).normal(size=(len(ids), dim)))[shuffled] + 100
+    return features, SampleClasses.of(ids[shuffled], list("abcdef")), groups_C
+
+
+def dense_distances(features: NDArray[Any], ids: NDArray[np.int64], num_classes: int) -> NDArray[np.float64]:
+    squared = ((features[:, None] - features[None]) ** 2).sum(-1)
+    return np.array(
+        [[squared[np.ix_(ids == i, ids == j)].mean() for j in range(num_classes)] for i in range(num_classes)]
+    )
+
+
+def test_collapse_exact_simplex_is_zero_to_the_last_digits() -> None:
+    features, classes = simplex()
+    moments = class_moments(ArrayStream(features_ND=features), classes)
+    nc1, nc2 = geometry.nc1(moments), geometry.nc2(moments)
+    assert nc1 is not None
+    assert nc2 is not None
+    assert nc1 < 1e-28
+    assert nc2 < 1e-15
+
+
+def test_collapse_noise_around_a_simplex_is_as_large_as_theory_says() -> None:
+    features, classes = simplex(noise=0.01)
+    moments = class_moments(ArrayStream(features_ND=features), classes)
+    # Tr(S_B^+) = C (C - 1), so NC1 = (C - 1) sigma^2 (n - 1) / n.
+    assert geometry.nc1(moments) == pytest.approx(3.98e-4, rel=0.05)
+    assert geometry.nc2(moments) == pytest.approx(2e-3, rel=0.5)
+    # All pairs are 2 apart, squared; a class's variance is 16 sigma^2.
+    assert geometry.cdnv(moments) == pytest.approx(16e-4 / 2, rel=0.05)
+
+
+def test_collapse_equal_means_have_no_value() -> None:
+    moments = class_moments(ArrayStream(features_ND=np.ones((4, 3))), SampleClasses.of(np.array([0, 1, 0, 1]), "ab"))
+    assert (geometry.nc1(moments), geometry.nc2(moments), geometry.cdnv(moments)) == (None, None, None)
+
+
+def test_moments_streamed_in_chunks_of_any_size_are_those_of_the_whole() -> None:
+    features, classes, _ = blobs()
+    whole = class_moments(ArrayStream(features_ND=features), classes)
+    for rows in (1, 7, 64):
+        found = class_moments(ArrayStream(features_ND=features, rows_at_once=rows), classes)
+        np.testing.assert_allclose(found.means_CD, whole.means_CD, rtol=1e-13)
+        np.testing.assert_allclose(found.variances_C, whole.variances_C, rtol=1e-11)
+        np.testing.assert_allclose(found.within_DD, whole.within_DD, rtol=1e-10, atol=1e-12)
+    centred = features - whole.means_CD[classes.ids_N]
+    weights = 1 / (6 * classes.counts_C[classes.ids_N])
+    np.testing.assert_allclose(whole.within_DD, (centred * weights[:, None]).T @ centred, rtol=1e-10, atol=1e-12)
+
+
+def test_distances_are_means_over_all_pairs_of_samples() -> None:
+    features, classes, groups_C = blobs()
+    moments = class_moments(ArrayStream(features_ND=features), classes)
+    dense = dense_distances(features, classes.ids_N, 6)
+    np.testing.assert_allclose(geometry.distance_matrix(moments), dense, rtol=1e-9)
+    off = ~np.eye(6, dtype=bool)
+    same = (groups_C[:, None] == groups_C) & off
+    within, between = geometry.distances_by_group(moments, groups_C)
+    assert (within.num_pairs, between.num_pairs) == (8, 22)
+    assert within.mean == pytest.approx(dense[same].mean())
+    assert between.mean == pytest.approx(dense[off & ~same].mean())
+    assert geometry.msdr(moments, groups_C) == pytest.approx(dense[same].mean() / np.diag(dense).mean())
+
+
+def test_distances_by_common_ancestor_take_the_deepest_level() -> None:
+    features, classes, groups_C = blobs()
+    moments = class_moments(ArrayStream(features_ND=features), classes)
+    dense = dense_distances(features, classes.ids_N, 6)
+    top_C = np.array([0, 0, 0, 0, 0, 1])
+    found = geometry.distances_by_ancestor(moments, {"top": top_C, "group": groups_C})
+    assert list(found) == ["root", "top", "group"]
+    off = ~np.eye(6, dtype=bool)
+    group, top = (groups_C[:, None] == groups_C) & off, (top_C[:, None] == top_C) & off
+    assert found["group"].mean == pytest.approx(dense[group].mean())
+    assert found["top"].mean == pytest.approx(dense[top & ~group].mean())
+    assert found["root"].mean == pytest.approx(dense[off & ~top].mean())
+
+
+def test_msdr_of_trained_classes_with_one_class_each_has_no_value() -> None:
+    features, classes, _ = blobs()
+    assert geometry.msdr(class_moments(ArrayStream(features_ND=features), classes), np.arange(6)) is None
+
+
+def dense_debiased_cka(x: NDArray[Any], y: NDArray[Any]) -> float:
+    def hsic(k: NDArray[Any], m: NDArray[Any]) -> float:
+        n = len(k)
+        k, m = k * (1 - np.eye(n)), m * (1 - np.eye(n))
+        one = np.ones(n)
+        last = 2 / (n - 2) * (one @ k @ m @ one)
+        return float((np.trace(k @ m) + one @ k @ one * (one @ m @ one) / ((n - 1) * (n - 2)) - last) / (n * (n - 3)))
+
+    k, m = x @ x.T, y @ y.T
+    return hsic(k, m) / float(np.sqrt(hsic(k, k) * hsic(m, m)))
+
+
+def test_cka_of_independent_gaussians_is_near_zero_only_without_bias() -> None:
+    x, y = rng(1).normal(size=(256, 512)), rng(2).normal(size=(256, 512))
+    streams = [ArrayStream(features_ND=x, rows_at_once=50), ArrayStream(features_ND=y, rows_at_once=50)]
+    assert abs(linear_cka(streams)[0, 1]) < 0.01
+    assert linear_cka(streams, debiased=False)[0, 1] == pytest.approx(0.67, abs=0.01)
+
+
+def test_cka_is_the_estimate_over_all_pairs_of_samples() -> None:
+    x = rng(1).normal(size=(60, 5)) + 3
+    y = np.maximum(x @ rng(2).normal(size=(5, 9)) + rng(3).normal(size=(60, 9)), 0)
+    found = linear_cka([ArrayStream(features_ND=x, rows_at_once=7), ArrayStream(features_ND=y, rows_at_once=7)])
+    assert found[0, 1] == found[1, 0] == pytest.approx(dense_debiased_cka(x, y), rel=1e-9)
+    np.testing.assert_allclose(np.diag(found), 1)
+
+
+def test_cka_refuses_streams_of_different_samples() -> None:
+    with pytest.raises(ValueError, match="the same samples"):
+        linear_cka([ArrayStream(features_ND=np.ones((5, 2))), ArrayStream(features_ND=np.ones((6, 2)))])
+
+
+@pytest.mark.parametrize("num", [2, 3, 5, 8])
+def test_best_mapping_is_that_of_brute_force(num: int) -> None:
+    counts = rng(num).integers(0, 50, size=(num, num))
+    best = max(sum(counts[row, column] for row, column in enumerate(order)) for order in permutations(range(num)))
+    mapping, right = best_mapping(counts)
+    assert right == best == counts[np.arange(num), mapping].sum()
+
+
+def test_fine_structure_that_is_there_is_found_and_noise_is_not() -> None:
+    ids = np.arange(400) % 4
+    centres = rng(1).normal(size=(4, 8)) * 3
+    fine = (centres[ids] + rng(2).normal(size=(400, 8))).astype(np.float32)
+    collapsed = (centres[ids % 2] + rng(3).normal(size=(400, 8))).astype(np.float32)
+
+    def halves(features: NDArray[np.float32]) -> list[ProbedSamples]:
+        parts = (slice(0, 200), slice(200, 400))
+        return [ProbedSamples(features_ND=features[p], classes_N=ids[p], trained_N=ids[p] % 2) for p in parts]
+
+    for reduce in ("none", "pca"):
+        assert cluster_and_probe(*halves(fine), reduce=reduce, seed=0) > 0.95
+    assert cluster_and_probe(*halves(collapsed), reduce="none", seed=0) < 0.7
+    assert linear_probe(*halves(fine)) > 0.95
+
+
+def test_ranks_of_flat_and_single_spectra() -> None:
+    flat = np.linalg.qr(rng(1).normal(size=(50, 6)))[0]
+    found = feature_ranks(ArrayStream(features_ND=flat, rows_at_once=9))
+    assert found is not None
+    assert found.rankme == pytest.approx(6, rel=1e-4)
+    assert found.stable == pytest.approx(6)
+    single = feature_ranks(ArrayStream(features_ND=np.outer(np.arange(1, 9), [1.0, 2.0, 3.0])))
+    assert single is not None
+    assert single.rankme == pytest.approx(1, rel=1e-4)
+    assert single.stable == pytest.approx(1)
+    assert feature_ranks(ArrayStream(features_ND=np.zeros((3, 2)))) is None
+
+
+def test_purity_finds_the_units_of_a_level_and_leaves_out_silent_ones() -> None:
+    ids = np.tile(np.arange(4), 50)
+    features = np.concatenate([(ids[:, None] == np.arange(4)).astype(float), np.zeros((200, 1))], axis=1)
+    features[:, :4] += 0.1 * rng(1).random((200, 4))
+    top = top_samples(ArrayStream(features_ND=features, rows_at_once=33), 20)
+    assert top.shape == (20, 4)
+    assert (ids[top] == np.arange(4)).all()
+    found = purities(top, {"class": ids, "half": ids // 2, "noise": rng(2).integers(0, 4, 200)})
+    assert found["class"].mean == found["half"].mean == 1
+    assert found["class"].above_chance == pytest.approx(1 - found["class"].chance)
+    assert 0.3 < found["class"].chance < 0.45  # of 20 random samples the commonest of 4 classes
+    assert abs(found["noise"].above_chance) < 0.1
+
+
+def test_sparsity_counts_activations_above_zero() -> None:
+    found = sparsity(ArrayStream(features_ND=np.array([[1.0, 0.0, -1.0], [2.0, 0.0, 3.0]]), rows_at_once=1))
+    assert found.active == pytest.approx(0.5)
+    assert found.dead == pytest.approx(1 / 3)
+
+
+def subject_of_blobs() -> AnalyzedFeatures:
+    features, classes, groups_C = blobs()
+    trained = SampleClasses.of(groups_C[classes.ids_N], ["x", "y", "z"])
+    return AnalyzedFeatures(
+        features=ArrayStream(features_ND=features), classes=classes, trained=trained, levels={"group": groups_C}
+    )
+
+
+def test_measures_of_the_registry_name_what_they_found() -> None:
+    subject = subject_of_blobs()
+    collapse = measure(subject, "collapse", {}).metrics
+    assert set(collapse) == {"nc1", "nc2", "cdnv", "original_nc1", "original_nc2", "original_cdnv"}
+    distances = measure(subject, "distances", {"levels": None})
+    names = {"distance_self", "distance_same", "distance_other", "msdr", "distance_root", "distance_group"}
+    assert set(distances.metrics) == names
+    assert distances.metrics["distance_self"] < distances.metrics["distance_same"] < distances.metrics["distance_other"]
+    assert distances.arrays["distances"].shape == (6, 6)
+    assert distances.pictures["distances"]["names"] == list("abcdef")
+
+
+def test_measures_where_a_class_has_several_trained_classes_leave_out_what_is_not_defined() -> None:
+    features, classes, _ = blobs()
+    split = SampleClasses.of(classes.ids_N * 2 + np.arange(len(features)) % 2, [str(n) for n in range(12)])
+    subject = AnalyzedFeatures(features=ArrayStream(features_ND=features), classes=classes, trained=split, levels={})
+    assert "msdr" not in measure(subject, "distances", {"levels": None}).metrics
+    assert measure(subject, "clp", {}).notes
+
+
+def test_measure_of_another_package_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match="comes from no-such-package"):
+        measure(subject_of_blobs(), "plugin", {"name": "no-such-package==1:mine", "arguments": {}})

@@ -1,0 +1,192 @@
+"""Jobs that analyse features: what the planner makes of them, and what the handler commits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.core.contract import JobKind, JobResult
+from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.planning.estimate.volumes import Volumes
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job
+from orchestrator.storage.artifacts import read_part, read_record
+from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.load import load_sweep
+from tests.sweep_fields import plan_of
+from tests.tiny_training import NO_BATCHNORM, TinyTraining
+from workloads.features.artifact import FeatureTable
+
+# ------------------------------------------------------------------------------------------------------------ planning
+
+
+def analyses(*overrides: str) -> dict[str, Job]:
+    return {job.name: job for job in plan_of(*overrides).jobs if job.kind is JobKind.ANALYZE}
+
+
+def test_analysis_reads_the_features_of_cached_probes() -> None:
+    with_it, without = plan_of("analyze.0.from_checkpoints=[3]"), plan_of("analyze=[]")
+    new = {job.key for job in with_it.jobs} - {job.key for job in without.jobs}
+    assert {key.partition("-")[0] for key in new} == {"analyze", "embed"}
+    embeds = [job.name for job in with_it.jobs if job.key in new and job.kind is JobKind.EMBED]
+    assert embeds == ["embed/second/levels/depth1/seed0/tree/val"]  # of a block that no transfer reads
+
+
+def test_analysis_of_several_epochs_is_a_job_for_each_backbone_and_epoch() -> None:
+    found = analyses("analyze.0.from_checkpoints=[1, 3]")
+    names = ["analyze/look/fifth/levels/depth1/seed0/epoch1", "analyze/look/fifth/levels/depth1/seed0/epoch3"]
+    assert list(found)[:2] == names
+    assert found[names[0]].facets["checkpoint"] == "epoch1"
+    assert {"index", "labels", "classes", "train", "val"} == found[names[0]].identity["inputs"].keys()
+    assert all(Volumes(plan_of()).of(job).work.operations > 0 for job in analyses().values())
+
+
+def test_likeness_compares_what_differs_in_the_named_factors_alone() -> None:
+    narrow = analyses("analyze.1.pretrain=[first]", "analyze.1.between=[labels]", "analyze.1.labels=[levels/*]")
+    by_seed = {name: len(job.identity["inputs"]) - 1 for name, job in narrow.items() if "alike" in name}
+    assert by_seed == {"analyze/alike/first/seed0": 2, "analyze/alike/first/seed1": 2}
+    wide = analyses("analyze.1.pretrain=[first]", "analyze.1.between=[labels, seeds]", "analyze.1.labels=[levels/*]")
+    assert {name: len(job.identity["inputs"]) - 1 for name, job in wide.items() if "alike" in name} == {
+        "analyze/alike/first": 4
+    }
+
+
+@pytest.mark.parametrize(("name", "num_jobs"), [("neurons-cifar10", 336), ("neurons-cifar100", 102)])
+def test_shipped_sweep_is_planned_without_its_images(name: str, num_jobs: int) -> None:
+    plan = build_plan(load_sweep(name)[0], store_uri="file:///store")
+    assert sum(job.kind is JobKind.ANALYZE for job in plan.jobs) == num_jobs
+
+
+# ------------------------------------------------------------------------------------------------------------- handler
+
+LOOK = {"view": "center", "resize": None, "interpolation": "bilinear", "decoder": "pillow", "mean": None, "std": None}
+
+
+class Backbones:
+    """Two backbones with the features of both splits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = LocalStore(folder / "store")
+        self.tiny = TinyTraining(self.store, folder)
+        self.labels = self.tiny.labels({"hierarchy": "depth1"})
+        self.features = [self._features(seed) for seed in (0, 1)]
+
+    def _features(self, seed: int) -> dict[str, str]:
+        request = self.tiny.training(space={"hierarchy": "depth1"}, recipe={"epochs": 1}, seed=seed)
+        backbone = self.tiny.run(request).key
+        inputs = {"index": self.tiny.index, "backbone": backbone}
+        parameters = {**LOOK, "model": NO_BATCHNORM, "precision": "fp32"}
+        return {
+            split: self.tiny.run(self.tiny.request(JobKind.EMBED, {**parameters, "split": split}, inputs)).key
+            for split in ("train", "val")
+        }
+
+    def analyze(
+        self, measures: Mapping[str, Any], inputs: Mapping[str, str], split: str = "val", **how: Any
+    ) -> JobResult:
+        parameters = {"split": split, "measures": measures}
+        request = self.tiny.request(JobKind.ANALYZE, parameters, {"index": self.tiny.index, **inputs})
+        return self.tiny.run(request, **how)
+
+    def document(self, key: str) -> Any:
+        return json.loads(read_part(self.store, read_record(self.store, key), "measures.json"))
+
+    def arrays(self, key: str) -> Any:
+        return np.load(BytesIO(read_part(self.store, read_record(self.store, key), "arrays.npz")))
+
+
+@pytest.fixture(scope="module")
+def backbones(tmp_path_factory: pytest.TempPathFactory) -> Backbones:
+    return Backbones(tmp_path_factory.mktemp("analyze"))
+
+
+ALL = {
+    "collapse": {},
+    "distances": {"levels": None},
+    "clp": {"reduce": "none", "seeds": [0, 1], "samples": 80, "raw_pixels": True},
+    "rank": {},
+    "purity": {"top": 5},
+    "sparsity": {},
+    "embedding": {"method": "pca", "samples": 20, "seed": 0},
+}
+
+
+def test_analysis_commits_numbers_matrices_and_pictures(backbones: Backbones) -> None:
+    result = backbones.analyze(ALL, {"labels": backbones.labels, **backbones.features[0]})
+    found = dict(result.metrics)
+    assert found["distance_self"] < found["distance_other"]
+    assert {"nc1", "original_nc1", "msdr", "clp_accuracy", "clp_raw_accuracy", "rankme", "active_share"} <= found.keys()
+    assert {"distance_depth1", "distance_root", "purity_depth1", "purity_class"} <= found.keys()
+    # Of 2 x 2 leaf classes the pairs of one trained class are those that share depth1.
+    assert found["distance_same"] == pytest.approx(found["distance_depth1"])
+    document, arrays = backbones.document(result.key), backbones.arrays(result.key)
+    assert document["measures"]["rank"].keys() == {"rankme", "stable_rank"}
+    assert len(document["pictures"]["embedding"]["points"]) == 20
+    assert arrays["distances"].shape == (4, 4)
+    table = FeatureTable.open(backbones.store, backbones.features[0]["val"], backbones.tiny.folder / "cache")
+    features = table.take(np.arange(table.num_samples)).astype(np.float64)
+    squared = ((features[:, None] - features[None]) ** 2).sum(-1)
+    assert np.diag(arrays["distances"]).mean() < squared.mean() < arrays["distances"].max()
+
+
+def test_analysis_of_given_classes_without_trained_ones_leaves_out_what_needs_these(backbones: Backbones) -> None:
+    classes = backbones.tiny.labels({"modulo": 2})
+    measures = {"collapse": {}, "distances": {"levels": None}}
+    result = backbones.analyze(measures, {"classes": classes, "val": backbones.features[0]["val"]})
+    assert {"original_nc1", "distance_self"} <= result.metrics.keys()
+    assert {"nc1", "msdr", "distance_depth1"}.isdisjoint(result.metrics)
+
+
+def test_likeness_of_a_backbone_and_itself_is_one(backbones: Backbones) -> None:
+    first, second = (features["val"] for features in backbones.features)
+    result = backbones.analyze({"cka": {}}, {"features0": first, "features1": second, "features2": first})
+    values = np.array(backbones.document(result.key)["pictures"]["cka"]["values"])
+    assert values[0, 2] == pytest.approx(1)
+    assert values[0, 1] == values[1, 0] == pytest.approx(values[1, 2])
+    assert values[0, 1] < 0.999
+
+
+def test_analysis_that_is_asked_to_stop_says_so(backbones: Backbones) -> None:
+    with pytest.raises(PreemptedError, match="starts over"):
+        backbones.analyze({"rank": {}}, {"val": backbones.features[0]["val"]}, should_stop=lambda: True)
+
+
+def test_features_of_another_split_are_refused(backbones: Backbones) -> None:
+    with pytest.raises(UserError, match="not of 'val'"):
+        backbones.analyze({"rank": {}}, {"val": backbones.features[0]["train"]})
+
+
+def test_level_that_classes_do_not_lie_in_is_refused(backbones: Backbones) -> None:
+    inputs = {"classes": backbones.tiny.labels({"modulo": 2}), "val": backbones.features[0]["val"]}
+    with pytest.raises(UserError, match=r"several nodes of 'depth1'.*there are none"):
+        backbones.analyze({"distances": {"levels": ["depth1"]}}, inputs)
+
+
+def fake_package(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
+    point = SimpleNamespace(group="pretraining_orchestrator.measures", name="mine", load=lambda: function)
+    package = SimpleNamespace(version="1", entry_points=[point])
+    monkeypatch.setattr("workloads.runtime.plugins.distribution", lambda name: package)
+
+
+def test_measure_of_another_package_gets_features_targets_and_hierarchy(
+    backbones: Backbones, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mine(features: Any, targets: Any, hierarchy: Any, arguments: Any) -> Mapping[str, float]:
+        assert targets.keys() == {"classes", "trained"}
+        assert "depth1" in hierarchy
+        return {"mean": float(sum(chunk.sum() for chunk in features)) * arguments["factor"]}
+
+    fake_package(monkeypatch, mine)
+    measures = {"plugin": {"name": "pkg==1:mine", "arguments": {"factor": 0}}}
+    inputs = {"labels": backbones.labels, "val": backbones.features[0]["val"]}
+    assert backbones.analyze(measures, inputs).metrics == {"mine_mean": 0}
+    fake_package(monkeypatch, lambda *_: {"mean": float("nan")})
+    with pytest.raises(UserError, match="in place of finite numbers"):
+        backbones.analyze({"plugin": {"name": "pkg==1:mine", "arguments": {}}}, inputs)

@@ -1,0 +1,174 @@
+"""Factors of pretrain blocks: their cells, names, facets and keys, and what a plan says of the design."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.core.errors import SpecError
+from orchestrator.core.metrics import Better, better_of
+from orchestrator.planning.estimate.estimates import Estimates, JobEstimate
+from orchestrator.planning.graph.design import PlanDesign
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.reuse import dispositions
+from orchestrator.services.preview import summarize_design
+from tests.sweep_fields import plan_of, portable_of
+
+TEXT = """\
+version: 1
+name: study
+datasets: {tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}
+labels: {levels: {dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: ["levels/*"]
+  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}
+  seeds: [0, 1]
+  factors:
+    optimizer: {adamw: {}, lamb: {recipe: {optimizer: lamb, lr: 5.0e-3}}}
+    mix: {none: {}, mixup: {recipe: {mixup: 0.2}}}
+transfer: [{name: top, target: levels/depth1, protocol: probe, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}}]
+report: {baseline: {labels: levels/depth1, optimizer: lamb}, rows: [optimizer, labels]}
+"""
+PLAIN = "pretrain.factors=null"
+
+
+def _backbones(plan: Plan) -> dict[str, str]:
+    """Keys by name."""
+    return {job.name: job.key for job in plan.jobs if job.kind.value == "pretrain"}
+
+
+def _cells(plan: Plan) -> list[str]:
+    return list(dict.fromkeys(str(job.facets["pretrain"]) for job in plan.jobs if "pretrain" in job.facets))
+
+
+def _plan(*overrides: str) -> Plan:
+    # The baseline names factors that a changed file may not have.
+    return plan_of("report=null", *overrides, text=TEXT)
+
+
+def test_full_design_has_a_block_for_each_combination_with_its_values_as_facets() -> None:
+    plan = plan_of(text=TEXT)
+    assert _cells(plan) == [
+        "optimizer-adamw_mix-none",
+        "optimizer-adamw_mix-mixup",
+        "optimizer-lamb_mix-none",
+        "optimizer-lamb_mix-mixup",
+    ]
+    job = plan.by_name()["probe/top/optimizer-lamb_mix-none/levels/depth2/seed1/seed0"]
+    assert (job.facets["factor.optimizer"], job.facets["factor.mix"]) == ("lamb", "none")
+    design = PlanDesign.of(plan)
+    assert dict(design.factors) == {
+        "optimizer": ("adamw", "lamb"),
+        "mix": ("none", "mixup"),
+        "labels": ("levels/depth1", "levels/depth2"),
+    }
+    assert (plan.rows, plan.baseline, plan.baseline_values) == (
+        ("optimizer", "labels"),
+        "levels/depth1",
+        {"optimizer": "lamb"},
+    )
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_first_values_that_change_nothing_share_the_keys_of_the_block_without_factors() -> None:
+    plain, factors = _backbones(_plan(PLAIN)), _backbones(plan_of(text=TEXT))
+    shared = {name: key for name, key in factors.items() if "optimizer-adamw_mix-none" in name}
+    assert set(shared.values()) == set(plain.values())
+    assert len(set(factors.values())) == 4 * len(plain)
+
+
+def test_other_names_of_factors_and_values_change_no_key() -> None:
+    renamed = TEXT.replace("optimizer: {adamw: {}, lamb: {", "solver: {a: {}, b: {").replace(
+        "optimizer: lamb}, rows: [optimizer", "solver: b}, rows: [solver"
+    )
+    assert sorted(_backbones(plan_of(text=renamed)).values()) == sorted(_backbones(plan_of(text=TEXT)).values())
+
+
+def test_cells_with_equal_identity_are_trained_once() -> None:
+    plan = _plan("pretrain.factors.mix.again={recipe: {mixup: 0.2}}")
+    assert len(_backbones(plan)) == 24
+    assert len(set(_backbones(plan).values())) == 16
+    found = dispositions(plan, (), ())
+    estimates = Estimates(jobs={name: JobEstimate(seconds=3600.0, gpus=1.0) for name in _backbones(plan)})
+    design = summarize_design(plan, found, estimates)
+    assert design is not None
+    assert (design.num_cells, design.num_shared) == (12, 4)
+    # 12 of the 24 backbones have lamb, and 16 another mix than none.
+    assert {cost.factor: cost.gpu_hours for cost in design.factors} == {"optimizer": 12.0, "mix": 16.0, "labels": 12.0}
+
+
+def test_one_at_a_time_and_listed_designs_run_what_they_say() -> None:
+    assert _cells(_plan("pretrain.design=one_at_a_time")) == [
+        "optimizer-adamw_mix-none",
+        "optimizer-lamb_mix-none",
+        "optimizer-adamw_mix-mixup",
+    ]
+    assert _cells(_plan("pretrain.design=[{mix: mixup}, {optimizer: lamb}]")) == [
+        "optimizer-adamw_mix-mixup",
+        "optimizer-lamb_mix-none",
+    ]
+
+
+def test_list_of_a_field_and_several_values_of_set_are_the_same_ordered_factor() -> None:
+    listed = _plan(PLAIN, "pretrain.factors={recipe.lr: [0.1, 0.4]}")
+    given = _plan(PLAIN, "pretrain.recipe.lr=0.1,0.4")
+    assert listed.jobs == given.jobs
+    design = PlanDesign.of(given)
+    assert design.factors["lr"] == ("0.1", "0.4")
+    assert design.is_ordered("lr")
+    assert not design.is_ordered("labels")
+
+
+def test_named_blocks_are_a_factor_without_those_that_continue_others() -> None:
+    model = "{name: test_vit, image_size: 32}"
+    block = f"{{model: {model}, labels: [levels/depth1], recipe: {{epochs: 2, batch_size: 64, lr: 1e-3}}"
+    blocks = f"first: {block}}}, second: {block}}}, third: {block}, init: {{pretrain: first}}}}"
+    text = TEXT[: TEXT.index("pretrain:")] + f"pretrain: {{{blocks}}}\n" + TEXT[TEXT.index("transfer:") :]
+    plan = plan_of("report=null", text=text)
+    assert PlanDesign.of(plan).factors == {"block": ("first", "second"), "labels": ("levels/depth1",)}
+    assert not any(name.startswith("factor.") for job in plan.jobs for name in job.facets)
+
+
+def test_block_of_several_means_all_of_its_cells_in_a_transfer() -> None:
+    single = TEXT[TEXT.index("  model:") : TEXT.index("transfer:")]
+    nested = "pretrain:\n  mine:\n" + "".join(f"  {line}\n" for line in single.splitlines())
+    text = TEXT[: TEXT.index("pretrain:")] + nested + TEXT[TEXT.index("transfer:") :]
+    plan = plan_of("report=null", "transfer.top.pretrain=[mine]", text=text)
+    assert _cells(plan)[0] == "mine_optimizer-adamw_mix-none"
+    assert PlanDesign.of(plan).factors["block"] == ("mine",)
+    assert sum(job.kind.value == "probe" for job in plan.jobs) == 16
+
+
+def test_canonical_form_keeps_the_factors_and_plans_the_same() -> None:
+    canonical = portable_of(text=TEXT).canonical
+    assert "factors:" in canonical
+    assert plan_of(text=canonical).jobs == plan_of(text=TEXT).jobs
+
+
+def test_long_names_of_cells_end_in_a_hash_and_stay_apart() -> None:
+    values = "{" + ", ".join(f"{'long' * 15}{n}: {{recipe: {{lr: 0.{n}}}}}" for n in (1, 2)) + "}"
+    alone = ("pretrain.factors.optimizer=null", "pretrain.factors.mix=null")
+    names = _cells(_plan(*alone, "pretrain.factors={rate: " + values + "}"))
+    assert len(set(names)) == 2
+    assert {len(name) for name in names} == {63}
+
+
+def test_mistake_that_several_cells_share_is_told_once() -> None:
+    with pytest.raises(SpecError) as error:
+        plan_of("pretrain.recipe.lr=fast", "pretrain.factors.optimizer.lamb={}", text=TEXT)
+    assert len(error.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "better"),
+    [
+        ("val_error", Better.LOWER),
+        ("val_error_hard", Better.LOWER),
+        ("images_per_s", Better.HIGHER),
+        ("my_accuracy", Better.HIGHER),
+        ("samples_per_s", Better.HIGHER),
+        ("calibration", Better.LOWER),
+    ],
+)
+def test_direction_of_a_metric_is_its_row_or_a_word_of_its_name(metric: str, better: Better) -> None:
+    assert better_of(metric) is better

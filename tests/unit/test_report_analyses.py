@@ -1,0 +1,155 @@
+"""Analyses in the report: over seeds, beside the errors of transfers, and as figures of the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from xml.etree import ElementTree as ET
+
+import pytest
+from scipy.stats import spearmanr
+
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import Committed, Learning
+from orchestrator.report.render.analyses import analyses_html, analysis_tables
+from orchestrator.report.render.files import render_files
+from orchestrator.report.render.page import render_page
+from orchestrator.report.results import Report
+from orchestrator.report.statistics.summaries import spearman
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
+
+SWEEP = """\
+version: 1
+name: analysed
+datasets: {tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}
+labels: {levels: {dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: ["levels/*"]
+  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}
+  seeds: [0, 1, 2]
+  checkpoints: {keep: {epochs: [1]}}
+transfer: [{name: top, target: levels/depth1, protocol: probe, recipe: cached-probe}]
+analyze:
+  - {name: structure, from_checkpoints: [1, 2], measures: [collapse, distances, {embedding: {}}]}
+  - {name: likeness, between: [labels], measures: [cka]}
+"""
+
+
+@cache
+def plan(*, analyses: bool = True) -> Plan:
+    text = SWEEP if analyses else SWEEP.partition("analyze:")[0]
+    return build_plan(parse_sweep(text, "s.yaml", shipped_recipes()), store_uri="file:///store")
+
+
+def committed(*, lacking: str = "-") -> dict[str, Committed]:
+    found = {}
+    for job in plan().jobs:
+        if lacking in job.name:
+            continue
+        seed, level = int(job.facets.get("pretrain_seed", 0)), str(job.facets.get("level", ""))
+        fine = level == "depth2"
+        if job.kind is JobKind.PROBE:
+            found[job.name] = Committed(metrics={"val_error": 0.1 + 0.01 * seed + 0.05 * fine})
+        elif job.facets.get("analysis") == "structure":
+            late = job.facets["checkpoint"] == "epoch2"
+            matrix = {"names": ["a", "<b>"], "values": [[1.0 + seed, 4.0], [4.0, 1.0]]}
+            points = {"points": [[0.0, 1.0], [2.0, 3.0]], "classes": [0, 1], "class_names": ["a", "<b>"], "trained": []}
+            metrics = {"nc1": (0.2 if late else 0.8) + 0.1 * seed + 0.3 * fine, "clp_accuracy": 1.0 - 0.01 * seed}
+            pictures = {"distances": matrix, "embedding": {**points, "trained_names": [], "method": "pca"}}
+            found[job.name] = Committed(metrics=metrics, pictures=pictures)
+        elif job.facets.get("analysis") == "likeness":
+            values = [[1.0, 0.4 + 0.1 * seed], [0.4 + 0.1 * seed, 1.0]]
+            found[job.name] = Committed(metrics={"cka_mean": values[0][1]}, pictures={"cka": {"values": values}})
+        elif job.kind in {JobKind.PRETRAIN, JobKind.LABELS}:
+            found[job.name] = Committed(metrics={"val_error": 0.2, "num_classes": 2.0})
+    return found
+
+
+def report(*, lacking: str = "-") -> Report:
+    return compute_report(plan(), committed(lacking=lacking))
+
+
+def test_rows_are_means_over_seeds_with_an_interval_by_label_space_and_checkpoint() -> None:
+    structure = report().analyses[0]
+    rows = {(row.label_space, row.checkpoint, row.metric): row for row in structure.rows}
+    assert len(rows) == len(structure.rows) == 2 * 2 * 2
+    found = rows["levels/depth2", "epoch2", "nc1"]
+    assert found.summary.mean == pytest.approx(0.6)
+    assert found.summary.num_values == found.num_expected == 3
+    assert found.summary.low is not None
+    assert found.summary.low < 0.6
+    accuracy = rows["levels/depth1", "epoch1", "clp_accuracy"].summary
+    assert accuracy.high == 1.0  # Student's interval would end above
+
+
+def test_rows_say_which_runs_are_missing() -> None:
+    found = report(lacking="analyze/structure/levels/depth1/seed2/epoch1")
+    row = next(
+        row for row in found.analyses[0].rows if (row.label_space, row.checkpoint) == ("levels/depth1", "epoch1")
+    )
+    assert (row.summary.num_values, row.num_expected) == (2, 3)
+    assert "analyze/structure/levels/depth1/seed2/epoch1" in found.missing
+    assert "2/3 runs" in {cell for table in analysis_tables(found.analyses[0]) for line in table.rows for cell in line}
+
+
+def test_correlation_is_over_backbones_at_the_checkpoint_that_the_transfer_measured() -> None:
+    found = {one.metric: one for one in report().analyses[0].correlations}
+    assert found["nc1"].num_backbones == 6  # final weights alone, which the analysis calls epoch2
+    errors = [0.1, 0.11, 0.12, 0.15, 0.16, 0.17]
+    assert found["nc1"].coefficient == pytest.approx(spearmanr([0.2, 0.3, 0.4, 0.5, 0.6, 0.7], errors).statistic)
+    assert any("exploratory" in table.caption for table in analysis_tables(report().analyses[0]))
+
+
+def test_spearman_takes_ties_at_their_mean_rank() -> None:
+    first, second = [1.0, 2.0, 2.0, 5.0, 0.0], [3.0, 1.0, 4.0, 4.0, 4.0]
+    assert spearman(first, second) == pytest.approx(spearmanr(first, second).statistic)
+    assert spearman([1.0, 1.0], [1.0, 2.0]) is None
+
+
+def test_matrices_are_means_over_seeds_and_named_by_what_differs() -> None:
+    structure, likeness = report().analyses
+    distances = [picture for picture in structure.pictures if picture.kind == "distances"]
+    assert len(distances) == 4
+    assert distances[0].values[0][0] == pytest.approx(2.0)
+    assert distances[0].num_seeds == 3
+    (matrix,) = likeness.pictures
+    assert matrix.names == ("levels/depth1", "levels/depth2")
+    assert list(matrix.values[0]) == pytest.approx([1.0, 0.5])
+
+
+def test_page_has_figures_that_are_whole_and_escape_names() -> None:
+    html = analyses_html(report())
+    figures = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
+    labels = [ET.fromstring(figure).attrib["aria-label"] for figure in figures]  # noqa: S314 - ours
+    assert "nc1 over epochs" in labels
+    assert any(label.startswith("squared class distances") for label in labels)
+    assert any(label.startswith("debiased CKA") for label in labels)
+    assert any("original class" in label for label in labels)
+    assert "<b>" not in html
+    assert html.encode() in render_page(report(), plan(), Learning(curves={}))
+
+
+def test_files_of_a_report_hold_the_analyses() -> None:
+    files = render_files(report())
+    lines = files["analyses.csv"].decode().splitlines()
+    assert lines[0].startswith("analysis,pretrain,label_space,checkpoint,metric")
+    assert len(lines) == 1 + 8 + 1
+    assert "analysis structure" in files["report.md"].decode()
+    assert len(json.loads(files["report.json"])["analyses"]) == 2
+    assert len(report().to_json()["analyses"]) == 2
+
+
+def test_report_of_a_sweep_without_analyses_knows_nothing_of_them() -> None:
+    found = compute_report(plan(analyses=False), {})
+    files = render_files(found)
+    assert "analyses.csv" not in files
+    assert b"analyses" not in files["report.json"]
+    assert "analyses" not in found.to_json()
+    page = render_page(found, plan(analyses=False), Learning(curves={}))
+    assert b"analyses-section" not in page
+    assert b"@@ANALYSES@@" not in page

@@ -1,0 +1,264 @@
+"""Reports of sweeps with factors: rows of combinations, effects, what pairs them, and that label-only reports stay."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.core.errors import UserError
+from orchestrator.planning.graph.pairing import Sharing, sharing_of
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.build import compute_report
+from orchestrator.report.compare_sweeps import compare_sweeps
+from orchestrator.report.factors import check_factors, matched_by
+from orchestrator.report.inputs import Committed, Learning
+from orchestrator.report.render.answers import answers
+from orchestrator.report.render.files import render_files
+from orchestrator.report.render.page import render_page
+from orchestrator.report.results import FactorReport, Report
+from tests.report_sweeps import REPORT_FILES
+from tests.sweep_fields import plan_of
+
+MODEL = "{name: test_vit, image_size: 32}"
+TEXT = f"""\
+version: 1
+name: study
+datasets: {{tree: {{builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}}}
+labels: {{levels: {{dataset: tree, hierarchy: [depth1, depth2]}}}}
+pretrain:
+  model: {MODEL}
+  labels: [levels/depth2]
+  recipe: {{epochs: 2, batch_size: 64, lr: 1e-3}}
+  seeds: [0, 1, 2, 3, 4]
+  factors:
+    optimizer: {{adamw: {{}}, lamb: {{recipe: {{optimizer: lamb, lr: 5.0e-3}}}}}}
+    mix: {{none: {{}}, mixup: {{recipe: {{mixup: 0.2}}}}}}
+transfer:
+  - name: top
+    target: levels/depth1
+    protocol: probe
+    recipe: {{epochs: 2, batch_size: 64, lr: 1e-3}}
+    seeds: [0, 1]
+"""
+NO_MIX = "pretrain.factors.mix=null"
+
+
+def committed(plan: Plan, *, seed: int = 3, better: str = "lamb") -> dict[str, Committed]:
+    """Results with an effect of the optimizer, the same of a key in every plan."""
+    found = {}
+    for job in plan.jobs:
+        if job.kind.value not in {"probe", "pretrain"}:
+            continue
+        of_key = np.random.default_rng([seed, int(job.key.rpartition("-")[2], 16) % 2**32])
+        shared = np.random.default_rng([seed, int(job.facets["pretrain_seed"])]).normal(0, 0.03)
+        effect = -0.02 if job.facets.get("factor.optimizer") == better or f"/{better}/" in job.name else 0.0
+        value = 0.3 + effect + shared + of_key.normal(0, 0.004)
+        metrics = {"val_error": value, "images_per_s": 1000 * value}
+        found[job.name] = Committed(metrics=metrics, measured_s=3600.0)
+    return found
+
+
+def report_of(*overrides: str, text: str = TEXT, **options: Any) -> FactorReport:
+    plan = plan_of(*overrides, text=text)
+    report = compute_report(plan, committed(plan, **options))
+    assert isinstance(report, FactorReport)
+    return report
+
+
+def _contrast(report: FactorReport, *values: str) -> Any:
+    return next(e for e in report.effects[0].contrasts if e.values == values)
+
+
+def test_rows_are_combinations_of_values_against_the_baseline_and_each_other() -> None:
+    report = report_of("report={baseline: {optimizer: lamb, mix: none}}")
+    (table,) = report.headlines
+    assert [row.label_space for row in table.rows] == ["adamw + none", "adamw + mixup", "lamb + none", "lamb + mixup"]
+    assert (table.row_title, table.baseline, table.place.pretrain) == ("optimizer + mix", "lamb + none", "")
+    assert len(table.comparisons) == 6
+    assert {row.summary.num_values for row in table.rows if row.summary} == {10}
+
+
+def test_factors_that_are_no_rows_make_tables_of_their_own() -> None:
+    report = report_of("report={rows: [optimizer]}", "pretrain.labels=[levels/depth1, levels/depth2]")
+    assert [table.place.pretrain for table in report.headlines] == [
+        f"mix {mix}, labels levels/{level}" for mix in ("none", "mixup") for level in ("depth1", "depth2")
+    ]
+    assert [row.label_space for row in report.headlines[0].rows] == ["adamw", "lamb"]
+
+
+def test_two_values_say_exactly_what_compare_says_of_two_sweeps() -> None:
+    report = report_of(NO_MIX)
+    plans = [
+        plan_of(NO_MIX, "pretrain.factors=null", *more, text=TEXT)
+        for more in ((), ("pretrain.recipe.optimizer=lamb", "pretrain.recipe.lr=5.0e-3"))
+    ]
+    values = committed(plan_of(NO_MIX, text=TEXT))
+    by_key = {job.key: values[job.name] for job in plan_of(NO_MIX, text=TEXT).jobs if job.name in values}
+    reports: list[Report] = [
+        compute_report(replace(plan, sweep=name), {job.name: by_key[job.key] for job in plan.jobs if job.key in by_key})
+        for name, plan in zip(("adamw", "lamb"), plans, strict=True)
+    ]
+    comparison = compare_sweeps(reports)
+    (cells,) = comparison.places.values()
+    (expected,) = cells[0].differences
+    row = next(row for row in report.headlines[0].rows if row.label_space == "lamb")
+    assert expected is not None
+    assert row.difference is not None
+    effect = _contrast(report, "lamb").difference
+    for field in ("mean", "low", "high", "p_value", "p_family", "family_low", "family_high", "num_pretrain_seeds"):
+        assert getattr(row.difference, field) == getattr(expected, field), field
+    assert (effect.mean, effect.low, effect.high, effect.p_family) == (
+        expected.mean,
+        expected.low,
+        expected.high,
+        expected.p_family,
+    )
+
+
+def test_sweeps_are_matched_by_values_of_factors_whatever_their_blocks_are_called() -> None:
+    plan = plan_of(NO_MIX, text=TEXT)
+    single = TEXT[TEXT.index("  model:") : TEXT.index("transfer:")]
+    nested = "pretrain:\n  mine:\n" + "".join(f"  {line}\n" for line in single.splitlines())
+    text = TEXT[: TEXT.index("pretrain:")] + nested + TEXT[TEXT.index("transfer:") :]
+    other = plan_of("pretrain.mine.factors.mix=null", "pretrain.mine.recipe.mixup=0.1", "name=other", text=text)
+    names = ("optimizer", "labels")
+    reports = [matched_by(compute_report(replace(one, rows=names), committed(one)), names) for one in (plan, other)]
+    (cells,) = compare_sweeps(reports).places.values()
+    assert [cell.label_space for cell in cells] == ["adamw + levels/depth2", "lamb + levels/depth2"]
+    with pytest.raises(UserError, match="several cells with equal optimizer under top"):
+        matched_by(report_of("report={rows: [optimizer]}"), ["optimizer"])
+    with pytest.raises(UserError, match="'optimiser' is no factor of sweep study: did you mean 'optimizer'"):
+        check_factors(plan, ["optimiser"])
+
+
+def test_effects_say_how_many_cells_match_and_what_pairs_them() -> None:
+    report = report_of()
+    (effects,) = report.effects
+    assert effects.factors == {"optimizer": ("adamw", "lamb"), "mix": ("none", "mixup")}
+    lamb = _contrast(report, "lamb")
+    assert (lamb.num_matched, lamb.num_combinations, lamb.is_paired) == (2, 2, True)
+    assert lamb.difference.is_established
+    assert lamb.difference.mean == pytest.approx(-0.02, abs=0.005)
+    assert not _contrast(report, "lamb", "mixup").difference.is_established
+    assert [pairing.shared for pairing in effects.pairings] == ["initial weights, order, crops"] * 2
+    assert {test.factors for test in effects.tests} == {("optimizer",), ("mix",), ("optimizer", "mix")}
+
+
+def test_values_that_share_nothing_are_compared_by_welch_in_rows_and_effects() -> None:
+    other = "{name: test_vit2, image_size: 32}"
+    value = f"{{all: {{}}, other: {{model: {other}, subset: {{fraction: 0.5}}}}}}"
+    report = report_of(NO_MIX, "pretrain.factors.optimizer=null", f"pretrain.factors.data={value}")
+    effect = _contrast(report, "other")
+    assert not effect.is_paired
+    row = next(row for row in report.headlines[0].rows if row.label_space == "other")
+    assert row.difference is not None
+    assert (row.difference.mean, row.difference.p_value) == pytest.approx(
+        (effect.difference.mean, effect.difference.p_value)
+    )
+    # The spread of the seeds, which pairs would take out, is in the interval.
+    assert row.difference.std_error is not None
+    assert row.difference.std_error > 0.01
+    assert report.effects[0].pairings[0].shared == "the number of the seed only"
+
+
+def _identity(**parameters: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {"model": {"name": "a", "image_size": 32, "kwargs": {}}, "recipe": {"lr": 0.1}, "seed": 0}
+    return {"parameters": {**usual, **parameters}, "inputs": {"index": "i", "labels": "l"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "shared"),
+    [
+        ({"recipe": {"lr": 0.2, "optimizer": "lamb"}}, Sharing.all_of_it()),
+        ({"model": {"name": "b", "image_size": 32, "kwargs": {}}}, Sharing.ORDER | Sharing.CROPS),
+        ({"model": {"name": "b", "image_size": 48, "kwargs": {}}}, Sharing.ORDER),
+        ({"recipe": {"lr": 0.1, "augment": "flip"}}, Sharing.WEIGHTS | Sharing.ORDER),
+        ({"subset": {"fraction": 0.1}}, Sharing.WEIGHTS),
+        ({"recipe": {"lr": 0.1, "shuffle_block_shards": 4}}, Sharing.WEIGHTS),
+        ({"initial": {"timm": "x"}}, Sharing.ORDER | Sharing.CROPS),
+    ],
+)
+def test_what_backbones_share_follows_from_their_identities(changed: Mapping[str, Any], shared: Sharing) -> None:
+    assert sharing_of(_identity(), _identity(**changed)) == shared
+
+
+def test_metric_that_is_better_higher_turns_the_ranking_and_not_the_difference() -> None:
+    low, high = report_of(), report_of("report={metric: images_per_s}")
+    assert [row.label_space for row in low.headlines[0].ranked] == [
+        row.label_space for row in reversed(high.headlines[0].ranked)
+    ]
+    lamb = next(row for row in high.headlines[0].rows if row.label_space == "lamb + none")
+    assert lamb.difference is not None
+    assert lamb.improvement is not None
+    assert lamb.difference.mean < 0
+    assert lamb.improvement < 0
+    assert lamb.can_be_best is False
+
+
+def test_files_of_factors_hold_every_effect_beside_the_usual_ones() -> None:
+    files = render_files(report_of())
+    assert files.keys() == {*REPORT_FILES, "effects.csv", "effects.parquet", "effects.svg"}
+    lines = list(csv.DictReader(io.StringIO(files["effects.csv"].decode())))
+    assert [(line["factors"], line["values"], line["references"], line["num_matched"]) for line in lines] == [
+        ("optimizer", "lamb", "adamw", "2"),
+        ("mix", "mixup", "none", "2"),
+        ("optimizer x mix", "lamb x mixup", "adamw x none", "1"),
+    ]
+    assert b"| optimizer lamb - adamw |" in files["report.md"]
+    assert json.loads(files["report.json"])["effects"][0]["pairings"][0]["shared"] == "initial weights, order, crops"
+
+
+def test_answer_says_which_factor_matters_and_that_effects_do_not_depend_on_each_other() -> None:
+    (*_, factors) = answers(report_of())
+    assert factors.title == "factors: top (probe on levels/depth1)"
+    assert factors.sentences[0].startswith("val_error is lower at 95 % with optimizer lamb - adamw -2.")
+    assert factors.sentences[1:] == ("no interaction is established",)
+
+
+def test_page_finds_the_runs_of_a_combination_by_its_row() -> None:
+    plan = plan_of("report={rows: [optimizer]}", text=TEXT)
+    report = compute_report(plan, committed(plan))
+    page = render_page(report, plan, Learning(curves={}, unreadable=())).decode()
+    data = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
+    rows = {(table["pretrain"], row["labelSpace"]) for table in data["tables"] for row in table["rows"]}
+    assert rows == {(f"mix {mix}", optimizer) for mix in ("none", "mixup") for optimizer in ("adamw", "lamb")}
+    assert {(run["pretrain"], run["label_space"]) for run in data["runs"]} == rows
+    assert data["effects"][0]["established"] == [1, 0, 0]
+
+
+def test_label_only_report_is_of_the_same_form_as_before() -> None:
+    plan = plan_of("pretrain.factors=null", "pretrain.labels=[levels/depth1, levels/depth2]", text=TEXT)
+    report = compute_report(plan, committed(plan))
+    assert type(report) is Report
+    assert "effects" not in report.to_json()
+    assert report.headlines[0].row_title == "pretrained on"
+
+
+def test_missing_runs_leave_matched_cells() -> None:
+    plan = plan_of(text=TEXT)
+    there = {name: found for name, found in committed(plan).items() if "optimizer-lamb_mix-mixup" not in name}
+    report = compute_report(plan, there)
+    assert isinstance(report, FactorReport)
+    lamb = _contrast(report, "lamb")
+    assert (lamb.num_matched, lamb.num_combinations) == (1, 2)
+    assert report.effects[0].tests == ()
+
+
+def test_blocks_of_a_file_are_a_factor_beside_their_own_tables() -> None:
+    block = (
+        f"{{model: {MODEL}, labels: [levels/depth1, levels/depth2], recipe: {{epochs: 2, batch_size: 64, lr: 1e-3%s}}}}"
+    )
+    pretrain = f"pretrain: {{first: {block % ''}, lamb: {block % ', optimizer: lamb'}}}\n"
+    text = TEXT[: TEXT.index("pretrain:")] + pretrain + TEXT[TEXT.index("transfer:") :]
+    report = report_of("pretrain.*.seeds=[0, 1, 2]", text=text)
+    assert [table.place.pretrain for table in report.headlines] == ["first", "lamb"]
+    assert [row.label_space for row in report.headlines[0].rows] == ["levels/depth1", "levels/depth2"]
+    assert list(report.factors) == ["block", "labels"]
+    assert _contrast(report, "lamb").num_matched == 2

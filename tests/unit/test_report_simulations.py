@@ -1,0 +1,180 @@
+"""Simulations in the report: means with intervals, and whether what papers claim holds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from orchestrator.cli.commands.submit import _judged
+from orchestrator.cli.exits import ExitCode
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import Committed, Learning
+from orchestrator.report.render.files import SIMULATION_FILES, render_files
+from orchestrator.report.render.page import render_page
+from orchestrator.report.render.terminal import render_terminal
+from orchestrator.report.results import Report
+from orchestrator.report.statistics.expectations import Judgement, SimulationRuns, judge
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
+from orchestrator.sweepfile.values import Expectation
+from tests.report_sweeps import REPORT_FILES
+
+CELLS = tuple({"k": k, "labels": labels} for k in (2, 4, 8) for labels in ("coarse", "fine"))
+COARSE = {"labels": ("coarse",)}
+
+
+def runs_of(num_seeds: int, noise: float = 0.02) -> SimulationRuns:
+    """The metric is 1/k after coarse and 3 after fine training, times noise; all cells share a large part of it."""
+    rng = np.random.default_rng(0)
+    means = np.array([1 / float(cell["k"]) if cell["labels"] == "coarse" else 3.0 for cell in CELLS])
+    shared = 1 + rng.normal(0, 0.3, (num_seeds, 1))
+    own = 1 + rng.normal(0, noise, (num_seeds, len(CELLS)))
+    return SimulationRuns(cells=CELLS, values={"m": means * shared * own, "formula": means * np.ones_like(own)})
+
+
+def verdict(claim: Expectation, runs: SimulationRuns) -> Judgement:
+    return judge(claim, runs, "m").judgement
+
+
+def slope(low: float, high: float) -> Expectation:
+    return Expectation(rule="slope", of="k", log=True, low=low, high=high, where=COARSE)
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        (slope(-1.1, -0.9), Judgement.HOLDS),
+        (slope(-0.8, -0.5), Judgement.FAILS),
+        (slope(-1.0, -0.8), Judgement.TOO_FEW),  # an end lies where the truth does
+        (Expectation(rule="ratio", of="k", levels=(2, 8), low=3.9, high=4.1, where=COARSE), Judgement.HOLDS),
+        (Expectation(rule="ratio", of="k", levels=(2, 8), low=5, high=6, where=COARSE), Judgement.FAILS),
+        (Expectation(rule="ordering", of="labels", levels=("coarse", "fine"), low=0.0), Judgement.HOLDS),
+        (Expectation(rule="ordering", of="labels", levels=("fine", "coarse"), low=0.0), Judgement.FAILS),
+        (Expectation(rule="monotone", of="k", high=0.0, where=COARSE), Judgement.HOLDS),
+        (Expectation(rule="monotone", of="k", low=0.0, where=COARSE), Judgement.FAILS),
+        (Expectation(rule="mean", low=2.0, where={"labels": ("fine",)}), Judgement.HOLDS),
+        (Expectation(rule="mean", low=2.0), Judgement.FAILS),  # coarse means are far below
+        (Expectation(rule="mean", high=3.0, where={"labels": ("fine",)}), Judgement.TOO_FEW),
+        (Expectation(rule="closed_form", other_metric="formula", low=0.9, high=1.1), Judgement.HOLDS),
+        (Expectation(rule="closed_form", other_metric="absent", low=0.9, high=1.1), Judgement.TOO_FEW),
+    ],
+)
+def test_claims_are_judged_by_their_error_bars(claim: Expectation, expected: Judgement) -> None:
+    assert verdict(claim, runs_of(400)) is expected
+
+
+def test_seeds_are_shared_by_cells_so_a_ratio_is_known_better_than_its_parts() -> None:
+    runs = runs_of(50)
+    (ratio,) = judge(Expectation(rule="ratio", of="k", levels=(2, 8), low=0, high=9, where=COARSE), runs, "m").numbers
+    first, second = runs.values["m"][:, 0], runs.values["m"][:, 4]
+    assert ratio.value == pytest.approx(first.mean() / second.mean())
+    spread = first.std(ddof=1) / np.sqrt(50) / first.mean()
+    assert ratio.value is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert (ratio.high - ratio.low) / ratio.value < 1.5 * spread  # unpaired it would be at least 2 * 2 * 1.4
+
+
+def test_error_of_a_mean_is_the_usual_one() -> None:
+    runs = runs_of(20)
+    values = runs.values["m"][:, 1]
+    number = judge(Expectation(rule="mean", low=0.0, where={"labels": ("fine",), "k": (2,)}), runs, "m").numbers[0]
+    assert number.low == pytest.approx(values.mean() - 2.093024 * values.std(ddof=1) / np.sqrt(20), rel=1e-6)
+
+
+def test_numbers_without_spread_are_judged_as_they_are() -> None:
+    runs = SimulationRuns(cells=({"k": 1}, {"k": 2}), values={"m": np.ones((3, 2))})
+    assert verdict(Expectation(rule="mean", low=0.5, high=1.0), runs) is Judgement.HOLDS
+    assert verdict(Expectation(rule="mean", low=1.0), runs) is Judgement.FAILS
+    assert verdict(Expectation(rule="monotone", of="k", low=0.0), runs) is Judgement.FAILS
+
+
+@pytest.mark.parametrize("num_seeds", [0, 1])
+def test_one_seed_says_nothing(num_seeds: int) -> None:
+    assert verdict(slope(-9, 9), runs_of(num_seeds)) is Judgement.TOO_FEW
+
+
+SWEEP = """\
+version: 1
+name: sims
+simulate:
+  gran:
+    run: x
+    factors: {k: [2, 4, 8], labels: [coarse, fine]}
+    seeds: {count: 20, per_job: 10}
+    metric: m
+    expect:
+      - {slope: {of: k, log: true}, where: {labels: coarse}, between: [-1.1, -0.9], paper: -1, source: theorem 5}
+      - {threshold: {above: 2}, where: {labels: fine}}
+policy: {expectations: fail}
+"""
+
+
+def report_of(text: str = SWEEP, num_blocks: int = 2) -> tuple[Plan, Report]:
+    plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
+    values = runs_of(20).values["m"]
+    names = [",".join(f"{name}={level}" for name, level in cell.items()) for cell in CELLS]
+    committed: dict[str, Committed] = {}
+    for job in plan.jobs:
+        first, stop = job.identity["parameters"]["seeds"].values()
+        if first < 10 * num_blocks:
+            column = values[first:stop, names.index(str(job.facets["cell"]))]
+            runs = {"seed": np.arange(first, stop, dtype=np.float64), "m": column}
+            committed[job.name] = Committed(metrics={}, runs=runs)
+    return plan, compute_report(plan, committed)
+
+
+def printed(report: Report) -> str:
+    console = Console(width=160, file=io.StringIO())
+    console.print(render_terminal(report))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_report_shows_cells_claims_and_the_papers_numbers() -> None:
+    plan, report = report_of()
+    text = printed(report)
+    assert "slope of log m over log k in [-1.1, -0.9] (labels coarse)" in text
+    assert "-1 (theorem 5)" in text
+    assert text.count(" holds") == 2
+    assert "no transfer to report on" not in text
+    files = render_files(report)
+    assert set(files) == {*REPORT_FILES, *SIMULATION_FILES}
+    lines = list(csv.DictReader(io.StringIO(files["simulations.csv"].decode())))
+    assert [line["cell"] for line in lines][:2] == ["k=2,labels=coarse", "k=2,labels=fine"]
+    assert lines[0]["num_seeds"] == "20"
+    assert json.loads(files["report.json"])["simulations"][0]["expectations"][0]["judgement"] == "holds"
+    assert b"theorem 5" in files["report.md"]
+    page = render_page(report, plan, Learning(curves={}))
+    assert b"simulations-section" in page
+    assert b'"isLogX":false' in page
+
+
+def test_seeds_that_are_not_there_yet_are_counted() -> None:
+    _, report = report_of(num_blocks=1)
+    assert "10/20" in printed(report)
+    assert len(report.missing) == 6
+
+
+def test_submit_ends_with_its_own_code_where_an_expectation_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _judged(report_of()[1]) is ExitCode.OK
+    plan, report = report_of(SWEEP.replace("above: 2", "above: 5"))
+    assert plan.policy.fails_on_expectations
+    assert _judged(report) is ExitCode.EXPECTATION
+    assert "m > 5 (labels fine): does not hold" in capsys.readouterr().err
+
+
+def test_reports_without_simulations_say_nothing_of_them() -> None:
+    report = Report(sweep="s", metric="val_error", baseline="", tables=())
+    assert "simulations" not in report.to_json()
+    files: dict[str, Any] = render_files(report)
+    assert set(files) == set(REPORT_FILES)
+    assert b"simulation" not in files["report.json"]
+    plan = Plan(sweep="s", revision=0, store_uri="", jobs=(), baseline="")
+    assert b"simulation-" not in render_page(report, plan, Learning(curves={}))

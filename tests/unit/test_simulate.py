@@ -1,0 +1,266 @@
+"""`simulate:`: jobs of a simulation, what survives of an attempt that was killed, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from matplotlib.figure import Figure
+
+from orchestrator.controller.attempts import make_request
+from orchestrator.controller.run_inprocess import run_sweep_inprocess
+from orchestrator.core.contract import ExecutionContext
+from orchestrator.core.errors import PreemptedError, SpecError, UserError
+from orchestrator.planning.estimate.estimates import estimate
+from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.state.transitions import SweepState
+from orchestrator.storage.artifacts import read_part, read_record
+from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.load import load_sweep, parse_sweep, shipped_recipes
+from workloads.run import execute
+from workloads.theory.context import SimulationContext
+from workloads.theory.shipped import SIMULATIONS
+
+SWEEP = """\
+version: 1
+name: sims
+simulate:
+  walk:
+    run: walk
+    parameters: {length: 5}
+    factors: {scale: [1, 2], kind: [a, b]}
+    seeds: {count: 6, per_job: 3}
+    metric: end
+"""
+ran: list[int] = []
+
+
+def walk(parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext) -> Iterator[dict[str, float]]:
+    for seed in seeds:
+        ran.append(seed)
+        steps = np.random.default_rng(seed).normal(size=parameters["length"])
+        context.save_array("steps", steps)
+        found = {"end": parameters["scale"] * float(steps.sum()), "length": float(parameters["length"])}
+        yield found if seed % 2 else {**found, "even": 1.0}
+
+
+def endless(
+    parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext
+) -> Iterator[dict[str, float]]:
+    """Never ends with the last seed of a block, and takes a moment for each other one."""
+    for seed in seeds:
+        if seed == max(seeds):
+            time.sleep(3600)
+        time.sleep(0.02)
+        yield {"end": float(seed)}
+
+
+def bad(parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext) -> Iterator[Any]:
+    kinds = {"nan": {"end": float("nan")}, "text": {"end": "x"}, "list": [1.0], "seed": {"seed": 1.0}}
+    yield from (kinds[parameters["what"]] for _ in seeds) if parameters["what"] in kinds else ()
+
+
+@pytest.fixture(autouse=True)
+def _simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (walk, endless, bad):
+        monkeypatch.setitem(SIMULATIONS, function.__name__, f"{__name__}:{function.__name__}")
+    ran.clear()
+
+
+def plan_of(text: str, store_uri: str = "file:///s") -> Plan:
+    return build_plan(parse_sweep(text, "sweep.yaml", shipped_recipes()), store_uri=store_uri)
+
+
+def context_of(folder: Path, **more: Any) -> ExecutionContext:
+    return ExecutionContext(store=LocalStore(folder / "store"), scratch=folder, cache=folder, **more)
+
+
+def run_job(job: Job, context: ExecutionContext) -> bytes:
+    execute(make_request(plan_of(SWEEP, context.store.uri), job, 1), context)
+    return read_part(context.store, read_record(context.store, job.key), "runs.parquet")
+
+
+def test_sweep_of_simulations_alone_runs_to_rows_and_mean_metrics(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    plan = plan_of(SWEEP, store.uri)
+    assert [job.name for job in plan.jobs][:3] == [
+        "theory/walk/kind=a,scale=1/seeds0-2",
+        "theory/walk/kind=a,scale=1/seeds3-5",
+        "theory/walk/kind=b,scale=1/seeds0-2",
+    ]
+    assert run_sweep_inprocess(store, plan).state is SweepState.SUCCEEDED
+    record = read_record(store, plan.jobs[1].key)
+    rows = pq.read_table(io.BytesIO(read_part(store, record, "runs.parquet"))).to_pydict()
+    assert rows["seed"] == [3, 4, 5]
+    assert rows["even"] == [None, 1.0, None]
+    assert record.metrics["end"] == pytest.approx(np.mean(rows["end"]))
+    assert record.metrics["num_seeds"] == 3
+    steps = np.load(io.BytesIO(read_part(store, record, "arrays/4/steps.npy")))
+    assert steps.sum() == rows["end"][1]
+
+
+def test_more_seeds_run_no_full_block_again(tmp_path: Path) -> None:
+    keys = {job.key for job in plan_of(SWEEP).jobs}
+    more = {job.key for job in plan_of(SWEEP.replace("count: 6", "count: 600")).jobs}
+    assert keys < more
+    part = {job.key for job in plan_of(SWEEP.replace("count: 6", "count: 7")).jobs}
+    assert keys < part
+    assert not keys & {job.key for job in plan_of(SWEEP.replace("per_job: 3", "per_job: 2")).jobs}
+
+
+def test_thousands_of_seeds_are_a_plan_of_blocks() -> None:
+    plan = plan_of(SWEEP.replace("count: 6, per_job: 3", "count: 8000"))
+    assert len(plan.jobs) == 4 * 320
+    assert len({job.key for job in plan.jobs}) == len(plan.jobs)
+
+
+def test_stopped_attempt_goes_on_from_its_finished_seeds_to_the_same_bits(tmp_path: Path) -> None:
+    job = plan_of(SWEEP).jobs[0]
+    whole = run_job(job, context_of(tmp_path / "a"))
+    assert ran == [0, 1, 2]
+    ran.clear()
+    answers = iter([False, True])
+    with pytest.raises(PreemptedError, match="finished seeds"):
+        run_job(job, context_of(tmp_path / "b", should_stop=lambda: next(answers)))
+    assert ran == [0, 1]
+    assert run_job(job, context_of(tmp_path / "b")) == whole
+    assert ran == [0, 1, 2]
+    store = LocalStore(tmp_path / "b" / "store")
+    record = read_record(store, job.key)
+    assert {name for name in record.parts if name.startswith("arrays")} == {f"arrays/{n}/steps.npy" for n in range(3)}
+    assert all(read_part(store, record, name) for name in record.parts)
+
+
+@pytest.mark.timeout(600)  # a process of its own imports torch: minutes on a busy machine
+def test_killed_process_leaves_the_seeds_that_it_had_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SWEEP.replace("run: walk", "run: endless").replace("count: 6, per_job: 3", "count: 20, per_job: 20")
+    job, store = plan_of(text).jobs[0], context_of(tmp_path).store
+    code = "from tests.unit import test_simulate; test_simulate.main()"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), text], cwd=Path(__file__).parents[2])
+    try:
+        written: list[str] = []
+        while not any(name.startswith("000000000019-") for name in written):  # 18 is the last seed that ends
+            assert process.poll() is None
+            written = store.list_children(f"artifacts/theory/{job.key}/checkpoints/")
+            time.sleep(0.05)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    monkeypatch.setitem(SIMULATIONS, "endless", f"{__name__}:walk")
+    rows = pq.read_table(io.BytesIO(run_job(job, context_of(tmp_path)))).to_pydict()
+    assert rows["end"][:19] == list(range(19))
+    assert ran == [19]
+
+
+def main() -> None:
+    """Run the first job of a sweep file until somebody kills this."""
+    folder, text = Path(sys.argv[1]), sys.argv[2]
+    SIMULATIONS["endless"] = "tests.unit.test_simulate:endless"  # type: ignore[index]
+    run_job(plan_of(text).jobs[0], context_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("nan", "metric end of the simulation 'bad' is nan for seed 0"),
+        ("text", "is 'x' for seed 0; yield numbers"),
+        ("list", "yielded list for seed 0"),
+        ("seed", "calls a metric 'seed'"),
+        ("none", "ended before seed 0"),
+    ],
+)
+def test_what_is_no_metric_of_a_seed_is_refused(tmp_path: Path, what: str, message: str) -> None:
+    text = SWEEP.replace("run: walk", "run: bad").replace("{length: 5}", f"{{what: {what}}}")
+    with pytest.raises(UserError, match=message):
+        run_job(plan_of(text).jobs[0], context_of(tmp_path))
+
+
+def test_measured_seconds_tell_that_blocks_are_too_short(tmp_path: Path) -> None:
+    from orchestrator.planning.estimate.history import SpeedHistory, measure
+
+    plan = plan_of(SWEEP)
+    context = context_of(tmp_path)
+    run_job(plan.jobs[0], context)
+    record = read_record(context.store, plan.jobs[0].key)
+    summary = {**record.summary, "measured": {**record.summary["measured"], "work_s": 0.3}}  # whatever it took here
+    measured = measure(record.identity, record.metrics, summary)
+    assert measured is not None
+    found = estimate(plan, history=SpeedHistory(measurements=[measured]))
+    assert any("raise seeds.per_job" in note for note in found.notes)
+    assert any("second is assumed" in note for note in estimate(plan).notes)
+
+
+def test_figures_become_parts_of_the_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(parameters: Any, seeds: Sequence[int], context: SimulationContext) -> Iterator[dict[str, float]]:
+        for seed in seeds:
+            context.save_figure("empty", Figure(figsize=(1, 1)))
+            yield {"end": float(seed)}
+
+    monkeypatch.setattr(sys.modules[__name__], "walk", draw)
+    context = context_of(tmp_path)
+    job = plan_of(SWEEP).jobs[0]
+    run_job(job, context)
+    assert read_part(context.store, read_record(context.store, job.key), "figures/0/empty.png").startswith(b"\x89PNG")
+
+
+def test_wrong_parameters_are_refused_at_their_places(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "version: 1\nname: s\nsimulate:\n"
+        "  one: {run: two-layer-granularity, parameters: {steps: -1, depth: 2}, factors: {k: [2, 0]}, metric: m}\n"
+        "  two: {run: two-layer-granularty, metric: m}\n"
+    )
+    with pytest.raises(SpecError) as refused:
+        load_sweep(str(file))
+    simulation = "the simulation 'two-layer-granularity' refuses it: "
+    found = {line.removeprefix(f"{file}:") for line in refused.value.problems}
+    assert f"4:50: simulate.one.parameters.steps: {simulation}should be greater than or equal to 0" in found
+    assert f"4:61: simulate.one.parameters.depth: {simulation}it takes no such parameter" in found
+    assert f"4:37: simulate.one.parameters.labels: {simulation}it must be given" in found
+    assert f"4:89: simulate.one.factors.k[1]: {simulation}should be greater than or equal to 1" in found
+    assert any("two.run: 'two-layer-granularty' is no simulation: did you mean 'two-layer-gr" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("{slope: {of: b}, between: [0, 1]}", "'b' is no factor of this simulation: known: scale, kind"),
+        ("{slope: {of: kind}, between: [0, 1]}", "its levels are not two or more numbers"),
+        ("{slope: {of: scale}}", "slope is compared with an interval"),
+        ("{threshold: {above: 1}, where: {kind: c}}", "'c' is no level of the factor kind"),
+        ("{between: [2, 1]}", "2 to 1 is no interval"),
+        ("{where: {kind: a}}", "needs exactly one of"),
+        ("{monotone: {of: scale}, between: [0, 1]}", "it means nothing with 'monotone'"),
+    ],
+)
+def test_expectations_of_what_is_not_there_are_refused(block: str, message: str) -> None:
+    with pytest.raises(SpecError, match=r"sweep\.yaml:10:") as refused:
+        plan_of(f"{SWEEP}    expect: [{block}]\n")
+    assert message in str(refused.value)
+
+
+def test_first_seed_must_begin_a_block() -> None:
+    with pytest.raises(SpecError, match="begin at multiples of 3, not at 2"):
+        plan_of(SWEEP.replace("per_job: 3", "per_job: 3, first: 2"))
+
+
+def test_sweep_without_simulations_needs_its_other_blocks_as_before() -> None:
+    with pytest.raises(SpecError, match="'datasets' is missing"):
+        plan_of("version: 1\nname: s\n")
+
+
+def test_plan_reads_back_what_it_wrote() -> None:
+    plan = plan_of(f"{SWEEP}    expect: [{{threshold: {{above: 1}}, where: {{kind: [a, b]}}}}]\n")
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "simulations" not in Plan(sweep="s", revision=0, store_uri="", jobs=(), baseline="").to_json()

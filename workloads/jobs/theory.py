@@ -1,0 +1,288 @@
+"""The job ``theory``: a simulation at one set of parameters for a block of seeds, resumable by seeds.
+
+Parameters of the identity: ``simulation`` (see ``workloads.theory.loading``), ``sources`` (only of a package that is
+installed editable), ``parameters`` and ``seeds`` (``{"first", "stop"}``). Parts of the artifact: ``runs.parquet`` with
+a row per seed (``seed`` and one column per metric, null where a seed has none), and what the simulation saved. Finished
+seeds are durable before the artifact is: an attempt that died leaves them to the next.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import torch
+from numpy.typing import NDArray
+
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, PreemptedError, StorageError, UserError
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.storage.digests import digest_of
+from orchestrator.storage.layout import checkpoint_name, checkpoints_folder
+from workloads.runtime.arrays import npy_bytes
+from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
+from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.publish import publish
+from workloads.theory.loading import Simulation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RUNS_PART: Final = "runs.parquet"
+SEED_COLUMN: Final = "seed"
+_ROWS, _MANIFEST = "rows.json", "manifest.json"
+_FLUSH_EVERY_S: Final = 0.5
+"""A killed attempt loses what was finished within this time and that of one write: less than a second."""
+_METRIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,120}")
+"""What MLflow takes, too."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
+
+
+def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
+    """Commit the metrics of every seed of the block; seeds that an earlier attempt finished are not run again.
+
+    Raises:
+        UserError: the simulation is not installed here as it was planned, refuses its parameters, or yields what is no
+            mapping of finite numbers for each seed.
+        PreemptedError, StorageError: why there is no commit.
+    """
+    context.report(Progress(phase="setup"))
+    parameters, device = request.parameters, pick_device()
+    simulation = Simulation.load(parameters["simulation"], parameters.get("sources", ""))
+    given = simulation.checked(parameters["parameters"])
+    seeds = range(parameters["seeds"]["first"], parameters["seeds"]["stop"])
+    with deterministic_numerics(request.execution.num_threads):
+        with FinishedSeeds(context.store, request.key) as finished:
+            num_resumed = len(finished.rows)
+            todo = [seed for seed in seeds if seed not in finished.rows]
+            saved = SavedObjects(device=device)
+            running = simulation.function(given, todo, saved) if todo else iter(())
+            for seed, metrics in _each_seed(simulation.name, running, todo):
+                finished.add(seed, metrics, saved.take(seed))
+                _tick(request, context, done=len(finished.rows), total=len(seeds))
+        return _commit(request, context, finished, device=device, num_resumed=num_resumed)
+
+
+def _each_seed(
+    name: str, running: Iterator[Mapping[str, float]], seeds: Sequence[int]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Each seed with its metrics as they come."""
+    found = iter(running)
+    for seed in seeds:
+        metrics = next(found, None)
+        if metrics is None:
+            raise UserError(
+                f"the simulation {name!r} ended before seed {seed}; it must yield one mapping for each seed"
+            )
+        yield seed, _plain(name, seed, metrics)
+    if next(found, None) is not None:
+        raise UserError(f"the simulation {name!r} yielded more than its {len(seeds)} seeds; yield once for each seed")
+
+
+def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        message = f"the simulation {name!r} yielded {type(metrics).__name__} for seed {seed}, not a mapping of metrics"
+        raise UserError(f"{message}; yield {{name: number}}")
+    plain: dict[str, float] = {}
+    for metric, value in metrics.items():
+        if not isinstance(metric, str) or not _METRIC.fullmatch(metric) or metric == SEED_COLUMN:
+            message = (
+                f"the simulation {name!r} calls a metric {metric!r}; use letters, digits, '_', '-', '.' and '/', and"
+            )
+            raise UserError(f"{message} another name than {SEED_COLUMN!r}")
+        try:
+            plain[metric] = float(value)
+        except (TypeError, ValueError) as error:
+            message = f"metric {metric} of the simulation {name!r} is {value!r} for seed {seed}"
+            raise UserError(f"{message}; yield numbers") from error
+        if not math.isfinite(plain[metric]):
+            message = f"metric {metric} of the simulation {name!r} is {plain[metric]} for seed {seed}; leave it out"
+            raise UserError(f"{message} for a seed that has none, or choose parameters under which it is finite")
+    return plain
+
+
+def _tick(request: JobRequest, context: ExecutionContext, *, done: int, total: int) -> None:
+    context.report(Progress(phase="simulate", step=done, total_steps=total))
+    if context.should_stop() and done < total:
+        raise PreemptedError(f"{request.job} was asked to stop; it goes on from its finished seeds when it runs again")
+
+
+def _commit(
+    request: JobRequest, context: ExecutionContext, finished: FinishedSeeds, *, device: torch.device, num_resumed: int
+) -> JobResult:
+    writer = ArtifactWriter(context.store, request)
+    writer.add(RUNS_PART, runs_table(finished.rows))
+    finished.adopt_files(writer)
+    columns = sorted({name for row in finished.rows.values() for name in row})
+    means = {
+        name: math.fsum(values) / len(values)
+        for name in columns
+        if (values := [row[name] for _, row in sorted(finished.rows.items()) if name in row])
+    }
+    fingerprint = numerics_fingerprint(device, num_threads=request.execution.num_threads, micro_batch=0)
+    summary = {"metrics": columns, "fingerprint": fingerprint, "rows_of_earlier_attempts": num_resumed}
+    metrics = {**means, "num_seeds": float(len(finished.rows))}
+    return publish(writer, request, metrics=metrics, summary=summary)
+
+
+def runs_table(rows: Mapping[int, Mapping[str, float]]) -> bytes:
+    """Rows by seed as Parquet, by ascending seed and name of the metric: the same bytes however they came about."""
+    seeds, columns = sorted(rows), sorted({name for row in rows.values() for name in row})
+    arrays = [pa.array(seeds, type=pa.int64())]
+    arrays += [pa.array([rows[seed].get(name) for seed in seeds], type=pa.float64()) for name in columns]
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, names=[SEED_COLUMN, *columns]), file, compression="zstd")
+    return file.getvalue()
+
+
+class SavedObjects:
+    """The ``SimulationContext`` of a job: keeps what is saved until its seed has ended."""
+
+    def __init__(self, *, device: torch.device) -> None:
+        self._device = device
+        self._content: dict[str, bytes] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """See ``SimulationContext``."""
+        return self._device
+
+    def save_array(self, name: str, value: NDArray[np.generic]) -> None:
+        """See ``SimulationContext``."""
+        self._keep("arrays", name, "npy", npy_bytes(np.asarray(value)))
+
+    def save_figure(self, name: str, figure: Figure) -> None:
+        """See ``SimulationContext``."""
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=144, metadata={"Software": None})  # no version: the same bytes
+        self._keep("figures", name, "png", drawn.getvalue())
+
+    def take(self, seed: int) -> dict[str, bytes]:
+        """What was saved since the last seed, by the name of its part."""
+        taken = {place.format(seed=seed): content for place, content in self._content.items()}
+        self._content = {}
+        return taken
+
+    def _keep(self, folder: str, name: str, suffix: str, content: bytes) -> None:
+        if not _NAME.fullmatch(name):
+            raise UserError(f"{name!r} cannot name what is saved; use 1 to 80 letters, digits, '_' and '-'")
+        self._content[f"{folder}/{{seed}}/{name}.{suffix}"] = content
+
+
+@dataclass(slots=True)
+class _Unwritten:
+    rows: dict[int, dict[str, float]] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+class FinishedSeeds:
+    """The finished seeds of one job, by whichever attempt; new ones are written every half second in a thread.
+
+    They lie in folders like checkpoints: ``<largest seed + 1>-<nonce>/`` with ``rows.json``, the files that were saved,
+    and last a manifest, without which nothing there counts. What is not written yet at a regular end becomes part of
+    the artifact at once.
+    """
+
+    def __init__(self, store: ObjectStore, key: str) -> None:
+        self._store, self._root = store, checkpoints_folder(key)
+        self.rows: dict[int, dict[str, float]] = {}
+        """Metrics by seed."""
+        self._written: dict[str, tuple[str, Entry]] = {}
+        """Object and entry by the name of the part."""
+        self._unwritten = _Unwritten()
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._failure: StorageError | None = None
+        self._thread = threading.Thread(target=self._write_regularly, name="finished seeds", daemon=True)
+
+    def __enter__(self) -> Self:
+        for name in self._store.list_children(f"{self._root}/"):
+            self._read(f"{self._root}/{name.rstrip('/')}")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        if error is not None:
+            self._write()  # for the next attempt
+
+    def add(self, seed: int, metrics: dict[str, float], files: Mapping[str, bytes]) -> None:
+        """A seed has ended. Raises ``StorageError`` where earlier ones could not be written."""
+        if self._failure is not None:
+            raise self._failure
+        self.rows[seed] = metrics
+        with self._lock:
+            self._unwritten.rows[seed] = metrics
+            self._unwritten.files.update(files)
+
+    def adopt_files(self, writer: ArtifactWriter) -> None:
+        """Make what was saved parts of the artifact."""
+        for part, (name, entry) in sorted(self._written.items()):
+            writer.adopt(part, name, size_bytes=entry.size_bytes, digests=entry.digests)
+        for part, content in sorted(self._unwritten.files.items()):
+            writer.add(part, content)
+
+    def _write_regularly(self) -> None:
+        while not self._ended.wait(_FLUSH_EVERY_S):
+            try:
+                self._write()
+            except StorageError as error:
+                self._failure = error
+                return
+
+    def _write(self) -> None:
+        with self._lock:
+            taken = _Unwritten(rows=dict(self._unwritten.rows), files=dict(self._unwritten.files))
+        if not taken.rows:
+            return
+        stop = max(taken.rows) + 1
+        folder = f"{self._root}/{checkpoint_name(stop, secrets.token_hex(8))}"
+        rows = {str(seed): metrics for seed, metrics in sorted(taken.rows.items())}
+        content = {_ROWS: json.dumps(rows).encode(), **taken.files}
+        entries = {name: Entry.of(data) for name, data in content.items()}
+        for name, data in content.items():
+            self._store.put(f"{folder}/{name}", data)
+        # Last, because it says that the others are complete.
+        self._store.put(f"{folder}/{_MANIFEST}", encode_manifest(stop, entries))
+        self._remember(folder, entries)
+        with self._lock:
+            for seed in taken.rows:
+                del self._unwritten.rows[seed]
+            for name in taken.files:
+                del self._unwritten.files[name]
+
+    def _read(self, folder: str) -> None:
+        try:
+            entries = decode_manifest(self._store.get(f"{folder}/{_MANIFEST}"))
+            content = self._store.get(f"{folder}/{_ROWS}")
+            sizes = {name: self._store.stat(f"{folder}/{name}").size_bytes for name in entries}
+        except (NotFoundError, CorruptObjectError):
+            return  # an attempt ended while it wrote them
+        if _ROWS not in entries:
+            return
+        digests = entries[_ROWS].digests
+        is_whole = all(sizes[name] == entry.size_bytes for name, entry in entries.items())
+        if not is_whole or not digests.match(digest_of(content, digests.algorithm)):
+            return
+        rows: dict[str, dict[str, float]] = json.loads(content)
+        if self.rows.keys() & {int(seed) for seed in rows}:
+            return  # another attempt has written the same
+        self.rows |= {int(seed): metrics for seed, metrics in rows.items()}
+        self._remember(folder, entries)
+
+    def _remember(self, folder: str, entries: Mapping[str, Entry]) -> None:
+        self._written |= {name: (f"{folder}/{name}", entry) for name, entry in entries.items() if name != _ROWS}

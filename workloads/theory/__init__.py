@@ -1,0 +1,1 @@
+"""Simulations: what papers claim of small models, each computed for one seed at a time."""

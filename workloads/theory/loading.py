@@ -1,0 +1,86 @@
+"""From the name of a simulation to its function, and its parameters with all defaults filled in."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.core.errors import UserError
+from workloads.runtime.plugins import load_plugin
+from workloads.theory.context import SimulationContext
+from workloads.theory.shipped import SIMULATIONS
+
+GROUP: Final = "pretraining_orchestrator.simulations"
+
+Metrics: TypeAlias = Mapping[str, float]
+Function: TypeAlias = Callable[[Any, Sequence[int], SimulationContext], Iterator[Metrics]]
+
+
+_WHY: Final = {"missing": "it must be given", "extra_forbidden": "it takes no such parameter"}
+
+
+class ParametersError(UserError):
+    """Parameters that a simulation refuses; ``problems`` are pairs of where and why."""
+
+    def __init__(self, name: str, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
+        told = "; ".join(f"{'.'.join(map(str, at))}: {why}" if at else why for at, why in problems)
+        super().__init__(f"the simulation {name!r} refuses its parameters: {told}; correct them and plan again")
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A simulation that can be run."""
+
+    name: str
+    function: Function
+    model: type[BaseModel] | None
+    """What its parameters must be; None = any mapping."""
+
+    @classmethod
+    def load(cls, name: str, sources: str = "") -> Simulation:
+        """Load what an identity names: a shipped one, or ``<distribution>==<version>:<name>``.
+
+        Raises:
+            UserError: there is none of this name here, or another version of it.
+        """
+        if name in SIMULATIONS:
+            module, _, attribute = SIMULATIONS[name].partition(":")
+            function: Function = getattr(importlib.import_module(module), attribute)
+        elif ":" in name:
+            function = load_plugin("simulation", GROUP, name, sources)
+        else:
+            raise UserError(f"there is no simulation {name!r} in this release; it has {', '.join(sorted(SIMULATIONS))}")
+        return cls(name=name, function=function, model=_model_of(function))
+
+    def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters as plain JSON with the defaults of the model. Raises ``ParametersError``."""
+        checked = self.checked(parameters)
+        return checked.model_dump(mode="json") if isinstance(checked, BaseModel) else dict(parameters)
+
+    def checked(self, parameters: Mapping[str, Any]) -> BaseModel | Mapping[str, Any]:
+        """The parameters as the function takes them. Raises ``ParametersError``."""
+        if self.model is None:
+            return parameters
+        try:
+            return self.model.model_validate(dict(parameters))
+        except ValidationError as error:
+            found = [
+                (tuple(detail["loc"]), _WHY.get(detail["type"], detail["msg"].removeprefix("Input ")))
+                for detail in error.errors(include_url=False)
+            ]
+            raise ParametersError(self.name, found) from error
+
+
+def _model_of(function: Function) -> type[BaseModel] | None:
+    """The pydantic model that the first argument is annotated with."""
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    annotation = None if first is None else first.annotation
+    if isinstance(annotation, str):  # only this one: the others may name what is imported for type checkers alone
+        annotation = getattr(function, "__globals__", {}).get(annotation)
+    return annotation if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else None

@@ -1,0 +1,130 @@
+"""Two-layer networks of theory papers: random streams, activations with their noise averaged out, losses, training.
+
+Shapes: N samples, D inputs, M neurons, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
+from torch import Tensor
+from torch.nn import functional
+
+Floats = NDArray[np.float64]
+BatchLoss = Callable[[Tensor], Tensor]
+"""Rows of the data set, int64 of shape (B,) -> the mean loss over them."""
+
+
+def stream(seed: int, *details: int) -> torch.Generator:
+    """A generator on the CPU for one use of a seed; ``details`` tell the uses apart.
+
+    Draws are made on the CPU and moved, so that they do not depend on the device.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=details).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(words[0]) >> 1)
+
+
+def clipped_relu(z: Tensor) -> Tensor:
+    """``min(1, max(z, 0))``."""
+    return z.clamp(0.0, 1.0)
+
+
+def smoothed_step(z: Tensor, noise_std: float) -> Tensor:
+    """``Pr[0 < z + xi < 1]`` for normal xi: the derivative of the mean of ``clipped_relu(z + xi)``."""
+    return _normal_cdf(z / noise_std) - _normal_cdf((z - 1.0) / noise_std)
+
+
+def smoothed_clipped_relu(z: Tensor, noise_std: float) -> Tensor:
+    """The mean of ``clipped_relu(z + xi)`` over ``xi ~ N(0, noise_std^2)``, in closed form."""
+    return _smoothed_relu(z, noise_std) - _smoothed_relu(z - 1.0, noise_std)
+
+
+def _smoothed_relu(z: Tensor, noise_std: float) -> Tensor:
+    scaled = z / noise_std
+    density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
+    return z * _normal_cdf(scaled) + noise_std * density
+
+
+def _normal_cdf(z: Tensor) -> Tensor:
+    return 0.5 * (1.0 + torch.erf(z / math.sqrt(2.0)))
+
+
+def hinge(scores_N: Tensor, signs_N: Tensor) -> Tensor:
+    """Mean of ``max(0, 1 - y g(x))``; y is +1 or -1."""
+    return (1.0 - signs_N * scores_N).clamp_min(0.0).mean()
+
+
+def logistic(scores_N: Tensor, signs_N: Tensor) -> Tensor:
+    """Mean of ``log(1 + exp(-y g(x)))``; y is +1 or -1."""
+    return functional.softplus(-signs_N * scores_N).mean()
+
+
+def sign_accuracy(scores_N: Tensor, signs_N: Tensor) -> float:
+    """The share of samples whose score has the sign of the label; a score of 0 is wrong."""
+    return float((scores_N * signs_N > 0).float().mean())
+
+
+def largest_cosine(weights_MD: Tensor, direction_D: Tensor) -> float:
+    """The largest cosine between a neuron's weights and a direction; NaN if all weights are zero."""
+    cosines = functional.normalize(weights_MD, dim=1) @ functional.normalize(direction_D, dim=0)
+    return float(cosines.max())
+
+
+def batches(num_samples: int, batch_size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows of ``steps`` batches: epochs in random orders, whose incomplete last batches are left out."""
+    order, at = torch.empty(0, dtype=torch.int64), 0
+    for _ in range(steps):
+        if at + batch_size > len(order):
+            order, at = torch.randperm(num_samples, generator=generator), 0
+        yield order[at : at + batch_size]
+        at += batch_size
+
+
+def train(
+    tensors: Sequence[Tensor],
+    loss: BatchLoss,
+    rows: Iterator[Tensor],
+    optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
+) -> None:
+    """Minimise a loss over ``tensors`` in place, one step per batch."""
+    for tensor in tensors:
+        tensor.requires_grad = True
+    steps = optimizer(tensors)
+    for batch in rows:
+        steps.zero_grad(set_to_none=True)
+        loss(batch).backward()  # type: ignore[no-untyped-call]
+        steps.step()
+    for tensor in tensors:
+        tensor.requires_grad = False
+
+
+def adam(
+    learning_rate: float, betas: tuple[float, float] = (0.9, 0.999)
+) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
+    """Adam at a fixed rate."""
+    return lambda tensors: torch.optim.Adam(tensors, lr=learning_rate, betas=betas, foreach=True)
+
+
+def sgd(learning_rate: float) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
+    """Gradient descent at a fixed rate."""
+    return lambda tensors: torch.optim.SGD(tensors, lr=learning_rate)
+
+
+def fit_margins(margins_ND: Floats, weight: float) -> Floats:
+    """The minimum over w of mean log(1 + exp(-<w, z>)) + (weight / 2) |w|^2, for z = features times labels; float64."""
+
+    def objective(w_D: Floats) -> tuple[float, Floats]:
+        scores_N = margins_ND @ w_D
+        value = np.logaddexp(0.0, -scores_N).mean() + weight / 2 * w_D @ w_D
+        return float(value), weight * w_D - expit(-scores_N) @ margins_ND / len(margins_ND)
+
+    start_D = np.zeros(margins_ND.shape[1])
+    found = minimize(objective, start_D, jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-12})
+    w_D: Floats = found.x
+    return w_D
