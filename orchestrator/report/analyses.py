@@ -98,13 +98,12 @@ def _errors(plan: Plan, tables: Sequence[Table]) -> dict[str, dict[_Backbone, fl
 
 def _last_epochs(plan: Plan) -> dict[tuple[str, str], float]:
     """By block and label space."""
-    return {
-        (str(job.facets.get("pretrain", "")), str(job.facets["label_space"])): job.identity["parameters"].get("recipe", {}).get(
-            "epochs", math.nan
-        )
-        for job in plan.jobs
-        if job.kind is JobKind.PRETRAIN
-    }
+    epochs = {}
+    for job in plan.jobs:
+        if job.kind is JobKind.PRETRAIN:
+            recipe = job.identity["parameters"].get("recipe", {})
+            epochs[str(job.facets.get("pretrain", "")), str(job.facets["label_space"])] = recipe.get("epochs", math.nan)
+    return epochs
 
 
 def _epoch(checkpoint: str, last: float | None) -> int | None:

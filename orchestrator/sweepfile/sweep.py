@@ -151,7 +151,9 @@ def resolve_sweep(
     book = Recipes(spec.recipes, recipes, tree, complaints)
     recipe_resolver = RecipeResolver(book, {} if objectives is None else objectives, tree, complaints)
     simulated = resolve_simulations(spec.simulate, simulations or SimulationSources(), complaints)
-    resolver = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints, measures=measures or {})
+    # Not `measures or {}`: the truth of an installed group of plug-ins reads every package's entry points.
+    installed = {} if measures is None else measures
+    resolver = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints, measures=installed)
     sweep = resolver.resolve()
     return replace(sweep, recipes=book.used, simulations=simulated)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -27,18 +26,16 @@ OF_S3: Final = frozenset({"s3"})
 OF_GANGS: Final = frozenset({"rank", "gang controller"})
 
 
-def command_lines(temporary: Path) -> dict[int, str]:
-    """Command lines by pid of all processes whose ``TMPDIR`` is this folder, or below it."""
-    mark, found = f"TMPDIR={temporary}".encode(), {}
+def command_lines(*folders: Path) -> dict[int, str]:
+    """Command lines by pid of all processes whose ``TMPDIR`` or ``HOME`` is one of these folders, or below it.
+
+    The S3 server is known by its home: it gets no temporary folder, since it puts its sockets where it likes.
+    """
+    marks, found = [f"{name}={folder}".encode() for folder in folders for name in ("TMPDIR", "HOME")], {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             variables = entry.joinpath("environ").read_bytes().split(b"\0")
-            if any(one == mark or one.startswith(mark + b"/") for one in variables):
+            if any(one == mark or one.startswith(mark + b"/") for one in variables for mark in marks):
                 line = entry.joinpath("cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(entry.name)] = line.decode(errors="replace")
     return found
-
-
-def pids_of(temporary: Path, kind: str) -> list[int]:
-    """Processes of one kind."""
-    return sorted(pid for pid, line in command_lines(temporary).items() if re.search(KINDS[kind], line))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -42,7 +43,7 @@ from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import read_progress
 from tests.chaos.kills import find_snapshot, has_ended, kill
 from tests.chaos.ray_nodes import ROOT
-from tests.chaos.stack_processes import KINDS, OF_GANGS, OF_S3, command_lines, pids_of
+from tests.chaos.stack_processes import KINDS, OF_GANGS, OF_S3, command_lines
 from tests.chaos.verdict import audit_journal
 
 SWEEP: Final = "housekeeping"
@@ -107,6 +108,15 @@ class StackRound:
         """Of the sweep."""
         return open_store(S3_STORE) if self.is_on_s3 else LocalStore(self.home / "store")
 
+    @property
+    def processes(self) -> dict[int, str]:
+        """Command lines by pid of all that runs of the stack and its commands."""
+        return command_lines(self.temporary, self.project)
+
+    def pids_of(self, kind: str) -> list[int]:
+        """Processes of one kind."""
+        return sorted(pid for pid, line in self.processes.items() if re.search(KINDS[kind], line))
+
     def start_s3(self, patch: pytest.MonkeyPatch) -> None:
         """Start the stack with its S3 server, and read ``client.env`` as a shell would."""
         self.is_on_s3 = True
@@ -156,8 +166,8 @@ class StackRound:
         if not self._waits_for_work():
             sys.stdout.write(f"  {kind}: left out, the sweep has ended\n")
             return False
-        until(lambda: pids_of(self.temporary, kind), f"there is a {kind}")
-        before, pids, said = self.snapshot(), pids_of(self.temporary, kind), len(self.told)
+        until(lambda: self.pids_of(kind), f"there is a {kind}")
+        before, pids, said = self.snapshot(), self.pids_of(kind), len(self.told)
         stack = read_stack(self.home)
         assert stack is not None
         self.seen.append(stack)
@@ -201,8 +211,8 @@ class StackRound:
         if kind == "controller":
             return self.snapshot().epoch > before.epoch
         if kind == "mlflow":
-            return bool(set(pids_of(self.temporary, kind)) - set(pids)) and _answers(now.mlflow_url)
-        return bool(set(pids_of(self.temporary, kind)) - set(pids))
+            return bool(set(self.pids_of(kind)) - set(pids)) and _answers(now.mlflow_url)
+        return bool(set(self.pids_of(kind)) - set(pids))
 
     def finish(self) -> dict[str, str]:
         """The sweep ends, each job has succeeded once, and ``down`` leaves nothing; digests of the weights."""
@@ -214,7 +224,7 @@ class StackRound:
         stack = read_stack(self.home)
         self.seen += [stack] if stack is not None else []
         assert self.start("down").wait(DEADLINE_S) == 0, self.told
-        until(lambda: not command_lines(self.temporary), f"no process is left: {command_lines(self.temporary)}", 10.0)
+        until(lambda: not self.processes, f"no process is left: {self.processes}", 10.0)
         assert sorted(path.name for path in self.temporary.iterdir()) == []
         assert read_description(self.home) is None
         assert not [url for one in self.seen for url in (one.mlflow_url, one.dashboard_url) if _listens(url)]
@@ -291,7 +301,7 @@ def _new_round(draw: random.Random) -> Iterator[StackRound]:
         shutil.rmtree(project)
         temporary.rmdir()
     finally:
-        for pid in command_lines(temporary):
+        for pid in one.processes:
             kill(pid)
         if one.follower is not None:
             with suppress(subprocess.TimeoutExpired):

@@ -44,8 +44,8 @@ def test_run_every_handler_exists(handler: str) -> None:
 
 
 def test_run_kind_without_handler_is_a_user_error(context: ExecutionContext) -> None:
-    with pytest.raises(UserError, match="kind analyze"):
-        execute(_request(context, JobKind.ANALYZE, {}), context)
+    with pytest.raises(UserError, match="kind search"):
+        execute(_request(context, JobKind.SEARCH, {}), context)
 
 
 def test_run_committed_key_returns_its_metrics_without_work(context: ExecutionContext) -> None:

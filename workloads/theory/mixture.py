@@ -35,7 +35,7 @@ class MixtureParameters(BaseModel):
     samples: int = Field(500, ge=2, description="Samples of each cluster.")
     d_in: int = Field(128, ge=1, description="Dimension of the samples; the paper's is 512.")
     d_hidden: int = Field(128, ge=1, description="Hidden units; the paper has 512.")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="Factor of L2 weight decay of both layers; 0 = none.")
     lr: float = Field(0.1, gt=0, description="Learning rate.")
     steps: int = Field(1000, ge=0, description="Steps of gradient descent.")
 
