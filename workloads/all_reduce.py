@@ -1,6 +1,6 @@
-"""``python -m workloads.all_reduce PLACE``: one rank that sums a tensor with the others; prints how long it took.
+"""One rank that sums a tensor with the others, and how long it took: ``orchestrator.core.data_plane.RANK``.
 
-``PLACE`` is JSON: rank, world_size, host, port, backend (``gloo`` or ``nccl``) and limit_s.
+``python -m workloads.all_reduce PLACE`` is the same for the ranks of one node, which ``workloads.node_check`` starts.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,13 @@ NUM_FLOATS = 4 * 1024**2
 _NUM_TIMES = 3
 
 
-def main(place: dict[str, Any]) -> dict[str, Any]:
+def join(place: Mapping[str, Any]) -> dict[str, Any]:
+    """`main` in a process of its own, on one thread."""
+    torch.set_num_threads(1)
+    return main(place)
+
+
+def main(place: Mapping[str, Any]) -> dict[str, Any]:
     """Join the others and reduce. Raises whatever torch raises if they do not come together."""
     rank, world_size, is_nccl = int(place["rank"]), int(place["world_size"]), place["backend"] == "nccl"
     device = torch.device("cuda", int(place.get("device", 0))) if is_nccl else torch.device("cpu")
@@ -54,5 +61,4 @@ def _reduce(rank: int, world_size: int, device: torch.device) -> float:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(join(json.loads(sys.argv[1]))) + "\n")

@@ -1,11 +1,10 @@
-"""``python -m workloads.node_check REQUEST``: whether this node computes, remembers and moves data; prints JSON.
+"""Whether this node computes, remembers and moves data: answers ``orchestrator.core.data_plane.NODE``.
 
 For each GPU (for the processor where there is none): a matrix product that is known beforehand, again and again; a
 pattern written over most of the free memory and read back. If asked for: a kernel compiled by ``torch.compile``, which
 needs a C compiler (compile); an all-reduce between the devices (reduce_s, its limit) and the disk of the cache (cache,
-its folder); a store (store_uri), until a time of the monotonic clock (until_s). ``REQUEST`` is JSON: limit_s and these.
-Nothing else should run on the devices meanwhile: ``orchestrator.backends.ray.node_check_tasks``, which runs this on a
-node and judges by what it prints, sees to that.
+its folder); a store (store_uri), until a time of the monotonic clock (until_s). Nothing else should run on the devices
+meanwhile: ``orchestrator.backends.ray.node_check_tasks``, which asks for this on a node, sees to that.
 """
 
 from __future__ import annotations
@@ -246,11 +245,3 @@ class _Kernel(torch.nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.relu(inputs - 0.5) * inputs
-
-
-if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    sys.stdout.write(json.dumps(main(asked)) + "\n")
-    sys.stdout.flush()
-    if asked.get("store_uri"):
-        os._exit(0)  # a thread that waits for a store may keep others of its library alive

@@ -4,21 +4,18 @@ another version or missing: that is one of the things it is to find out. So noth
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 import resource
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -97,7 +94,7 @@ class NodeDoctor:
 
     def rank(self, place: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Take part in an all-reduce."""
-        return self._run(["workloads.all_reduce", json.dumps(place)], limit_s, sees_gpus=place["backend"] == "nccl")
+        return self._ask("node.all_reduce", place, limit_s, sees_gpus=place["backend"] == "nccl")
 
     def devices(self, found: list[dict[str, str]], limit_s: float) -> dict[str, Any]:
         """Whether idle GPUs, of those ``found``, compute, remember and compile; ``not_checked`` names the others."""
@@ -105,17 +102,18 @@ class NodeDoctor:
         idle = [gpu["index"] for gpu in found if not is_in_use(gpu)]
         if not idle:
             return {"devices": [], "not_checked": "all"}
-        request = json.dumps({"limit_s": _DEVICES_SHARE * limit_s, "compile": True})
-        program = ["workloads.node_check", request]
+        request = {"limit_s": _DEVICES_SHARE * limit_s, "compile": True}
         if not busy:
-            return self._run(program, limit_s, sees_gpus=True)
-        told = self._run(program, limit_s, sees_gpus=True, only=",".join(idle))
+            return self._ask("node.check", request, limit_s, sees_gpus=True)
+        told = self._ask("node.check", request, limit_s, sees_gpus=True, only=",".join(idle))
         for one, index in zip(told.get("devices", []), idle, strict=False):
             one["device"] = f"cuda:{index}"
         return {**told, "not_checked": ", ".join(f"cuda:{index}" for index in busy)}
 
-    def _run(self, program: list[str], limit_s: float, *, sees_gpus: bool, only: str = "") -> dict[str, Any]:
-        """In a session of its own, all processes of which can be ended if it hangs. ``only``: indexes of GPUs."""
+    def _ask(
+        self, question: str, request: dict[str, Any], limit_s: float, *, sees_gpus: bool, only: str = ""
+    ) -> dict[str, Any]:
+        """In a process of its own, all children of which are ended if it hangs. ``only``: indexes of GPUs."""
         # Ray hides the GPUs from actors that asked for none.
         hidden = {"CUDA_VISIBLE_DEVICES"} if sees_gpus else set()
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -123,23 +121,12 @@ class NodeDoctor:
         if only:
             # As the driver counts them, not the fastest first.
             environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": only}
-        command, pipe = [sys.executable, "-m", *program], subprocess.PIPE
-        with subprocess.Popen(
-            command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-        ) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=limit_s)
-            except BaseException as error:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    return {"error": f"no answer within {limit_s:g} s"}
-                raise
-        lines = stdout.strip().splitlines()
-        if process.returncode or not lines:
-            said = [line for line in stderr.strip().splitlines() if line.strip()]
-            return {"error": said[-1][-300:] if said else f"it ended with code {process.returncode}"}
-        answer: dict[str, Any] = json.loads(lines[-1])
+        try:
+            from orchestrator.core.data_plane import QUESTIONS, ask
+
+            answer: dict[str, Any] = ask(QUESTIONS[question], request, limit_s=limit_s, environment=environment)
+        except Exception as error:  # noqa: BLE001 - told as the check's result
+            return _told(error)
         return answer
 
 

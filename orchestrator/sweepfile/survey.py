@@ -1,21 +1,34 @@
 """Looks at what lies outside of a sweep.yaml when it is loaded: data sets, sources to convert, classes of label spaces.
 
 The one place where the language reads object stores and asks the data plane. It reads small files (``dataset.json``,
-``classes.json``) and listings, never shards. The control plane never imports the data plane, so what only that can tell
-is asked of a process of its own (``python -m workloads.data``, ``python -m workloads.labels``). What is found goes into
-the pure resolution as values; digests of files that were read become identity.
+``classes.json``) and listings, never shards. What only the data plane can tell is asked as a question of
+``orchestrator.core.data_plane``. What is found goes into the pure resolution as values; digests of files that were read
+become identity.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from orchestrator.core.data_plane import (
+    COUNT,
+    LISTING,
+    SIMULATIONS,
+    TABLE,
+    Asked,
+    CountRequest,
+    LateAnswerError,
+    NoAnswerError,
+    Question,
+    SimulationsAnswer,
+    TableAnswer,
+    TableRequest,
+    Told,
+    ask,
+)
 from orchestrator.core.errors import BadDataError, NotFoundError, SpecError, StorageError, UserError
 from orchestrator.storage.dataset_files import CLASSES_FILE, read_class_table, read_dataset_file
 from orchestrator.storage.listing import list_shards, listing_digest
@@ -41,10 +54,8 @@ _FIELDS: Final = {
     "follow-links": "follow_links: true",
 }
 _FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
-_LABELS_TIMEOUT_S = 300.0
-_COUNTING = "label spaces could not be counted"
-_TASKS = {"changes": "validation images could not be compared"}
-"""What a command failed to do, where that is not counting."""
+_ANSWER_TIMEOUT_S: Final = 300.0
+_COUNTING: Final = "label spaces could not be counted"
 
 
 def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
@@ -147,12 +158,12 @@ def ask_listing(arguments: Mapping[str, Any]) -> dict[str, Any]:
         UserError: it is not there, does not fit the format, or cannot be listed in two hours.
     """
     late = f"{arguments['source']} was not listed within {_LISTING_TIMEOUT_S:g} s; declare convert.listing, or convert"
-    return _ask(
-        ["workloads.data", "listing", json.dumps(arguments)],
-        limit_s=_LISTING_TIMEOUT_S,
-        late=f"{late} it with `orchestrator data shard`",
-        failed=lambda why: f"the source cannot be listed: {_in_fields(why)}",
-    )
+    try:
+        return ask(LISTING, dict(arguments), limit_s=_LISTING_TIMEOUT_S)
+    except LateAnswerError as error:
+        raise UserError(f"{late} it with `orchestrator data shard`") from error
+    except NoAnswerError as error:
+        raise UserError(f"the source cannot be listed: {_in_fields(str(error))}") from error
 
 
 def _in_fields(message: str) -> str:
@@ -172,15 +183,16 @@ def count_classes(dataset: Dataset, spaces: Sequence[Definition], files: Mapping
     """See ``CountClasses``. Raises ``UserError``: the data plane does not answer."""
     # Jobs run in other directories, on other machines: paths become absolute here.
     places = {role: place if "://" in place else str(Path(place).resolve()) for role, place in files.items()}
-    request = {"dataset": table_of(dataset), "num_train": dataset.num_train, "spaces": spaces, "files": places}
-    reply = ask_labels("count", request)
-    return [Counted(**counted, files=places) for counted in reply["counted"]]
+    request = CountRequest(
+        dataset=table_of(dataset), num_train=dataset.num_train or 0, spaces=list(spaces), files=places
+    )
+    return [Counted(**counted, files=places) for counted in ask_labels(COUNT, request)["counted"]]
 
 
 def read_table(dataset: Dataset) -> Sequence[Mapping[str, Any]]:
     """The class table of a built-in data set. Raises ``UserError``: the data plane does not answer."""
-    rows: list[dict[str, Any]] = ask_labels("table", {"dataset": table_of(dataset)})["rows"]
-    return rows
+    answer: TableAnswer = ask_labels(TABLE, TableRequest(dataset=table_of(dataset)))
+    return answer["rows"]
 
 
 def table_of(dataset: Dataset) -> dict[str, Any]:
@@ -190,54 +202,22 @@ def table_of(dataset: Dataset) -> dict[str, Any]:
     return {"builtin": dataset.parameters}
 
 
-def ask_labels(verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a command of the data plane's side of label spaces. Raises ``UserError`` with what it says."""
-    task = _TASKS.get(verb, _COUNTING)
-    return _ask(
-        ["workloads.labels", verb],
-        limit_s=_LABELS_TIMEOUT_S,
-        late=f"{task} within {_LABELS_TIMEOUT_S:g} s; look at the files and images they name",
-        failed=lambda why: f"{task}: {why}",
-        request=json.dumps(request),
-    )
+def ask_labels(question: Question[Asked, Told], request: Asked, task: str = _COUNTING) -> Told:
+    """What the data plane says of label spaces. Raises ``UserError``: ``task``, which was not done, and why."""
+    late = f"{task} within {_ANSWER_TIMEOUT_S:g} s; look at the files and images they name"
+    return _ask(question, request, task, late)
 
 
-def check_simulations(asked: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def check_simulations(asked: Sequence[Mapping[str, Any]]) -> SimulationsAnswer:
     """What the data plane says of simulations and their parameters. Raises ``UserError``: it does not answer."""
-    return _ask(
-        ["workloads.theory", "check"],
-        limit_s=_LABELS_TIMEOUT_S,
-        late=f"simulations were not loaded within {_LABELS_TIMEOUT_S:g} s; look at what they do when they are imported",
-        failed=lambda why: f"simulations cannot be checked: {why}",
-        request=json.dumps({"simulations": asked}),
-    )
+    late = f"simulations were not loaded within {_ANSWER_TIMEOUT_S:g} s; look at what they do when they are imported"
+    return _ask(SIMULATIONS, {"simulations": [*asked]}, "simulations cannot be checked", late)
 
 
-def _ask(
-    command: Sequence[str], *, limit_s: float, late: str, failed: Callable[[str], str], request: str | None = None
-) -> dict[str, Any]:
-    """What a module of the data plane prints, started as a process of its own.
-
-    Args:
-        command: the module and its arguments.
-        limit_s: how long it is waited for.
-        late: the error after that.
-        failed: the error of why it failed.
-        request: what it reads.
-    """
+def _ask(question: Question[Asked, Told], request: Asked, task: str, late: str) -> Told:
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            input=request,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        return ask(question, request, limit_s=_ANSWER_TIMEOUT_S)
+    except LateAnswerError as error:
         raise UserError(late) from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise UserError(failed(lines[-1].removeprefix("error: ")))
-    reply: dict[str, Any] = json.loads(done.stdout)
-    return reply
+    except NoAnswerError as error:
+        raise UserError(f"{task}: {error}") from error

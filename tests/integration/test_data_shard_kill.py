@@ -45,7 +45,7 @@ def test_killed_shard_leaves_no_process_and_the_next_one_no_folder(tmp_path, unt
     pids = [
         int(pid)
         for pid in pids_below(temporary)
-        if b"workloads.data" in Path(f"/proc/{pid}/cmdline").read_bytes() and int(pid) != killed.pid
+        if b"workloads.answer" in Path(f"/proc/{pid}/cmdline").read_bytes() and int(pid) != killed.pid
     ]
     os.kill(killed.pid if victim == "command" else min(pids), signal.SIGKILL)
     killed.wait(30)

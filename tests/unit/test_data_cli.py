@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.cli.commands import data
 from orchestrator.cli.commands.data import bad_table, dataset_tables, samples_table
+from orchestrator.core.data_plane import Question, answer
 from orchestrator.storage.dataset_files import read_dataset_file
 from tests.data_jobs import Member, encoded, tar_of
-from workloads.data.__main__ import main
 
 CLASSES = [{"class": leaf, "name": name, "kind": name[0]} for leaf, name in enumerate(("ant", "ape", "owl"))]
 
@@ -45,12 +45,15 @@ def shards(tmp_path: Path) -> Path:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs the data plane's side without a new interpreter."""
 
-    def run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def run(question: Question[Any, Any], request: object) -> dict[str, Any]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
         with redirect_stdout(io.StringIO()) as stdout:
-            code = main(verb, json.loads(json.dumps(arguments)))
+            code = answer(question.name)
+        reply: dict[str, Any] = json.loads(stdout.getvalue())
         if code:
+            typer.echo(f"error: {reply['error']}", err=True)
             raise typer.Exit(code)
-        found: dict[str, Any] = json.loads(stdout.getvalue())
+        found: dict[str, Any] = reply["answer"]
         return found
 
     monkeypatch.setattr(data, "_run", run)

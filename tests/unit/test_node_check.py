@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -142,7 +140,7 @@ def test_store_that_hangs_is_given_up_without_a_fault_of_the_node() -> None:
 
 
 def test_node_with_other_code_than_the_controller_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_check_tasks, "_run", lambda *_: pytest.fail("nothing is to be started"))
+    monkeypatch.setattr(node_check_tasks, "ask", lambda *_, **__: pytest.fail("nothing is to be started"))
     told = node_check_tasks._check("file:///nowhere", ["another"], 1.0)
     assert told is not None
     assert (faults(told), timed_out(told)) == ([], "")
@@ -171,19 +169,14 @@ def wait_for_end(pid: int) -> None:
     assert not runs(pid)
 
 
-def test_check_that_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None:
-    program = [sys.executable, "-c", PARENT, str(tmp_path / "pid")]
-    with pytest.raises(subprocess.TimeoutExpired):
-        node_check_tasks._run(program, dict(os.environ), 2.0)
-    wait_for_end(int((tmp_path / "pid").read_text(encoding="utf-8")))
-
-
 def test_doctor_that_gives_up_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    told = NodeDoctor()._run(["parent", str(tmp_path / "pid")], 2.0, sees_gpus=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("orchestrator.core.data_plane._MODULE", "parent")
+    told = NodeDoctor()._ask("node.check", {"limit_s": 1.0}, 2.0, sees_gpus=False)
     assert told == {"error": "no answer within 2 s"}
-    wait_for_end(int((tmp_path / "pid").read_text(encoding="utf-8")))
+    wait_for_end(int((tmp_path / "node.check").read_text(encoding="utf-8")))
 
 
 def test_idle_runners_of_a_node_end_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +208,15 @@ def test_ranks_that_hang_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> N
 def test_doctor_keeps_off_gpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def run(_: object, program: list[str], limit_s: float, *, sees_gpus: bool, only: str = "") -> dict[str, object]:
-        assert sees_gpus
-        assert json.loads(program[1])["limit_s"] < limit_s
+    def answered(
+        _: object, question: str, request: dict[str, float], limit_s: float, *, sees_gpus: bool, only: str = ""
+    ) -> dict[str, object]:
+        assert (question, sees_gpus) == ("node.check", True)
+        assert request["limit_s"] < limit_s
         asked.append(only)
         return {"devices": [{"device": f"cuda:{number}", "errors": []} for number in range(2)], "compile": ""}
 
-    monkeypatch.setattr(NodeDoctor, "_run", run)
+    monkeypatch.setattr(NodeDoctor, "_ask", answered)
     used = {"0": "3", "1": "70000", "2": "[N/A]"}
     gpus = [{"index": index, "used_mib": mib} for index, mib in used.items()]
     told = NodeDoctor().devices(gpus, 45.0)

@@ -1,1 +1,1 @@
-"""What the control plane asks of the data plane in processes of its own: ``python -m workloads.data``, ``.labels``."""
+"""What answers the questions of the control plane, in processes of their own; see ``orchestrator.core.data_plane``."""

@@ -6,15 +6,11 @@ all GPUs of its node, so it never runs beside an attempt, and a gang that is sen
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.backends.ray.digest import code_digest
 from orchestrator.backends.ray.settings import cache_directory
+from orchestrator.core.data_plane import NODE, LateAnswerError, NoAnswerError, NodeRequest, ask
 
 LIMIT_S = 60.0
 _DEVICES_S = 15.0
@@ -120,38 +117,19 @@ def _check(store_uri: str, accepted: Sequence[str], limit_s: float) -> dict[str,
     """On the node; None if there is no such program (another version of the code)."""
     if code_digest() not in accepted:
         return {"node": {"not_made": ["it runs other code than the controller"]}}
-    request: dict[str, Any] = {
+    request: NodeRequest = {
         "limit_s": _DEVICES_S,
         "reduce_s": _REDUCE_SHARE * limit_s,
         "cache": str(cache_directory()),
+        "store_uri": store_uri,
+        "until_s": time.monotonic() + _STORE_UNTIL * limit_s,
     }
-    request |= {"store_uri": store_uri, "until_s": time.monotonic() + _STORE_UNTIL * limit_s}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "workloads.node_check", json.dumps(request)]
     try:
-        ended = _run(command, environment, limit_s)
-    except subprocess.TimeoutExpired:
+        return ask(NODE, request, limit_s=limit_s, environment=environment)
+    except LateAnswerError:
         return {"timed_out": f"its check has not ended within {limit_s:g} s"}
+    except NoAnswerError as error:
+        return None if "No module named" in str(error) else {"error": f"its check fails: {error}"}
     except OSError:
         return None
-    lines = ended.stdout.strip().splitlines()
-    if ended.returncode or not lines:
-        last = ended.stderr.strip().splitlines()[-1:] or [f"code {ended.returncode}"]
-        return None if "No module named" in last[0] else {"error": f"its check fails: {last[0][:300]}"}
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> subprocess.CompletedProcess[str]:
-    """Raises ``subprocess.TimeoutExpired``, and then nothing that it started is left on the devices; ``OSError``."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    ) as process:
-        try:
-            told, said = process.communicate(timeout=limit_s)
-        except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, told, said)

@@ -17,6 +17,7 @@ from rich.text import Text
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stdout_console
+from orchestrator.core.data_plane import CHANGES
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.planning.graph.plan import Plan
@@ -139,6 +140,9 @@ class _Match:
     pairs: tuple[_Pair, ...]
 
 
+_COMPARING = "validation images could not be compared"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
     """Flags of the command."""
@@ -162,7 +166,7 @@ def show_sample_comparison(sweeps: Sequence[str], options: SampleOptions) -> Exi
         found, target = _compare(store, plan, match, options)
         with tempfile.TemporaryDirectory(prefix="orchestrator-compare-") as folder:
             sheet = Path(folder) / "images.png" if options.out else None
-            reply = ask_labels("changes", _request(store, plan, found, target, sheet))
+            reply = ask_labels(CHANGES, _request(store, plan, found, target, sheet), _COMPARING)
             comparison = replace(found, groups=groups_of(reply["groups"], len(found.tests)))
             if sheet is not None:
                 _write(Path(options.out) / (match.transfer if len(matched) > 1 else ""), comparison, sheet.read_bytes())

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -15,6 +12,25 @@ import typer
 from rich.table import Table
 
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
+from orchestrator.core.data_plane import (
+    INDEX,
+    SAMPLE,
+    SHARD,
+    STATS,
+    VERIFY,
+    Asked,
+    ConvertRequest,
+    IndexRequest,
+    NoAnswerError,
+    Question,
+    SampleRequest,
+    ShardPlaces,
+    StatsRequest,
+    Terminal,
+    Told,
+    VerifyRequest,
+    ask,
+)
 from orchestrator.core.units import MIB, format_bytes
 from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle
 from orchestrator.services.terminal import stderr_console
@@ -97,7 +113,7 @@ def shard(  # noqa: PLR0913 - one argument per option
         "seed": seed,
         "num_processes": _num_processes(workers),
     }
-    found = _run("shard", {"converter": converter.value, "source": wanted, "write": write})
+    found = _run(SHARD, ConvertRequest(converter=converter.value, source=wanted, write=write))
     _show(found, output, f"datasets:\n  my-data: {{from: {found['uri']}}}")
 
 
@@ -118,14 +134,14 @@ def index(  # noqa: PLR0913 - see shard
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Read shards once: samples, classes, bad samples, and the entry to paste into a sweep.yaml."""
-    arguments = {
+    arguments: IndexRequest = {
         "target": _target(place, split, classes, num_classes, multi_label=multi_label),
         "policy": policy.value,
         "budget": budget,
         "write": write,
         "num_processes": _num_processes(workers),
     }
-    found = _run("index", arguments)
+    found = _run(INDEX, arguments)
     found["warnings"] = [*found.get("warnings", ()), *_mixing_warnings(found)]
     _show(found, output, _yaml({"datasets": {"my-data": found["entry"]}}))
     for warning in found["warnings"]:
@@ -147,12 +163,12 @@ def verify(
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Read every shard and compare it with the dataset.json beside it."""
-    arguments = {
+    arguments: VerifyRequest = {
         "target": _target(place, None, "", 0),
         "decode": decode,
         "num_processes": _num_processes(workers),
     }
-    found = _run("verify", arguments)
+    found = _run(VERIFY, arguments)
     is_good = found["is_same"] and not found["num_bad"]
     verdict = "all shards are as recorded" if is_good else "there are differences"
     _show(found, output, f"{verdict}; digest: {found['digest']}")
@@ -162,7 +178,7 @@ def verify(
 @data.command()
 def stats(place: Place, *, output: DocumentOption = DocumentForm.TABLE) -> None:
     """Sizes of splits, levels and classes, without reading shards."""
-    found = _run("stats", {"place": place})
+    found = _run(STATS, StatsRequest(place=place))
     _show(found, output, f"digest: {found['digest']}")
 
 
@@ -182,7 +198,7 @@ def sample(  # noqa: PLR0913 - see shard
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Show a few samples, or write their images."""
-    arguments = {
+    arguments: SampleRequest = {
         "target": _target(place, split, classes, num_classes, multi_label=multi_label),
         "split": name,
         "num_samples": num,
@@ -191,28 +207,23 @@ def sample(  # noqa: PLR0913 - see shard
         "out": out,
     }
 
-    found = _run("sample", arguments)
+    found = _run(SAMPLE, arguments)
     if output is not DocumentForm.TABLE:
         print_document(found, output)
         return
     stdout_console().print(samples_table(found["samples"]))
 
 
-def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run a command of the data plane; its progress and errors go to stderr."""
-    command = [sys.executable, "-m", "workloads.data", verb, json.dumps(arguments)]
-    # As after Ctrl-C: it ends its own processes, and removes what they have not finished.
-    command = bound_to_parent(command, signal.SIGINT)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            stdout, _ = child.communicate()
-        except KeyboardInterrupt:  # the child got the same signal, and says how to go on
-            child.wait()
-            raise
-    if child.returncode:
-        raise typer.Exit(child.returncode if child.returncode > 0 else 1)
-    found: dict[str, Any] = json.loads(stdout)
-    return found
+def _run(question: Question[Asked, Told], request: Asked) -> Told:
+    """Ask the data plane; its progress goes to stderr, and so does why it did not answer."""
+    try:
+        # As after Ctrl-C: it ends its own processes, and removes what they have not finished.
+        return ask(
+            question, request, terminal=Terminal.SHARED, wrap=lambda command: bound_to_parent(command, signal.SIGINT)
+        )
+    except NoAnswerError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
 
 
 def _mixing_warnings(found: Mapping[str, Any]) -> list[str]:
@@ -241,7 +252,7 @@ def _yaml(document: dict[str, Any]) -> str:
 
 def _target(
     place: str, split: Sequence[str] | None, classes: str, num_classes: int, *, multi_label: bool = False
-) -> dict[str, Any]:
+) -> ShardPlaces:
     if bool(place) == bool(split):
         raise typer.BadParameter(
             "name the shards either by PLACE or by one --split NAME=PLACE for each split, not both"

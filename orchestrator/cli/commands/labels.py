@@ -6,7 +6,7 @@ import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.tree import Tree
 
 from orchestrator.cli.arguments import ScaleOption, scale_name
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
+from orchestrator.core.data_plane import SHOW, ShowRequest
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.services.settings import Settings
 from orchestrator.storage.artifacts import is_committed
@@ -62,7 +63,7 @@ def show(
     requests = _of_folder(folder) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
     requests = _only(requests, space) if space else requests
     asked = {"plot": str(plot.resolve()) if plot else "", "parents": output is not DocumentForm.TABLE}
-    found = [{"dataset": name, **ask_labels("show", request | asked)} for name, request in requests.items()]
+    found = [_described(name, cast("ShowRequest", request | asked)) for name, request in requests.items()]
     if output is DocumentForm.YAML:
         print_document(found, output)
         return
@@ -74,6 +75,11 @@ def show(
         stdout_console().print(_table(looked))
         if tree and looked["tree"]:
             stdout_console().print(_drawn(tree, looked["tree"], looked["lemmas"]))
+
+
+def _described(name: str, request: ShowRequest) -> dict[str, Any]:
+    described = ask_labels(SHOW, request)
+    return {"dataset": name, **described}
 
 
 def _only(requests: dict[str, dict[str, Any]], wanted: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,335 @@
+"""Questions that the control plane asks the data plane; a process of its own answers each.
+
+The control plane imports nothing of the data plane, so what only that can tell is asked here, and nowhere else. A row
+of `QUESTIONS` names a question with the types of its request and its answer, and the function that answers it as a
+string. `ask` starts ``python -m workloads.answer NAME``, which calls `answer`. Invariants:
+
+- The request is JSON on stdin: it may be larger than a command line, and no list of processes shows it.
+- The last line of stdout is the reply, ``{"answer": ...}`` or ``{"error": ...}``; all else that a library prints goes
+  to stderr. Whatever goes wrong is one error, `NoAnswerError`, which says why in one line.
+- Both sides check the types: a reply of another version is an error here, not a KeyError later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from importlib import import_module
+from typing import Any, Final, Generic, NotRequired, TypeVar
+
+from typing_extensions import TypedDict  # typing has one that can be checked from Python 3.12 on
+
+from orchestrator.core.errors import NotFoundError, OrchestratorError
+
+Json = Mapping[str, Any]
+Asked = TypeVar("Asked")
+Told = TypeVar("Told")
+
+_MODULE: Final = "workloads.answer"
+_FAILURE, _NOT_FOUND, _INTERRUPTED = 1, 102, 130
+_SHOWN: Final = 300
+
+
+# --------------------------------------------------------------------------------------------- requests and answers
+
+
+class ShardPlaces(TypedDict):
+    """Shards by one ``place`` or by splits, with their classes; see ``workloads.commands.data.ShardInputRequest``."""
+
+    place: str
+    splits: dict[str, str]
+    classes: str
+    num_classes: int
+    multi_label: bool
+
+
+class ConvertRequest(TypedDict):
+    """A source to convert, with what the converter and the writer are told."""
+
+    converter: str
+    source: dict[str, Any]
+    write: dict[str, Any]
+
+
+class IndexRequest(TypedDict):
+    """Shards to scan; ``budget`` is a share of a split."""
+
+    target: ShardPlaces
+    policy: str
+    budget: float
+    write: bool
+    num_processes: int
+
+
+class VerifyRequest(TypedDict):
+    """Shards to compare with their ``dataset.json``."""
+
+    target: ShardPlaces
+    decode: bool
+    num_processes: int
+
+
+class StatsRequest(TypedDict):
+    """The folder of a data set."""
+
+    place: str
+
+
+class SampleRequest(TypedDict):
+    """Which samples are shown; an empty ``out`` writes nothing."""
+
+    target: ShardPlaces
+    split: str
+    num_samples: int
+    seed: int
+    key: str
+    out: str
+
+
+class CountRequest(TypedDict):
+    """Label spaces of a data set; ``files`` says where the files of their definitions lie."""
+
+    dataset: Json
+    num_train: int
+    spaces: Sequence[Json]
+    files: dict[str, str]
+
+
+class ShowRequest(CountRequest):
+    """Label spaces with their names; see ``workloads.commands.labels.describe_spaces``."""
+
+    targets: Sequence[str]
+    index: Json
+    tree: Sequence[str]
+    plot: str
+    parents: NotRequired[bool]
+
+
+class TableRequest(TypedDict):
+    """A data set whose class table is wanted."""
+
+    dataset: Json
+
+
+class TableAnswer(TypedDict):
+    """Its rows."""
+
+    rows: list[dict[str, Any]]
+
+
+class CountAnswer(TypedDict):
+    """For each space its fields of ``orchestrator.sweepfile.labels.Counted``."""
+
+    counted: list[dict[str, Any]]
+
+
+class SimulationsRequest(TypedDict):
+    """Simulations and their cells; see ``workloads.commands.simulations.check``."""
+
+    simulations: Sequence[Json]
+
+
+class SimulationsAnswer(TypedDict):
+    """Names of the shipped ones, and what was found of each that was asked about."""
+
+    shipped: list[str]
+    checked: list[dict[str, Any]]
+
+
+class NodeRequest(TypedDict):
+    """What of a node is checked; times in s. See ``workloads.node_check``."""
+
+    limit_s: float
+    compile: NotRequired[bool]
+    reduce_s: NotRequired[float]
+    cache: NotRequired[str]
+    store_uri: NotRequired[str]
+    until_s: NotRequired[float]
+
+
+class RankRequest(TypedDict):
+    """Where the ranks of an all-reduce meet, and who asks."""
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    backend: str
+    limit_s: float
+    device: NotRequired[int]
+
+
+# ------------------------------------------------------------------------------------------------------- questions
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[Asked, Told]):
+    """What may be asked: its name, who answers (``module:function``), and the types of both."""
+
+    name: str
+    handler: str
+    request: type[Asked]
+    answer: type[Told]
+
+
+_Document = dict[str, Any]
+SHARD: Final = Question("data.shard", "workloads.commands.data:shard", ConvertRequest, _Document)
+LISTING: Final = Question("data.listing", "workloads.commands.data:listing", _Document, _Document)
+INDEX: Final = Question("data.index", "workloads.commands.data:index", IndexRequest, _Document)
+VERIFY: Final = Question("data.verify", "workloads.commands.data:verify", VerifyRequest, _Document)
+STATS: Final = Question("data.stats", "workloads.commands.data:stats", StatsRequest, _Document)
+SAMPLE: Final = Question("data.sample", "workloads.commands.data:sample", SampleRequest, _Document)
+COUNT: Final = Question("labels.count", "workloads.commands.labels:count", CountRequest, CountAnswer)
+SHOW: Final = Question("labels.show", "workloads.commands.labels:show", ShowRequest, _Document)
+TABLE: Final = Question("labels.table", "workloads.commands.labels:table", TableRequest, TableAnswer)
+CHANGES: Final = Question("labels.changes", "workloads.commands.labels:changes", _Document, _Document)
+SIMULATIONS: Final = Question(
+    "simulations.check", "workloads.commands.simulations:check", SimulationsRequest, SimulationsAnswer
+)
+NODE: Final = Question("node.check", "workloads.node_check:main", NodeRequest, _Document)
+RANK: Final = Question("node.all_reduce", "workloads.all_reduce:join", RankRequest, _Document)
+
+QUESTIONS: Final[Mapping[str, Question[Any, Any]]] = {
+    one.name: one
+    for one in (SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE, COUNT, SHOW, TABLE, CHANGES, SIMULATIONS, NODE, RANK)
+}
+"""All of them by name."""
+
+
+# -------------------------------------------------------------------------------------------------------- asking
+
+
+class NoAnswerError(OrchestratorError):
+    """A question was not answered; ``str`` says why in one line, ``exit_code`` is that of ``docs/cli.md``."""
+
+    def __init__(self, why: str, exit_code: int = _FAILURE) -> None:
+        super().__init__(why, exit_code)
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LateAnswerError(NoAnswerError):
+    """It was not answered in time."""
+
+
+class Terminal(Enum):
+    """What an answering process has to do with the terminal."""
+
+    NONE = auto()
+    """Nothing: it is in a session of its own, all of which is killed when nobody waits for it any more."""
+    SHARED = auto()
+    """Its progress and warnings are seen, and Ctrl-C reaches it: it ends by itself, and tidies up."""
+
+
+def ask(
+    question: Question[Asked, Told],
+    request: Asked,
+    *,
+    limit_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+    terminal: Terminal = Terminal.NONE,
+    wrap: Callable[[list[str]], list[str]] | None = None,
+) -> Told:
+    """The answer of a process of the data plane.
+
+    Args:
+        question: one of those above.
+        request: what it is asked.
+        limit_s: how long it is waited for; None = until it ends.
+        environment: of the process; None = ours.
+        terminal: see `Terminal`.
+        wrap: makes another command line of its command line.
+
+    Raises:
+        LateAnswerError: it took longer; it has been ended.
+        NoAnswerError: it failed, and says why, or died, or gave something else than an answer.
+        OSError: it cannot be started.
+    """
+    command = [sys.executable, "-m", _MODULE, question.name]
+    is_shared = terminal is Terminal.SHARED
+    with subprocess.Popen(
+        wrap(command) if wrap else command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if is_shared else subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=not is_shared,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(json.dumps(request), timeout=limit_s)
+        except BaseException as error:
+            if is_shared and isinstance(error, KeyboardInterrupt):
+                process.wait()  # it got the same signal, and says how to go on
+                raise
+            with suppress(ProcessLookupError, PermissionError):
+                process.kill() if is_shared else os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise LateAnswerError(f"no answer within {limit_s:g} s") from error
+            raise
+    return _read_reply(question, stdout, stderr or "", process.returncode)
+
+
+def _read_reply(question: Question[Asked, Told], stdout: str, stderr: str, returncode: int) -> Told:
+    lines = stdout.strip().splitlines()
+    try:
+        reply = json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        reply = {}
+    if not isinstance(reply, dict) or reply.keys() not in ({"answer"}, {"error"}):
+        said = [line for line in stderr.strip().splitlines() if line.strip()]
+        code = f"it ended with code {returncode}"
+        raise NoAnswerError(said[-1][-_SHOWN:] if said else code, returncode if returncode > 0 else _FAILURE)
+    if "error" in reply:
+        raise NoAnswerError(str(reply["error"]), returncode or _FAILURE)
+    try:
+        return _checked(question.answer, reply["answer"])
+    except ValueError as error:
+        raise NoAnswerError(f"the answer to {question.name} is of another version: {_first_line(error)}") from error
+
+
+# ------------------------------------------------------------------------------------------------------ answering
+
+
+def answer(name: str) -> int:
+    """Answer the question of this name, whose request stands on stdin; returns the exit code of ``docs/cli.md``."""
+    reply: dict[str, Any]
+    code = 0
+    try:
+        with redirect_stdout(sys.stderr):
+            question = QUESTIONS[name]
+            request = _checked(question.request, json.load(sys.stdin))
+            module, _, function = question.handler.partition(":")
+            reply = {"answer": getattr(import_module(module), function)(request)}
+    except OrchestratorError as error:
+        reply, code = {"error": str(error)}, _NOT_FOUND if isinstance(error, NotFoundError) else _FAILURE
+    except KeyboardInterrupt:
+        reply, code = {"error": "interrupted; run the same command again to go on"}, _INTERRUPTED
+    sys.stdout.write(json.dumps(reply) + "\n")
+    sys.stdout.flush()
+    return code
+
+
+def _checked(kind: type[Told], value: object) -> Told:
+    """A value of a `TypedDict`. Raises ``ValueError``; fields that the type does not have are refused, too."""
+    from pydantic import ConfigDict, TypeAdapter  # only processes that ask or answer pay for it
+
+    if kind is dict or kind == dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError("it is no mapping")
+        return value  # type: ignore[return-value] # which is the type
+    kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined] # of typed dictionaries
+    return TypeAdapter(kind).validate_python(value)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).splitlines()[:3])[:_SHOWN]
